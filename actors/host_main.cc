@@ -100,7 +100,7 @@ int Preflight(Link* link, const HostAssignment& assignment, device::Description 
     (void)link->Send(message);
   };
   const auto least = LeastFreeBytes(make_device, assignment);
-  if (!least.ok()) return Fail(link, FailureOfInput(least.status()));
+  if (!least.ok()) return Fail(link, FailureOfDevice(least.status(), assignment.has_data()));
   device.free_bytes = *least;
   const auto free_bytes = [&] {
     return LeastFreeBytes(make_device, assignment).value_or(device.free_bytes);
@@ -200,7 +200,8 @@ int RunHost(int link_fd, const MakeDevice& make_device) {
   }
   const HostAssignment& assignment = first.assignment();
   const auto device = Describe(make_device, assignment, assignment.local_ranks_size() - 1);
-  if (!device.ok()) return Fail(&link, FailureOfInput(device.status()));
+  // Only a preflight finds out about the data.
+  if (!device.ok()) return Fail(&link, FailureOfDevice(device.status(), assignment.has_data()));
   if (assignment.preflight_only()) return Preflight(&link, assignment, *device, make_device);
   auto regions = MapRegions(assignment, *std::move(fds));
   if (!regions.ok()) return Fail(&link, FailureOf(regions.status()));

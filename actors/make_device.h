@@ -18,7 +18,8 @@ struct DevicePlace {
 
 // Makes the device that a job asks for. Host processes make those of the machine's ranks as well,
 // and only ask what they are. Errors: InvalidArgument, FailedPrecondition - this program or this
-// machine cannot; the user has to change the job or the machine.
+// machine cannot. Before the job's first preflight has passed, the user has to change the job or
+// the machine.
 using MakeDevice = std::function<absl::StatusOr<std::unique_ptr<device::Device>>(
     const megascale::job::v1::JobSpec& spec, const DevicePlace& place)>;
 

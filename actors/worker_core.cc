@@ -64,6 +64,10 @@ RankFailure FailureOfInput(const absl::Status& status) {
   return failure;
 }
 
+RankFailure FailureOfDevice(const absl::Status& status, bool was_there) {
+  return was_there ? FailureOf(status) : FailureOfInput(status);
+}
+
 std::vector<WorkerAction> WorkerCore::Start() {
   return {PhaseIs(telemetry::v1::PHASE_STARTING), WorkerAction{.kind = Kind::kJoinGroups}};
 }

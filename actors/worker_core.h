@@ -86,4 +86,9 @@ megascale::agent::v1::RankFailure FailureOf(const absl::Status& status);
 // FailedPrecondition become a refusal, which ends the job, unless a system call failed.
 megascale::agent::v1::RankFailure FailureOfInput(const absl::Status& status);
 
+// Returns the failure of a process that could not make its device. Before the job's first preflight
+// has passed (`was_there` false), it is as FailureOfInput: the job file asks for a device that this
+// machine does not have. Later the device was there, and may be there again in the next attempt.
+megascale::agent::v1::RankFailure FailureOfDevice(const absl::Status& status, bool was_there);
+
 }  // namespace megascale::actors

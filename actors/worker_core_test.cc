@@ -208,6 +208,15 @@ TEST(FailureOfTest, OnlyWhatTheUserGaveIsRefused) {
     EXPECT_EQ(IsFinal(FailureOfInput(absl::Status(code, "why")).failure_class()), wrong) << code;
     EXPECT_FALSE(IsFinal(FailureOf(absl::Status(code, "why")).failure_class())) << code;
   }
+  for (const absl::StatusCode code : kAllCodes) {
+    const absl::Status status(code, "why");
+    EXPECT_FALSE(IsFinal(FailureOfDevice(status, /*was_there=*/true).failure_class())) << code;
+    EXPECT_EQ(FailureOfDevice(status, /*was_there=*/false).failure_class(),
+              FailureOfInput(status).failure_class());
+  }
+  EXPECT_EQ(FailureOf(base::ErrnoStatus(ENETDOWN, "no interface")).failure_class(),
+            telemetry::v1::FAILURE_CLASS_EXITED)
+      << "the machine's own failure, and no peer's";
   EXPECT_EQ(FailureOfInput(base::ErrnoStatus(ENOTCONN, "data file x")).failure_class(),
             telemetry::v1::FAILURE_CLASS_EXITED)
       << "a system call's FailedPrecondition: storage may be back";

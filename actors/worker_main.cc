@@ -144,7 +144,8 @@ int RunAssigned(Link* link, const link::v1::Assignment& assignment, Regions* reg
   engine_options.exchanges = &exchanges;
   const auto device = make_device(assignment.spec(), {.local_rank = assignment.heartbeat_slot(),
                                                       .interface = assignment.interface()});
-  if (!device.ok()) return FailEarly(link, FailureOfInput(device.status()));
+  // Workers start once the preflight has made a device for each of them.
+  if (!device.ok()) return FailEarly(link, FailureOfDevice(device.status(), /*was_there=*/true));
   engine_options.device = device->get();
   auto engine = engine::RankEngine::Create(std::move(engine_options));
   if (!engine.ok()) return FailToMake(link, engine.status());

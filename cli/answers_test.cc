@@ -32,6 +32,9 @@ class FixedDriver final : public control::JobService::Service {
     if (request->job_id() != job.job_id()) return NoSuchJob();
     control::WatchJobResponse response;
     *response.mutable_job() = job;
+    response.mutable_job()->set_state(control::JOB_STATE_RUNNING);
+    if (runs_at_first) writer->Write(response);
+    response.mutable_job()->set_state(job.state());
     writer->Write(response);
     return grpc::Status::OK;
   }
@@ -52,7 +55,8 @@ class FixedDriver final : public control::JobService::Service {
   }
 
   control::Job job;
-  int num_pages = 1;  // of the list
+  int num_pages = 1;           // of the list
+  bool runs_at_first = false;  // those who follow the job see it running before its end
 
  private:
   static grpc::Status NoSuchJob() {
@@ -136,6 +140,53 @@ TEST_F(AnswersTest, CommandsInAJobsMessageWorkAsTheyArePrinted) {
   EXPECT_FALSE(absl::StrContains(Run("status known -o json").out, flags_));
 }
 
+TEST_F(AnswersTest, CommandsInADiagnosisWorkAsTheyArePrinted) {
+  driver_.job.mutable_culprit()->set_node_id("n0");
+  driver_.job.mutable_culprit()->set_rank(3);
+  driver_.job.mutable_culprit()->set_attempt(2);
+  driver_.job.mutable_culprit()->set_evidence("killed by signal 9");
+  const Outcome failed = Run("diagnose known");
+  EXPECT_EQ(failed.code, 0) << failed.error;
+  EXPECT_TRUE(absl::StrContains(
+      failed.out,
+      absl::StrCat("look at what it wrote: `megascale logs known --attempt 2", flags_, "`\n")))
+      << failed.out;
+}
+
+TEST_F(AnswersTest, CommandsInAListWorkAsTheyArePrinted) {
+  driver_.job.set_message("see `megascale nodes` and `megascale diagnose known`");
+  const Outcome list = Run("list");
+  EXPECT_TRUE(
+      absl::StrContains(list.out, absl::StrCat("see `megascale nodes", flags_,
+                                               "` and `megascale diagnose known", flags_, "`\n")))
+      << list.out;
+}
+
+// People look only at the end.
+TEST_F(AnswersTest, WarningsAndTheFailureStandAtTheEndOfAJob) {
+  driver_.job.add_warnings("node n0: 4 threads share 2 cores");
+  driver_.job.mutable_culprit()->set_evidence("killed by signal 9\nlog: the last line");
+  driver_.runs_at_first = true;
+  const Outcome watched = Run("watch known");
+  EXPECT_EQ(watched.code, 1) << watched.error;
+  const std::string end = "  log: the last line\nwarning: node n0: 4 threads share 2 cores\n";
+  EXPECT_TRUE(absl::EndsWith(watched.out, end)) << watched.out;
+  driver_.runs_at_first = false;
+  const std::string once = Run("watch known").out;
+  EXPECT_TRUE(absl::EndsWith(once, end)) << once;
+  EXPECT_EQ(once.find("warning: "), once.rfind("warning: ")) << once;
+  const Outcome status = Run("status known");
+  EXPECT_TRUE(absl::StrContains(status.out, end)) << status.out;
+}
+
+TEST_F(AnswersTest, OutputThatCannotBeWrittenIsAFailure) {
+  for (const char* words : {"list", "status known"}) {
+    const Outcome full = Shell(absl::StrCat("megascale ", words, flags_, " >/dev/full"));
+    EXPECT_EQ(full.code, 1) << words;
+    EXPECT_TRUE(absl::StrContains(full.error, "No space left on device")) << full.error;
+  }
+}
+
 TEST_F(AnswersTest, AListMarksMessagesThatItCuts) {
   driver_.job.set_message(std::string(100, 'm'));
   EXPECT_TRUE(absl::EndsWith(Run("list").out, absl::StrCat("  ", driver_.job.message(), "\n")));
@@ -190,6 +241,15 @@ TEST_F(AnswersTest, AJobThatHasEndedIsNotSubmittedAgain) {
   EXPECT_EQ(running.out, "known\n");
   EXPECT_TRUE(absl::StartsWith(running.error, "job known: exists already, RUNNING; nothing was "))
       << running.error;
+}
+
+TEST_F(AnswersTest, WaitingForAJobOfAnAbsentDriverIsNoFailureOfTheJob) {
+  server_->Shutdown();
+  for (const char* words : {"wait known --retry-for 0s", "wait known --timeout 1s"}) {
+    const Outcome waited = Run(words);
+    EXPECT_EQ(waited.code, 3) << words << waited.error;
+    EXPECT_EQ(waited.out, "");
+  }
 }
 
 TEST_F(AnswersTest, TheAdviceAboutAnAbsentDriverStartsOneThatIsFound) {

@@ -16,6 +16,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "gtest/gtest.h"
 #include "runtime/base/fd.h"
 #include "runtime/hugging_face/testing/test_folder.h"
@@ -546,8 +547,9 @@ TEST_F(ProgramTest, WaitingForADriverThatIsSilentEndsAtTheTimeout) {
   ASSERT_EQ(::listen(listener, 8), 0);
   const Outcome waited =
       Run(absl::StrCat("wait j --timeout 500ms --address unix:", address.sun_path));
-  EXPECT_EQ(waited.code, 1);
-  EXPECT_TRUE(absl::StrContains(waited.error, "j has not ended within 500ms")) << waited.error;
+  EXPECT_EQ(waited.code, 3) << "nothing is known about the job";
+  EXPECT_TRUE(absl::StrContains(waited.error, "the driver has not answered within 500ms"))
+      << waited.error;
   ::close(listener);
   std::filesystem::remove_all(folder);
 }
@@ -762,12 +764,27 @@ TEST_F(ProgramTest, AnAddressForThePageThatIsNoneIsRefusedBeforeAnythingStarts) 
 }
 
 TEST_F(ProgramTest, TokensReplaceNothingButAFile) {
-  std::ofstream(directory_ + "/text") << "some words\n";
   ASSERT_EQ(Shell(absl::StrCat("mkfifo ", directory_, "/pipe")).code, 0);
-  const Outcome pipe = Run(absl::StrCat("tokenizer encode --tokenizer bytes ", directory_,
-                                        "/text --out ", directory_, "/pipe"));
-  EXPECT_NE(pipe.code, 0);
-  EXPECT_TRUE(std::filesystem::is_fifo(directory_ + "/pipe")) << pipe.error;
+  const std::string json = directory_ + "/t.json";
+  ASSERT_EQ(Run(absl::StrCat("tokenizer train --vocab-size 257 --out ", json, " ", text_)).code, 0);
+  const Outcome pipe = Run(absl::StrCat("tokenizer encode --tokenizer ", json, " ", text_,
+                                        " --out ", directory_, "/pipe"));
+  EXPECT_EQ(pipe.code, 2) << pipe.error;
+  EXPECT_TRUE(std::filesystem::is_fifo(directory_ + "/pipe"));
+}
+
+TEST_F(ProgramTest, NoOutputReplacesAnInput) {
+  const std::string json = directory_ + "/t.json";
+  ASSERT_EQ(Run(absl::StrCat("tokenizer train --vocab-size 257 --out ", json, " ", text_)).code, 0);
+  for (const char* words : {"tokenizer train FILE --out FILE", "minder train FILE --out FILE",
+                            "diagnose --saved FILE --svg FILE", "diagnose --trace FILE --svg FILE",
+                            "tokenizer encode --tokenizer JSON FILE --out FILE"}) {
+    const Outcome refused = Run(absl::StrReplaceAll(words, {{"FILE", text_}, {"JSON", json}}));
+    EXPECT_EQ(refused.code, 2) << words << refused.error;
+    EXPECT_TRUE(absl::StrContains(refused.error, " is an input, which would be overwritten; "))
+        << words << refused.error;
+    EXPECT_EQ(ReadAll(text_), std::string(5000, 'a')) << words;
+  }
 }
 
 TEST_F(ProgramTest, VersionIsShown) {

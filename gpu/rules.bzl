@@ -1,4 +1,4 @@
-"""Build rules of gpu/. Where the machine has no CUDA toolkit they define nothing but empty libraries."""
+"""Build rules of gpu/. Where the machine has no CUDA toolkit they define empty libraries, and tests that are skipped."""
 
 load("@cuda//:home.bzl", "CUDA_HOME", "HAVE_CUDA")
 load("//third_party:rules.bzl", "cc_library", "megascale_test")
@@ -22,9 +22,15 @@ def gpu_library(name, srcs = [], hdrs = [], deps = [], **kwargs):
     )
 
 def gpu_test(name, **kwargs):
-    """A GoogleTest binary, as megascale_test; absent without the toolkit."""
+    """A GoogleTest binary, as megascale_test; without the toolkit, a test that says it is skipped."""
     if HAVE_CUDA:
         megascale_test(name = name, **kwargs)
+    skipped_without_nvcc(name)
+
+def skipped_without_nvcc(name):
+    """Without the CUDA toolkit, a test `name` that is skipped, which fails `./dev test --strict`."""
+    if not HAVE_CUDA:
+        native.sh_test(name = name, size = "small", srcs = ["//gpu:skipped_test.sh"])
 
 def gpu_kernels(name, srcs, hdrs):
     """The kernels of .cu files, twice: for the device, and for tests with the host's compiler.

@@ -1,17 +1,42 @@
 #include "cli/command_line/report.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
 
 namespace megascale::cli {
+namespace {
+
+constexpr int kPollMilliseconds = 50;
+constexpr int kPollsMax = 100;
+
+// Returns whether a program has opened the pipe `fd` to write, or has written, within a few
+// seconds. Takes nothing out of the pipe.
+absl::StatusOr<bool> AwaitWriter(int fd) {
+  std::array<int, 2> ends = {};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return base::ErrnoStatus(errno, "pipe");
+  const base::UniqueFd read_end(ends[0]);
+  const base::UniqueFd write_end(ends[1]);
+  for (int i = 0; i < kPollsMax; ++i) {
+    // 0: there is no data and no writer.
+    if (::tee(fd, write_end.get(), 1, SPLICE_F_NONBLOCK) != 0) return true;
+    ::poll(nullptr, 0, kPollMilliseconds);
+  }
+  return false;
+}
+
+}  // namespace
 
 bool IsStandardOutput(const std::string& path) {
   if (path == "-") return true;
@@ -20,6 +45,34 @@ bool IsStandardOutput(const std::string& path) {
   return !path.empty() && ::stat(path.c_str(), &named) == 0 &&
          ::fstat(STDOUT_FILENO, &output) == 0 && named.st_dev == output.st_dev &&
          named.st_ino == output.st_ino;
+}
+
+absl::StatusOr<base::UniqueFd> OpenInputFile(const std::string& path) {
+  // Without O_NONBLOCK, opening a pipe would wait for its writer for ever.
+  base::UniqueFd file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  if (!file.valid()) return base::ErrnoStatus(errno, "open");
+  struct stat info = {};
+  if (::fstat(file.get(), &info) != 0) return base::ErrnoStatus(errno, "stat");
+  if (!S_ISFIFO(info.st_mode)) return file;
+  ASSIGN_OR_RETURN(const bool has_writer, AwaitWriter(file.get()));
+  if (!has_writer) return absl::DeadlineExceededError("is a pipe into which nobody writes");
+  const int flags = ::fcntl(file.get(), F_GETFL);
+  if (::fcntl(file.get(), F_SETFL, flags & ~O_NONBLOCK) != 0) {
+    return base::ErrnoStatus(errno, "fcntl");
+  }
+  return file;
+}
+
+absl::Status CheckKeepsInputs(const std::string& option, const std::string& output,
+                              const std::vector<std::string>& inputs) {
+  for (const std::string& input : inputs) {
+    std::error_code error;
+    if (!std::filesystem::equivalent(output, input, error) || error) continue;
+    if (!std::filesystem::is_regular_file(output, error)) continue;  // a terminal, a pipe
+    return absl::InvalidArgumentError(absl::StrCat(
+        option, ": ", output, " is an input, which would be overwritten; expected another file"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status WriteOutputFile(const std::string& path, absl::string_view data) {

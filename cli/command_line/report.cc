@@ -11,8 +11,11 @@
 #include <cstring>
 #include <filesystem>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "cli/view/terminal.h"
 #include "google/protobuf/util/json_util.h"
@@ -198,6 +201,28 @@ std::string AbsolutePath(const std::string& path) {
   std::error_code error;
   const std::filesystem::path absolute = std::filesystem::absolute(path, error);
   return error ? path : absolute.lexically_normal().string();
+}
+
+std::string ShellWord(absl::string_view text) {
+  const bool plain = std::all_of(text.begin(), text.end(), [](char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return byte >= 0x80 || absl::ascii_isalnum(byte) ||
+           absl::StrContains("/._-+=:@%,", absl::string_view(&c, 1));
+  });
+  if (plain && !text.empty()) return std::string(text);
+  return absl::StrCat("'", absl::StrReplaceAll(text, {{"'", "'\\''"}}), "'");
+}
+
+std::string PathToType(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path here = std::filesystem::current_path(error);
+  const std::string relative =
+      error ? "" : std::filesystem::path(path).lexically_relative(here).string();
+  const bool below = !relative.empty() && relative != "." && relative != ".." &&
+                     !absl::StartsWith(relative, "../");
+  std::string typed = below ? relative : path;
+  if (!absl::StrContains(typed, '/') || absl::StartsWith(typed, "-")) typed.insert(0, "./");
+  return ShellWord(typed);
 }
 
 }  // namespace megascale::cli

@@ -7,9 +7,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "cli/command_line/command_line.h"
 #include "proto/control.pb.h"
+#include "runtime/base/fd.h"
 
 namespace google::protobuf {
 class Message;
@@ -67,6 +69,23 @@ std::string StageTimesTable(
 
 // Returns `path` as an absolute path, relative to the current directory; "" stays "".
 std::string AbsolutePath(const std::string& path);
+
+// Returns `text` so that a shell reads it as one word: quoted, if need be.
+std::string ShellWord(absl::string_view text);
+
+// Returns a path to type into a shell: relative if it is below the current directory, and never an
+// option or a name that the shell looks up on the PATH.
+std::string PathToType(const std::string& path);
+
+// Opens `path` to read. A pipe must have somebody who writes into it, or get one soon.
+// Blocking: on such a pipe, for seconds. Errors: DeadlineExceeded - nobody writes into the pipe;
+// those of the file. No error has the path in it.
+absl::StatusOr<base::UniqueFd> OpenInputFile(const std::string& path);
+
+// Refuses an output file that is one of the inputs, which writing it would destroy; `option`: the
+// name of the option that gave it.
+absl::Status CheckKeepsInputs(const std::string& option, const std::string& output,
+                              const std::vector<std::string>& inputs);
 
 // True if `path` is this program's standard output: "-", or the file that it is connected to
 // ("/dev/stdout"). Then a command must print nothing else, or it would be mixed with the file.

@@ -26,6 +26,41 @@ TEST(ReportTest, EveryStatusHasItsExitCode) {
   EXPECT_EQ(ExitCodeOf(absl::NotFoundError("")), 4);
 }
 
+TEST(ReportTest, APathToTypeIsShortAndAShellReadsItBack) {
+  const std::filesystem::path here = std::filesystem::current_path();
+  const auto below = [&](const std::string& name) { return PathToType((here / name).string()); };
+  EXPECT_EQ(below("out/job-1/step-00000010"), "out/job-1/step-00000010");
+  EXPECT_EQ(below("weights"), "./weights") << "no name that is looked up on the PATH";
+  EXPECT_EQ(below("-out/job"), "./-out/job") << "no option";
+  EXPECT_EQ(below("..out/job"), "..out/job");
+  EXPECT_EQ(below("my job/x"), "'my job/x'");
+  EXPECT_EQ(below("it's/x"), "'it'\\''s/x'");
+  EXPECT_EQ(below("ä/$x"), "'ä/$x'");
+  EXPECT_EQ(below("ä/x"), "ä/x");
+  const std::string above = here.parent_path().string();
+  EXPECT_EQ(PathToType(above + "/elsewhere/x"), above + "/elsewhere/x");
+  EXPECT_EQ(PathToType("/"), "/");
+}
+
+TEST(ReportTest, AnInputMayBeAPipeIfSomebodyWritesIntoIt) {
+  const std::string pipe = ::testing::TempDir() + "/input";
+  ::unlink(pipe.c_str());
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_EQ(OpenInputFile(pipe).status(),
+            absl::DeadlineExceededError("is a pipe into which nobody writes"));
+  const base::UniqueFd writer(::open(pipe.c_str(), O_RDWR | O_CLOEXEC));
+  const auto silent = OpenInputFile(pipe);
+  ASSERT_TRUE(silent.ok()) << silent.status();
+  ASSERT_TRUE(base::WriteAll(writer.get(), "ab").ok());
+  const auto opened = OpenInputFile(pipe);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_EQ(::fcntl(opened->get(), F_GETFL) & O_NONBLOCK, 0);
+  char read[3] = {};
+  EXPECT_EQ(::read(opened->get(), read, 2), 2);
+  EXPECT_STREQ(read, "ab");
+  EXPECT_EQ(OpenInputFile(pipe + "-missing").status().code(), absl::StatusCode::kNotFound);
+}
+
 TEST(ReportTest, JobsExitAsTheyEnded) {
   control::v1::Job job;
   job.set_state(control::v1::JOB_STATE_SUCCEEDED);

@@ -1,5 +1,4 @@
 // diagnose: says which rank, machine or link is the cause when a job is slow or stuck.
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -55,8 +54,7 @@ json VerdictJson(const Diagnosis& diagnosis) {
 }
 
 absl::StatusOr<diagnose::ChromeTrace> ReadTraceFile(const std::string& path) {
-  const base::UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY));
-  if (!file.valid()) return base::ErrnoStatus(errno, "open");
+  ASSIGN_OR_RETURN(const base::UniqueFd file, OpenInputFile(path));
   const auto read = [&](char* buffer, size_t size) -> absl::StatusOr<size_t> {
     for (;;) {
       const ssize_t count = ::read(file.get(), buffer, size);
@@ -115,6 +113,9 @@ absl::Status CheckFlags(const DiagnoseFlags& flags) {
   if (!flags.save.empty() && flags.job_id.empty()) {
     return absl::InvalidArgumentError("--save: there is no job to read; expected a job's id");
   }
+  for (const std::string& input : {flags.trace, flags.saved}) {
+    RETURN_IF_ERROR(CheckKeepsInputs("--svg", flags.svg, {input}));
+  }
   if (flags.steps < 1 || flags.steps > kStepsMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("--steps: ", flags.steps, " is out of range; expected 1 to ", kStepsMax));
@@ -134,7 +135,7 @@ int RunDiagnose(const DiagnoseFlags& flags) {
                         : ReportError(base::Annotate(diagnosis.status(), file));
   }
   for (const std::string& note : diagnosis->notes) {
-    std::fprintf(stderr, "megascale: %s\n", note.c_str());
+    std::fprintf(stderr, "megascale: %s\n", CompleteCommands(note, flags.connection).c_str());
   }
   if (!flags.svg.empty()) {
     if (diagnosis->picture.empty()) {
@@ -150,7 +151,9 @@ int RunDiagnose(const DiagnoseFlags& flags) {
     object["verdict"] = VerdictJson(*diagnosis);
     std::printf("%s\n", object.dump(2, ' ', false, json::error_handler_t::replace).c_str());
   } else {
-    std::printf("%s", ToText(diagnosis->findings).c_str());
+    Findings findings = diagnosis->findings;
+    for (std::string& line : findings.advice) line = CompleteCommands(line, flags.connection);
+    std::printf("%s", ToText(findings).c_str());
   }
   return kExitGood;
 }

@@ -73,7 +73,13 @@ class Follower {
   }
 
   absl::StatusOr<FollowResult> End(const absl::Status& status) {
-    if (!answered_ && absl::IsNotFound(status)) return status;
+    if (!answered_ && !Interrupted()) {
+      if (absl::IsNotFound(status) || absl::IsUnavailable(status)) return status;
+      if (TimedOut()) {
+        return absl::UnavailableError(absl::StrCat("the driver has not answered within ",
+                                                   absl::FormatDuration(options_.timeout)));
+      }
+    }
     result_.end = Interrupted()  ? FollowResult::End::kInterrupted
                   : OutputLost() ? FollowResult::End::kOutputLost
                                  : FollowResult::End::kTimedOut;
@@ -112,9 +118,7 @@ class Follower {
     if (result_.job.state() == control::v1::JOB_STATE_FAILED) {
       for (const std::string& line : RenderFailure(result_.job)) view_.Say(line);
     }
-    for (const std::string& warning : result_.job.warnings()) {
-      view_.Say(absl::StrCat("warning: ", warning));
-    }
+    for (const std::string& line : WarningLines(result_.job)) view_.Say(line);
   }
 
   void SayNotes() {

@@ -243,6 +243,13 @@ int Report(const LocalFlags& flags, const WindowLimit& limit, const FollowResult
   }
   EvaluateOptions options;
   options.limit = limit;
+  options.on_start = [&](int64_t num_windows, int64_t whole_windows) {
+    if (json || num_windows == whole_windows) return;
+    std::printf("%s of %s windows (%s); --held-out-windows all measures all\n",
+                WithCommas(num_windows).c_str(), WithCommas(whole_windows).c_str(),
+                limit.flops > 0 ? "2e13 FLOP" : "--held-out-windows");
+    std::fflush(stdout);
+  };
   const auto now = [] { return base::RealClock().Monotonic(); };
   std::optional<WorkProgress> progress;
   options.on_progress = [&](int64_t done, int64_t all) {

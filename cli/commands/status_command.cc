@@ -42,6 +42,9 @@ void PrintJob(const control::v1::Job& job) {
     std::printf("%s\n", line.c_str());
   }
   for (const std::string& line : RenderFailure(job)) std::printf("%s\n", line.c_str());
+  if (IsTerminal(job.state())) {  // before, they are part of the job above
+    for (const std::string& line : WarningLines(job)) std::printf("%s\n", line.c_str());
+  }
   if (job.stage_times_size() > 0) {
     std::printf("%d steps up to %lld, mean\n%s", job.stage_times(0).num_steps(),
                 static_cast<long long>(job.stage_times(0).last_step()),
@@ -55,16 +58,18 @@ void PrintJob(const control::v1::Job& job) {
 }
 
 // Prints the first line of the diagnosis of a job that trains.
-void PrintDiagnosis(client::JobClient* client, const control::v1::Job& job) {
+void PrintDiagnosis(client::JobClient* client, const control::v1::Job& job,
+                    const ConnectionFlags& flags) {
   if (job.state() != control::v1::JOB_STATE_RUNNING || job.ranks_size() > kDiagnosedRanksMax)
     return;
   const absl::StatusOr<Diagnosis> diagnosis =
       DiagnoseJob(LiveEvidence(client, job.job_id()).get(), kDiagnosed);
   if (!diagnosis.ok()) return;  // the state above is what was asked for
-  std::printf("diagnosis %s\n", diagnosis->findings.verdict.c_str());
+  std::printf("diagnosis %s\n", CompleteCommands(diagnosis->findings.verdict, flags).c_str());
 }
 
-void PrintJobs(const control::v1::ListJobsResponse& response) {
+// A message is cut before its commands are completed, so that a command is whole or left as it is.
+void PrintJobs(const control::v1::ListJobsResponse& response, const ConnectionFlags& flags) {
   std::vector<std::vector<std::string>> rows = {
       {"JOB", "STATE", "STEP", "ATTEMPT", "AGE", "MESSAGE"}};
   for (const control::v1::Job& job : response.jobs()) {
@@ -72,7 +77,7 @@ void PrintJobs(const control::v1::ListJobsResponse& response) {
                     absl::StrCat(job.last_step(), "/", job.spec().train().steps()),
                     absl::StrCat(job.attempt()),
                     ShortDuration(absl::Seconds(job.submitted_age_seconds())),
-                    ShortenToWidth(job.message(), kMessageWidth)});
+                    CompleteCommands(ShortenToWidth(job.message(), kMessageWidth), flags)});
   }
   std::printf("%s", FormatTable(rows).c_str());
 }
@@ -116,7 +121,7 @@ int ShowStatus(const StatusFlags& flags) {
     PrintJson(*job, JsonLayout::kPretty);
   } else {
     PrintJob(CompleteCommands(*job, flags.connection));
-    PrintDiagnosis(client->get(), *job);
+    PrintDiagnosis(client->get(), *job, flags.connection);
   }
   return kExitGood;
 }
@@ -134,7 +139,7 @@ int ShowList(const StatusFlags& flags) {
   if (flags.format == "json") {
     PrintJson(*jobs, JsonLayout::kPretty);
   } else {
-    PrintJobs(*jobs);
+    PrintJobs(*jobs, flags.connection);
   }
   return kExitGood;
 }

@@ -134,6 +134,7 @@ absl::Status CountLines(const std::string& path, const data::DocumentOptions& op
 
 absl::Status CountWords(const TrainFlags& flags, tokenizer::WordCounter* counter) {
   ASSIGN_OR_RETURN(const std::vector<std::string> files, ExpandFolders(flags.files));
+  RETURN_IF_ERROR(CheckKeepsInputs("--out", flags.out, files));
   const data::DocumentOptions options = {.json_field = flags.json_field,
                                          .skip_bad = flags.skip_bad};
   for (const std::string& path : files) {
@@ -284,7 +285,10 @@ absl::Status Encode(const UseFlags& flags) {
     return absl::OkStatus();
   }
   ASSIGN_OR_RETURN(const std::vector<std::string> files, ExpandFolders(flags.files));
-  if (!flags.out.empty()) return EncodeToFile(*tokenizer, flags, files);
+  if (!flags.out.empty()) {
+    RETURN_IF_ERROR(CheckKeepsInputs("--out", flags.out, files));
+    return EncodeToFile(*tokenizer, flags, files);
+  }
   const auto print = [&](const std::vector<int32_t>& ids) {
     PrintIds(ids, flags);
     return absl::OkStatus();

@@ -88,7 +88,8 @@ void AddWaitCommand(CommandLine* line) {
   Command* command =
       line->Add("wait", "waits until a job has ended; exits 0 if it succeeded, else 1");
   command->Positional("JOB", &flags->job_id, "the job's id");
-  command->Duration("--timeout", &flags->timeout, "give up after this time, exit 1");
+  command->Duration("--timeout", &flags->timeout,
+                    "give up after this time: exit 1, or 3 if the driver has not answered");
   AddOutputOption(command, &flags->format);
   AddRetryOption(command, &flags->connection);
   AddConnectionOptions(command, &flags->connection);

@@ -1,16 +1,13 @@
 #include "cli/connection/connection.h"
 
-#include <algorithm>
 #include <cstdio>
 #include <utility>
 #include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "cli/command_line/report.h"
 #include "controlplane/address/address.h"
@@ -19,16 +16,6 @@
 
 namespace megascale::cli {
 namespace {
-
-// Returns `text` quoted so that a shell reads it back unchanged.
-std::string ShellWord(const std::string& text) {
-  const bool plain = std::all_of(text.begin(), text.end(), [](char c) {
-    return absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
-           absl::StrContains("/.:_-+,@%=", std::string(1, c));
-  });
-  if (plain && !text.empty()) return text;
-  return absl::StrCat("'", absl::StrReplaceAll(text, {{"'", "'\\''"}}), "'");
-}
 
 // Appends the options in `flags` that were given; `address_option`: by which name the driver's
 // address goes.
@@ -44,15 +31,18 @@ void AppendFlags(const char* address_option, const ConnectionFlags& flags, std::
 }
 
 // True for "megascale status", "megascale submit FILE": it asks the driver, and has its arguments.
+// `megascale diagnose --saved FILE` and `minder train` read files.
 bool AsksDriver(absl::string_view command) {
   const std::vector<absl::string_view> words = absl::StrSplit(command, ' ', absl::SkipEmpty());
   if (words.size() < 2 || words[0] != "megascale") return false;
   const auto is_one_of = [&](const std::vector<absl::string_view>& names) {
     return absl::c_linear_search(names, words[1]);
   };
-  if (is_one_of({"status", "list"})) return true;
-  return words.size() > 2 &&
-         is_one_of({"submit", "wait", "watch", "logs", "trace", "cancel", "evict", "uncordon"});
+  if (is_one_of({"status", "list", "nodes", "spares"})) return true;
+  if (words.size() > 3 && words[1] == "minder") return words[2] != "train";
+  if (words.size() > 2 && words[1] == "diagnose") return !absl::StartsWith(words[2], "-");
+  return words.size() > 2 && is_one_of({"submit", "wait", "watch", "logs", "metrics", "trace",
+                                        "cancel", "evict", "uncordon"});
 }
 
 // Returns what to do about a driver that is not there.

@@ -186,8 +186,10 @@ class Lines {
 };
 
 absl::StatusOr<std::string> ReadGzip(const std::string& path) {
-  gzFile const file = ::gzopen(path.c_str(), "rb");
-  if (file == nullptr) return base::ErrnoStatus(errno, path);
+  ASSIGN_OR_RETURN(base::UniqueFd opened, OpenInputFile(path));
+  gzFile const file = ::gzdopen(opened.get(), "rb");
+  if (file == nullptr) return absl::ResourceExhaustedError("no memory to read it");
+  (void)opened.release();  // gzclose closes it
   std::string text;
   std::string piece(size_t{1} << 16, '\0');
   int size = 0;

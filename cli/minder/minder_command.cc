@@ -260,6 +260,10 @@ int RunTrain(const MinderFlags& flags) {
     return ReportError(absl::InvalidArgumentError(
         "--epochs, --seed: expected 1 to 10000 epochs and a seed from 0"));
   }
+  if (const absl::Status kept = CheckKeepsInputs("--out", flags.out, flags.recordings);
+      !kept.ok()) {
+    return ReportError(kept);
+  }
   std::vector<minder::Recording> recordings;
   for (const std::string& path : flags.recordings) {
     auto recording = ReadRecording(path);

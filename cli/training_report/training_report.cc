@@ -3,14 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cstdio>
-#include <cstring>
-#include <filesystem>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "cli/command_line/report.h"
 #include "cli/view/live_view.h"
@@ -112,20 +107,6 @@ void PrintCurve(const std::vector<CurvePoint>& losses, bool has_tokenizer) {
   options.width = std::min(kCurveWidthMax, terminal.width - kLabelColumns);
   std::printf("\ntraining loss, nats per %s, by step\n", has_tokenizer ? "token" : "byte");
   for (const std::string& line : DrawCurve(losses, options)) std::printf("%s\n", line.c_str());
-}
-
-std::string PathToType(const std::string& path) {
-  std::error_code error;
-  const std::filesystem::path here = std::filesystem::current_path(error);
-  const std::string relative =
-      error ? "" : std::filesystem::path(path).lexically_relative(here).string();
-  const bool below = !relative.empty() && relative != "." && !absl::StartsWith(relative, "..");
-  std::string typed = below ? relative : path;
-  if (!absl::StrContains(typed, '/')) typed.insert(0, "./");
-  const bool plain = std::all_of(typed.begin(), typed.end(), [](unsigned char c) {
-    return c >= 0x80 || std::isalnum(c) != 0 || std::strchr("/._-+=:@%,", c) != nullptr;
-  });
-  return plain ? typed : absl::StrCat("'", absl::StrReplaceAll(typed, {{"'", "'\\''"}}), "'");
 }
 
 void PrintTrainingReport(const TrainingReport& report, const std::string& program) {

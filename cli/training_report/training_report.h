@@ -31,9 +31,6 @@ absl::StatusOr<TrainingReport> MakeTrainingReport(const control::v1::Job& job,
 std::vector<CurvePoint> LossesOf(const control::v1::Job& job, const std::vector<CurvePoint>& seen);
 
 void PrintCurve(const std::vector<CurvePoint>& losses, bool has_tokenizer);
-// Returns `path` in the shortest form to type: relative if it is below the current directory,
-// quoted if a shell would split or change it.
-std::string PathToType(const std::string& path);
 // Prints the report. `program`: how the user would type this program's name.
 void PrintTrainingReport(const TrainingReport& report, const std::string& program);
 void PrintTrainingReportJson(const control::v1::Job& job, const TrainingReport& report);

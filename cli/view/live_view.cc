@@ -298,8 +298,8 @@ std::vector<std::string> RenderJob(const Job& job, const Terminal& terminal, int
                                  job.last_checkpoint().directory()));
   }
   if (job.has_storage_failure()) texts.push_back(StorageLine(job));
-  for (const std::string& warning : job.warnings()) {
-    if (!IsTerminal(job.state())) texts.push_back(absl::StrCat("warning: ", warning));
+  if (!IsTerminal(job.state())) {
+    for (std::string& line : WarningLines(job)) texts.push_back(std::move(line));
   }
   for (const control::v1::NumberWarning& warning : job.number_warnings()) {
     texts.push_back(absl::StrCat("warning: ", base::Printable(warning.message(), 400)));
@@ -336,6 +336,14 @@ std::vector<std::string> RenderJob(const Job& job, const Terminal& terminal, int
   const size_t at = lines[0].find(state, job.job_id().size());
   if (at != std::string::npos) {
     lines[0].replace(at, state.size(), Colored(terminal, StateColor(job.state()), state));
+  }
+  return lines;
+}
+
+std::vector<std::string> WarningLines(const Job& job) {
+  std::vector<std::string> lines;
+  for (const std::string& warning : job.warnings()) {
+    lines.push_back(absl::StrCat("warning: ", warning));
   }
   return lines;
 }
@@ -381,6 +389,7 @@ std::vector<std::string> PlainLog::Update(const Job& job, absl::Duration now) {
   }
   for (const std::string& warning : job.warnings()) {
     if (job.reason() == "Preflight") break;  // each node may add itself to one
+    if (IsTerminal(job.state())) break;      // WarningLines
     if (warnings_.insert(warning).second) lines.push_back(absl::StrCat("warning: ", warning));
   }
   started_ = true;

@@ -52,8 +52,12 @@ std::vector<std::string> RenderJob(const control::v1::Job& job, const Terminal& 
 // from it. Lines are not cut.
 std::vector<std::string> RenderFailure(const control::v1::Job& job);
 
+// Returns a line for each of the job's warnings. RenderJob leaves them out once the job has ended.
+std::vector<std::string> WarningLines(const control::v1::Job& job);
+
 // Reports a job as plain lines as things happen: every change of state or attempt, every new
-// checkpoint and warning, and progress at the first step, every 10 s, and at the last step.
+// checkpoint and warning of a job that has not ended, and progress at the first step, every 10 s,
+// and at the last step.
 class PlainLog {
  public:
   // Returns the lines that `job`, seen at `now`, adds. Requires: `now` never decreases.

@@ -23,6 +23,8 @@ namespace {
 
 constexpr absl::Duration kReadDeadline = absl::Seconds(5);
 constexpr absl::Duration kWriteDeadline = absl::Seconds(10);
+// Of a call that is repeated, however little of the caller's time is left.
+constexpr absl::Duration kPatientDeadlineMin = absl::Seconds(1);
 constexpr absl::Duration kRetryDelayMin = absl::Milliseconds(50);
 constexpr absl::Duration kRetryDelayMax = absl::Seconds(1);
 constexpr absl::Duration kStopPollInterval = absl::Milliseconds(50);
@@ -158,7 +160,12 @@ struct JobClient::Impl {
     const auto should_stop = [&] { return retry.should_stop && retry.should_stop(); };
     absl::Duration delay = kRetryDelayMin;
     while (true) {
-      absl::StatusOr<Response> response = Call<Response>(method, request, timeout);
+      // A driver that stands still must not hold up a caller who wants to wait for less.
+      const absl::Duration left = give_up - base::RealClock().Monotonic();
+      const absl::Duration deadline = retry.time == absl::ZeroDuration()
+                                          ? timeout
+                                          : std::min(timeout, std::max(left, kPatientDeadlineMin));
+      absl::StatusOr<Response> response = Call<Response>(method, request, deadline);
       const bool is_late = base::RealClock().Monotonic() + delay > give_up;
       if (!IsAway(response.status()) || is_late || should_stop()) return response;
       if (retry.on_retry) retry.on_retry();

@@ -13,6 +13,8 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "proto/control.grpc.pb.h"
 #include "runtime/base/socket/own_socket.h"
@@ -50,8 +52,9 @@ class FixedService final : public control::v1::JobService::Service {
                           control::v1::GetClusterResponse*) override {
     return grpc::Status::OK;
   }
-  grpc::Status GetJob(grpc::ServerContext*, const control::v1::GetJobRequest* request,
+  grpc::Status GetJob(grpc::ServerContext* context, const control::v1::GetJobRequest* request,
                       control::v1::GetJobResponse* response) override {
+    time_for_get = absl::FromChrono(context->deadline()) - absl::Now();
     if (request->job_id() == "x") return {grpc::StatusCode::NOT_FOUND, "no job x"};
     response->mutable_job()->set_job_id(request->job_id());
     return grpc::Status::OK;
@@ -83,6 +86,7 @@ class FixedService final : public control::v1::JobService::Service {
     return grpc::Status::OK;
   }
 
+  absl::Duration time_for_get;  // what the newest Get left the service
   std::atomic<int> submits = 0;
   int num_unavailable = 0;
   int num_jobs = 0;
@@ -234,6 +238,16 @@ TEST_F(JobClientTest, CallsThatReadWaitForADriverThatStartsLater) {
   EXPECT_TRUE(client->Get("one").ok());
   EXPECT_EQ(client->Get("x").status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(num_waits, num_waits_before) << "the driver answers";
+}
+
+// A driver that is stopped takes the call and never answers.
+TEST_F(JobClientTest, ACallHasNoMoreTimeThanItsCallerWantsToWait) {
+  Serve();
+  ClientOptions options;
+  options.address = *ParseAddress("unix:" + directory_ + "/driver.sock");
+  options.retry.time = absl::Milliseconds(300);
+  EXPECT_TRUE((*JobClient::Create(options))->Get("one").ok());
+  EXPECT_LE(service_.time_for_get, absl::Seconds(2));
 }
 
 TEST_F(JobClientTest, AWaitForTheDriverEndsWhenAsked) {

@@ -38,8 +38,10 @@ absl::StatusOr<std::string> InterfaceOf(const std::string& address) {
   for (const ifaddrs* it = all; it != nullptr; it = it->ifa_next) {
     if (TextOf(it->ifa_addr) == address) return std::string(it->ifa_name);
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "NCCL: no interface of this machine has the address ", address, " of the job's interface"));
+  // The agent found the address a moment ago: the interface went down since then.
+  return base::ErrnoStatus(
+      ENETDOWN, absl::StrCat("NCCL: no interface of this machine has the address ", address,
+                             " of the job's interface any more"));
 }
 
 absl::Status Set(const char* name, const std::string& value) {

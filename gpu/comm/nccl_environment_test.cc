@@ -3,6 +3,11 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <cerrno>
+#include <string>
+
+#include "runtime/base/status.h"
+
 namespace megascale::cuda {
 namespace {
 
@@ -26,10 +31,15 @@ TEST(NcclEnvironmentTest, SetsWhatTheJobGivesAndLeavesTheRest) {
   EXPECT_EQ(Variable("NCCL_SOCKET_IFNAME"), "=lo");
 }
 
-TEST(NcclEnvironmentTest, RefusesAnAddressThatNoInterfaceHas) {
-  EXPECT_EQ(SetNcclEnvironment({.ib_timeout = {}, .ib_retry_count = {}, .address = "192.0.2.1"}),
-            absl::InvalidArgumentError("NCCL: no interface of this machine has the address "
-                                       "192.0.2.1 of the job's interface"));
+// An interface that has lost its address may have it back in the next attempt.
+TEST(NcclEnvironmentTest, AnAddressThatNoInterfaceHasIsUnavailable) {
+  const absl::Status status =
+      SetNcclEnvironment({.ib_timeout = {}, .ib_retry_count = {}, .address = "192.0.2.1"});
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(base::ErrnoOf(status), ENETDOWN) << "this machine's own failure, and no peer's";
+  EXPECT_EQ(std::string(status.message()),
+            "NCCL: no interface of this machine has the address 192.0.2.1 of the job's interface "
+            "any more: Network is down");
 }
 
 }  // namespace

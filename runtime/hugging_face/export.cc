@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -171,7 +173,7 @@ class FileWriter {
     return absl::InvalidArgumentError(
         absl::StrCat(path_, ": ", output.part->name, " has ", num_too_large_, " ",
                      num_too_large_ == 1 ? "number" : "numbers", " beyond the range of ",
-                     output.dtype, ", which would become infinite; export to another folder ",
+                     output.dtype, ", which would become infinite; export it ",
                      output.dtype == "F16" ? "as bf16 or fp32" : "as fp32"));
   }
 
@@ -278,6 +280,28 @@ absl::Status CopySmallFiles(const std::string& origin, const ExportOptions& opti
   return CopyKeptFiles(options.checkpoint, options.folder);
 }
 
+// Unless it is kept, its end removes what is in the folder, and the folder itself if it is new.
+class UnfinishedFolder {
+ public:
+  UnfinishedFolder(std::string path, bool is_new) : path_(std::move(path)), is_new_(is_new) {}
+  UnfinishedFolder(const UnfinishedFolder&) = delete;
+  UnfinishedFolder& operator=(const UnfinishedFolder&) = delete;
+  ~UnfinishedFolder() {
+    if (kept_) return;
+    std::error_code error;
+    const std::filesystem::directory_iterator files(path_, error);
+    if (error) return;
+    for (const auto& file : files) std::filesystem::remove_all(file.path(), error);
+    if (is_new_) std::filesystem::remove(path_, error);
+  }
+  void Keep() { kept_ = true; }
+
+ private:
+  const std::string path_;
+  const bool is_new_;
+  bool kept_ = false;
+};
+
 absl::Status CheckOptions(const ExportOptions& options) {
   for (const char* dtype : {"", "F32", "BF16", "F16"}) {
     if (options.dtype == dtype) return absl::OkStatus();
@@ -301,7 +325,10 @@ absl::StatusOr<Converted> Export(const ExportOptions& options) {
   const std::vector<OutputFile> files = PlanFiles(maps, *reader, options);
   ASSIGN_OR_RETURN(const std::string config_text,
                    ConfigText(origin, model, TorchName(files[0].tensors[0].dtype)));
+  std::error_code error;
+  const bool is_new = !std::filesystem::exists(options.folder, error);
   RETURN_IF_ERROR(MakeEmptyFolder(options.folder));
+  UnfinishedFolder unfinished(options.folder, is_new);
   Converted result;
   for (const OutputFile& file : files) {
     FileWriter writer(reader.get(), absl::StrCat(options.folder, "/", file.name));
@@ -315,6 +342,7 @@ absl::StatusOr<Converted> Export(const ExportOptions& options) {
   // Last: a folder without it cannot be loaded.
   RETURN_IF_ERROR(
       base::WriteFileDurably(absl::StrCat(options.folder, "/", kConfigFile), config_text));
+  unfinished.Keep();
   return result;
 }
 

@@ -183,8 +183,11 @@ TEST(HuggingFaceFolder, NumbersThatWouldBecomeInfiniteAreNotExported) {
             absl::InvalidArgumentError(absl::StrCat(
                 out,
                 "/model.safetensors: model.norm.weight has 2 numbers beyond the range of F16, "
-                "which would become infinite; export to another folder as bf16 or fp32")));
-  EXPECT_FALSE(std::filesystem::exists(out + "/config.json"));
+                "which would become infinite; export it as bf16 or fp32")));
+  EXPECT_FALSE(std::filesystem::exists(out)) << "what it has written is of no use";
+  std::filesystem::create_directory(out);
+  EXPECT_FALSE(Export({.checkpoint = weights, .folder = out, .dtype = "F16"}).ok());
+  EXPECT_TRUE(std::filesystem::is_empty(out)) << "a folder that was there stays";
   for (const char* dtype : {"BF16", "F32", ""}) {
     const std::string fits = absl::StrCat(out, "-", dtype);
     EXPECT_EQ(Export({.checkpoint = weights, .folder = fits, .dtype = dtype}).status(),

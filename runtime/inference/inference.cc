@@ -268,6 +268,7 @@ absl::StatusOr<HeldOutLoss> Inference::Evaluate(const data::TokenText& text,
                                                    "; one window needs ", impl.seq + 1));
   }
   const int64_t num_windows = impl.WindowsWithin(options.limit, whole_windows);
+  if (options.on_start) options.on_start(num_windows, whole_windows);
   impl.stream->RunAndWait([&] { impl.ops->FillZero(impl.loss_sum); });
   TextCount count(tokenizer(), options.keep_text);
   std::vector<int32_t> tokens;

@@ -33,6 +33,9 @@ absl::StatusOr<WindowLimit> ParseWindowLimit(const std::string& flag, const std:
 struct EvaluateOptions {
   WindowLimit limit;
   bool keep_text = false;  // whether HeldOutLoss::text is wanted
+  // Called before the first window with the numbers of windows to measure and of windows in the
+  // text; may be empty.
+  std::function<void(int64_t num_windows, int64_t whole_windows)> on_start;
   // Called after every few windows with the numbers of measured and of all windows; may be empty.
   std::function<void(int64_t done, int64_t all)> on_progress;
 };

@@ -182,6 +182,10 @@ TEST_F(InferenceTest, ALimitMeasuresTheBeginningAndSaysOfHowMuch) {
   options.limit.num_windows = 20;
   std::vector<std::pair<int64_t, int64_t>> seen;
   options.on_progress = [&](int64_t done, int64_t all) { seen.push_back({done, all}); };
+  std::pair<int64_t, int64_t> start;
+  options.on_start = [&](int64_t num_windows, int64_t whole_windows) {
+    start = {num_windows, whole_windows};
+  };
   const HeldOutLoss loss = inference->Evaluate(Bytes(text), options).value();
   EXPECT_EQ(loss.num_bytes, 20 * 16);
   EXPECT_EQ(loss.text_tokens, 1000);
@@ -189,6 +193,14 @@ TEST_F(InferenceTest, ALimitMeasuresTheBeginningAndSaysOfHowMuch) {
       loss.bits_per_byte,
       inference->Evaluate(Bytes(absl::string_view(text).substr(0, 20 * 16 + 1)))->bits_per_byte);
   EXPECT_EQ(seen, (std::vector<std::pair<int64_t, int64_t>>{{8, 20}, {16, 20}, {20, 20}}));
+  EXPECT_EQ(start, std::make_pair(int64_t{20}, int64_t{62}));
+  // A forward pass is a third of a training step.
+  const model::ModelConfig config = *model::MakeModelConfig(inference->manifest().spec().model());
+  const double window_flops = model::TrainFlopsPerToken(config, 16) / 3 * 16;
+  options.limit = {.flops = 3 * window_flops};
+  EXPECT_EQ(inference->Evaluate(Bytes(text), options)->num_bytes, 3 * 16);
+  options.limit = {.flops = 3.5 * window_flops};
+  EXPECT_EQ(inference->Evaluate(Bytes(text), options)->num_bytes, 3 * 16);
   options.limit = {.flops = 1};
   EXPECT_EQ(inference->Evaluate(Bytes(text), options)->num_bytes, 16) << "at least one window";
   options.limit = ParseWindowLimit("--w", "auto").value();

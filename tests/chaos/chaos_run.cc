@@ -137,7 +137,7 @@ void ChaosRun::Inject(const Fault& fault) {
     before = Job();
     attempt_with_sockets_ = 0;
     if (IsAtAStart(fault.aim) && before.last_step() > 0) {
-      attempt_with_sockets_ = NewestAttemptWithSockets(cluster_.directory());
+      attempt_with_sockets_ = e2e::NewestAttemptWithSockets(cluster_.directory());
       OpenRecovery();
       ++openers;
     }
@@ -229,7 +229,7 @@ bool ChaosRun::IsNow(const Fault& fault) {
   if (!IsOnARank(fault.aim)) {
     switch (fault.aim) {
       case Aim::kSockets:
-        return NewestAttemptWithSockets(cluster_.directory()) > attempt_with_sockets_;
+        return e2e::NewestAttemptWithSockets(cluster_.directory()) > attempt_with_sockets_;
       case Aim::kShardWrite:
         return IsBeingWritten(checkpoints_);
       case Aim::kCommit:

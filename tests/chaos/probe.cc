@@ -6,14 +6,11 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
-#include <fstream>
 #include <optional>
 #include <system_error>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
 #include "runtime/checkpoint/directory.h"
@@ -120,22 +117,6 @@ bool IsAt(Aim aim, const RankStatus& status) {
       return false;
   }
   return false;
-}
-
-// Reads the kernel's list of Unix sockets: the last word of a line is "…/c-JOB-ATTEMPT-RANK". An
-// accepted socket has the name of its listening socket.
-int64_t NewestAttemptWithSockets(const std::string& directory) {
-  std::ifstream list("/proc/net/unix");
-  int64_t newest = 0;
-  for (std::string line; std::getline(list, line);) {
-    if (!absl::StrContains(line, directory)) continue;
-    const std::vector<std::string> name = absl::StrSplit(line.substr(line.rfind('/') + 1), '-');
-    int64_t attempt = 0;
-    if (name.size() == 4 && name[0] == "c" && absl::SimpleAtoi(name[2], &attempt)) {
-      newest = std::max(newest, attempt);
-    }
-  }
-  return newest;
 }
 
 bool IsBeingWritten(const std::string& checkpoints) {

@@ -41,10 +41,6 @@ class AgentProbe {
 // True when a rank with `status` is at `aim`. Requires: a heartbeat slot can show `aim`.
 bool IsAt(Aim aim, const telemetry::v1::RankStatus& status);
 
-// Returns the newest attempt that has tensor sockets under `directory`: a rank listens there, or a
-// peer has connected; 0: there is no such attempt.
-int64_t NewestAttemptWithSockets(const std::string& directory);
-
 // True when the newest step directory in `checkpoints` has shards and no manifest yet.
 bool IsBeingWritten(const std::string& checkpoints);
 // Returns the step of the newest complete checkpoint in `checkpoints`; 0: there is no checkpoint.

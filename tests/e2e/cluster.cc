@@ -22,6 +22,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -173,6 +174,22 @@ std::vector<pid_t> DescendantsOf(pid_t pid, const std::string& word) {
     if (ancestor == pid && command.find(word) != std::string::npos) found.push_back(id);
   }
   return found;
+}
+
+// Reads the kernel's list of Unix sockets: the last word of a line is "…/c-JOB-ATTEMPT-RANK". An
+// accepted socket has the name of its listening socket.
+int64_t NewestAttemptWithSockets(const std::string& directory) {
+  std::ifstream list("/proc/net/unix");
+  int64_t newest = 0;
+  for (std::string line; std::getline(list, line);) {
+    if (!absl::StrContains(line, directory)) continue;
+    const std::vector<std::string> name = absl::StrSplit(line.substr(line.rfind('/') + 1), '-');
+    int64_t attempt = 0;
+    if (name.size() == 4 && name[0] == "c" && absl::SimpleAtoi(name[2], &attempt)) {
+      newest = std::max(newest, attempt);
+    }
+  }
+  return newest;
 }
 
 bool WaitUntil(const std::function<bool()>& condition, int seconds) {
@@ -339,6 +356,15 @@ Job Cluster::Status(const std::string& job_id) const {
   const auto job = Client().Get(job_id);
   if (!job.ok()) client_.reset();  // over TCP, a channel that failed connects again late
   return job.value_or(Job());
+}
+
+bool Cluster::WaitForSockets(int64_t attempt, int seconds) const {
+  const auto deadline = steady_clock::now() + std::chrono::seconds(seconds);
+  while (NewestAttemptWithSockets(directory_) <= attempt) {
+    if (steady_clock::now() > deadline) return false;
+    std::this_thread::yield();
+  }
+  return true;
 }
 
 bool Cluster::WaitForStep(const std::string& job_id, int64_t step, int seconds) const {

@@ -43,6 +43,10 @@ bool IsAlive(pid_t pid);
 // Returns the children, grandchildren and so on whose command line contains `word`.
 std::vector<pid_t> DescendantsOf(pid_t pid, const std::string& word);
 
+// Returns the newest attempt that has tensor sockets under `directory`: a rank listens there, or a
+// peer has connected; 0: there is no such attempt.
+int64_t NewestAttemptWithSockets(const std::string& directory);
+
 // Waits until `condition` holds and returns true; false after `seconds`.
 bool WaitUntil(const std::function<bool()>& condition, int seconds);
 
@@ -100,6 +104,8 @@ class Cluster {
   // Returns the job as the driver tells this process, without a command, since tests ask many times
   // a second; an empty job if there is no answer.
   control::v1::Job Status(const std::string& job_id) const;
+  // Waits, looking all the time, for the first tensor socket of an attempt after `attempt`.
+  bool WaitForSockets(int64_t attempt, int seconds = 60) const;
   bool WaitForStep(const std::string& job_id, int64_t step, int seconds = 60) const;
   // Waits for a terminal state and returns it.
   control::v1::JobState WaitForEnd(const std::string& job_id, int seconds = 120) const;

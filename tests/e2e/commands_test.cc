@@ -2,10 +2,12 @@
 // clear line per mistake.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -69,6 +71,36 @@ TEST_F(CommandsTest, SubmitIsIdempotentByJobId) {
   EXPECT_EQ(ended.exit_code, 2);
   EXPECT_NE(ended.err.find("job twice: exists already, CANCELLED since "), std::string::npos)
       << ended.err;
+}
+
+// The driver and the agents are still starting when the job is submitted.
+TEST_F(CommandsTest, ReadmesBlockWorksAsAScript) {
+  const std::string readme = base::ReadFile(Runfile("README.md"), 1 << 20).value();
+  const std::vector<std::string> parts = absl::StrSplit(readme, "./dev install  ");
+  ASSERT_EQ(parts.size(), 2u);
+  // From the line after it to the end of the block.
+  const std::string block = parts[1].substr(parts[1].find('\n') + 1);
+  const std::string script = block.substr(0, block.find("```"));
+  ASSERT_NE(script.find("megascale driver &\n"), std::string::npos) << script;
+  const std::string file = cluster_.directory() + "/by-hand.sh";
+  ASSERT_TRUE(base::WriteFileDurably(file, script).ok());
+  const std::string sockets = cluster_.directory() + "/run";
+  ASSERT_EQ(::mkdir(sockets.c_str(), 0700), 0);
+  const std::string search = std::filesystem::path(Program()).parent_path().string();
+  // What the script leaves running becomes a child of this process.
+  ASSERT_EQ(::prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+  const CommandResult result =
+      e2e::Run({"/bin/bash", "-e", file}, {{"PATH", absl::StrCat(search, ":", ::getenv("PATH"))},
+                                           {"HOME", cluster_.directory()},
+                                           {"XDG_RUNTIME_DIR", sockets},
+                                           {"XDG_STATE_HOME", cluster_.directory()},
+                                           {"NO_COLOR", "1"}});
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_NE(result.out.find("demo  SUCCEEDED"), std::string::npos) << result.out << result.err;
+  const std::vector<pid_t> left = DescendantsOf(::getpid(), "megascale ");
+  EXPECT_GE(left.size(), 3u) << "the driver and two agents";
+  for (const pid_t pid : left) KillAndReap(pid);
+  ASSERT_EQ(::prctl(PR_SET_CHILD_SUBREAPER, 0), 0);
 }
 
 // As in a script that starts everything at once.

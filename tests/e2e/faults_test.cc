@@ -49,6 +49,10 @@ class FaultsTest : public ::testing::Test {
     cluster_.StartAgent(0, 2);
     cluster_.StartAgent(1, 2);
   }
+  void StartFourAgents() {
+    cluster_.StartDriver();
+    for (int i = 0; i < 4; ++i) cluster_.StartAgent(i, 1);
+  }
   void SubmitAndReachTheMiddle() {
     cluster_.Submit("job");
     ASSERT_TRUE(cluster_.WaitForStep("job", kMiddle));
@@ -232,6 +236,38 @@ TEST_F(FaultsTest, AKilledAgentTakesItsProcessesWithItAndTheJobResumesFromStorag
   cluster_.StartAgent(1, 2);
   ExpectTheSameBits();
   EXPECT_EQ(cluster_.Status("job").attempt(), before_.attempt() + 1);
+}
+
+// The other ranks connect to each other, or are about to, and see hang-ups from all sides.
+TEST_F(FaultsTest, AnAgentKilledAsTheFirstTensorSocketAppearsEndsNoJob) {
+  StartFourAgents();
+  cluster_.Submit("job");
+  ASSERT_TRUE(cluster_.WaitForSockets(0));
+  cluster_.KillAgent(2);
+  cluster_.StartAgent(2, 1);
+  ExpectTheSameBits();
+  EXPECT_EQ(cluster_.Status("job").attempt(), 2);
+}
+
+TEST_F(FaultsTest, AStoppedWorkerWhoseAgentEndsIsTheCause) {
+  StartFourAgents();
+  SubmitAndReachTheMiddle();
+  ASSERT_EQ(before_.ranks_size(), 4);
+  const std::string node_id = before_.ranks(1).node_id();
+  ASSERT_EQ(::kill(before_.ranks(1).status().pid(), SIGSTOP), 0);
+  ASSERT_TRUE(WaitUntil(
+      [&] {
+        const Job job = cluster_.Status("job");
+        return job.ranks_size() == 4 && job.ranks(1).status().alive_age_seconds() > 0.4;
+      },
+      60));
+  const int agent = node_id.back() - '0';
+  cluster_.KillAgent(agent);
+  cluster_.StartAgent(agent, 1);
+  ExpectTheSameBits();
+  const Job after = cluster_.Status("job");
+  EXPECT_EQ(after.attempt(), before_.attempt() + 1);
+  EXPECT_EQ(after.culprit().node_id(), node_id) << after.culprit().evidence();
 }
 
 // As on a cloned machine, whose host name is the default id.

@@ -1,4 +1,5 @@
 // `megascale local`: one command with real processes that leaves nothing behind, however it ends.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -12,11 +13,15 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "runtime/base/fd.h"
 #include "tests/e2e/cluster.h"
 
 namespace megascale::e2e {
 namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 // Returns the names of the descendants of `pid`, as ps and ss show them.
 std::set<std::string> NamesBelow(pid_t pid) {
@@ -93,13 +98,31 @@ class LocalTest : public ::testing::Test {
 };
 
 TEST_F(LocalTest, TrainsAndTellsWhatItMade) {
-  const CommandResult result = e2e::Run({Program(), "local", job_, "--agents", "2", "--state-dir",
-                                         directory_ + "/state", "--set", "train.steps=30"},
-                                        {{"NO_COLOR", "1"}});
+  const std::map<std::string, std::string> environment = {
+      {"NO_COLOR", "1"},
+      {"XDG_STATE_HOME", directory_},
+      {"PATH", absl::StrCat(std::filesystem::path(Program()).parent_path().string(), ":",
+                            ::getenv("PATH"))}};
+  const auto run_here = [&](const std::string& line) {
+    return e2e::Run({"/bin/sh", "-c", absl::StrCat("cd ", directory_, " && ", line)}, environment);
+  };
+  const CommandResult result = run_here(
+      "megascale local job.yaml --agents 2 --state-dir state --set train.steps=30 "
+      "--held-out-windows 3");
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
-  EXPECT_NE(result.out.find("on 2 agents with 2 slots each"), std::string::npos) << result.out;
-  EXPECT_NE(result.out.find("bits per byte"), std::string::npos) << result.out;
-  EXPECT_NE(result.out.find("step-00000030-attempt-1"), std::string::npos) << result.out;
+  EXPECT_THAT(result.out, HasSubstr("on 2 agents with 2 slots each"));
+  EXPECT_THAT(result.out, HasSubstr("\nmeasuring the model on held-out text\n3 of "));
+  EXPECT_THAT(result.out, HasSubstr("bits per byte"));
+  EXPECT_THAT(result.out, HasSubstr("step-00000030-attempt-1"));
+  const std::vector<std::string> parts = absl::StrSplit(result.out, "\nnext:\n");
+  ASSERT_EQ(parts.size(), 2u) << result.out;
+  const std::vector<std::string> next = absl::StrSplit(parts[1], '\n', absl::SkipEmpty());
+  EXPECT_EQ(next.size(), 3u) << parts[1];
+  for (const std::string& line : next) {
+    EXPECT_THAT(line, Not(HasSubstr(" /"))) << "an absolute path";
+    const CommandResult typed = run_here(line);
+    EXPECT_EQ(typed.exit_code, 0) << line << ": " << typed.err;
+  }
 }
 
 // Returns the number after "KEY": in a line of JSON.

@@ -208,6 +208,24 @@ TEST_F(SecurityTest, AnAgentThatTheDriverWouldNeverTakeEndsAndSaysSo) {
   EXPECT_THAT(refused.err, HasSubstr(TheDriver() + "it refuses --tls-cert " + foreign));
 }
 
+// Whoever reads an error can run the command in it as it is printed.
+TEST_F(SecurityTest, ACommandInAnErrorReachesTheDriverOverTlsAsItIsPrinted) {
+  cluster_.UseTls();
+  cluster_.StartDriver();
+  std::vector<std::string> command = {Program(), "status", "nobody", "--address",
+                                      cluster_.address()};
+  for (const std::string& flag : UserFlags()) command.push_back(flag);
+  const CommandResult refused = e2e::Run(command);
+  EXPECT_EQ(refused.exit_code, 4) << refused.err;
+  const std::vector<std::string> parts = absl::StrSplit(refused.err, '`');
+  ASSERT_THAT(parts, SizeIs(3)) << refused.err;
+  const std::string search = std::filesystem::path(Program()).parent_path().string();
+  const CommandResult typed =
+      e2e::Run({"/bin/sh", "-c", parts[1]}, {{"PATH", search}, {"NO_COLOR", "1"}});
+  EXPECT_EQ(typed.exit_code, 0) << parts[1] << ": " << typed.err;
+  EXPECT_THAT(typed.out, StartsWith("JOB"));
+}
+
 TEST_F(SecurityTest, ANodeIdIsBoundToTheCertificateThatItsAgentShowedFirst) {
   cluster_.UseTls();
   const std::string certificates = cluster_.certificates();

@@ -64,11 +64,11 @@ Ended EndOf(const Cluster& cluster) {
   return {cluster.Digest("job"), cluster.LossLog("job")};
 }
 
-// Returns what all workers of the job have logged.
-std::string WorkerLogs(const Cluster& cluster) {
+// Returns what the processes of the job have logged whose names begin with `name`: "rank-", "host".
+std::string LogsOf(const Cluster& cluster, const std::string& name) {
   std::string logs;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(cluster.directory())) {
-    if (!absl::StartsWith(entry.path().filename().string(), "rank-")) continue;
+    if (!absl::StartsWith(entry.path().filename().string(), name)) continue;
     absl::StrAppend(&logs, base::ReadFile(entry.path().string(), 1 << 20).value_or(""));
   }
   return logs;
@@ -104,7 +104,7 @@ void ExpectTheBitsOfTheCpu(const Layout& layout,
   EXPECT_EQ(ended.digest, calm.digest);
   EXPECT_EQ(ended.losses, calm.losses);
   EXPECT_EQ(cluster.Status("job").attempt(), before.attempt() + 1);
-  EXPECT_FALSE(absl::StrContains(WorkerLogs(cluster), "host code touched device memory"));
+  EXPECT_FALSE(absl::StrContains(LogsOf(cluster, "rank-"), "host code touched device memory"));
 }
 
 class StrictProcessesTest : public ::testing::TestWithParam<Layout> {};
@@ -122,6 +122,26 @@ TEST(StrictStorageTest, AfterAKilledAgentAPipelineGoesOnFromStorageWithTheBitsOf
     cluster.KillAgent(1);
     cluster.StartAgent(1, SlotsOf(kPipeline));
   });
+}
+
+// A machine that has had the job's device may have it again: the job does not end.
+TEST(StrictMachineTest, ADeviceThatIsGoneForAWhileEndsNoJob) {
+  Cluster cluster;
+  const std::string gone = cluster.directory() + "/gone";
+  ASSERT_EQ(::setenv("MEGASCALE_STRICT_GONE", gone.c_str(), 1), 0);
+  cluster.UseProgram(Runfile("tests/e2e/strict_program"));
+  Start(&cluster, kTensor);
+  ASSERT_TRUE(cluster.WaitForStep("job", kMiddle));
+  ASSERT_TRUE(base::WriteFileDurably(gone, "").ok());
+  ASSERT_EQ(::kill(cluster.Status("job").ranks(1).status().pid(), SIGKILL), 0);
+  const auto is_missed = [&] {
+    return absl::StrContains(LogsOf(cluster, "host"), "this machine has no strict device") ||
+           cluster.Status("job").state() == control::v1::JOB_STATE_FAILED;
+  };
+  EXPECT_TRUE(WaitUntil(is_missed, 60));
+  ASSERT_TRUE(std::filesystem::remove(gone));
+  EXPECT_EQ(cluster.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
+  ASSERT_EQ(::unsetenv("MEGASCALE_STRICT_GONE"), 0);
 }
 
 // The last layout, under `./dev soak` all.

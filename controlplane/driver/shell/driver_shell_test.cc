@@ -223,6 +223,24 @@ TEST_F(DriverShellTest, AnotherKeyIsTakenOnceTheFirstAgentIsLost) {
   EXPECT_EQ(FindNode(shell_->state(), "n0")->hello().key(), "another key");
 }
 
+// A copy of its state directory on another machine could not be told from it.
+TEST_F(DriverShellTest, ARebootedAgentIsTakenAfterOneNodeTimeout) {
+  Run();
+  shell_->OnGone("n0", link_.get());
+  const auto second = std::make_shared<KeepingLink>();
+  agent::Hello hello = HelloOf("n0", "b", 1);
+  hello.set_machine_id("another boot/n0");
+  Round([&] { EXPECT_FALSE(shell_->OnHello(hello, second)); });
+  EXPECT_EQ(second->closed.code(), absl::StatusCode::kAlreadyExists);
+  for (absl::Duration passed; passed <= FailureDetector::kNodeTimeout;
+       passed += absl::Milliseconds(500)) {
+    clock_.Advance(absl::Milliseconds(500));
+    Round([] {});
+  }
+  Round([&] { EXPECT_TRUE(shell_->OnHello(hello, second)); });
+  EXPECT_GT(second->last.version(), 0);
+}
+
 TEST_F(DriverShellTest, ADriverThatWasJustStartedLetsNobodyTakeTheIdOfAnAgentThatMayReport) {
   Run();
   shell_.reset();

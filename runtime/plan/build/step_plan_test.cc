@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "runtime/plan/build/channels.h"
 #include "runtime/plan/check/validate_step.h"
+#include "tests/soak.h"
 
 namespace megascale::plan {
 namespace {
@@ -131,17 +132,20 @@ PlanOptions RandomShape(std::mt19937* random) {
   return options;
 }
 
+// `./dev soak` takes four times as many.
 TEST(TrainPlan, AThousandRandomShapesOfEveryScheduleAreValid) {
-  constexpr int kTotal = 1000;
+  const int num_shapes_in_all = IsSoak() ? 4000 : 1000;
   std::mt19937 random(20240223);
   std::map<Schedule, int> num_shapes;
-  for (int i = 0; i < kTotal; ++i) {
+  for (int i = 0; i < num_shapes_in_all; ++i) {
     const PlanOptions options = RandomShape(&random);
     const absl::Status valid = ValidatePlans(BuildAll(options));
     ASSERT_TRUE(valid.ok()) << Describe(options) << ": " << valid;
     ++num_shapes[options.schedule];
   }
-  for (const auto& [schedule, count] : num_shapes) EXPECT_GT(count, kTotal / 5) << Name(schedule);
+  for (const auto& [schedule, count] : num_shapes) {
+    EXPECT_GT(count, num_shapes_in_all / 5) << Name(schedule);
+  }
   EXPECT_EQ(num_shapes.size(), 4u);
 }
 

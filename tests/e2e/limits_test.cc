@@ -112,6 +112,9 @@ TEST(LimitsTest, MinderFindsAndReportsTheMachineThatLacksCores) {
   const control::v1::Suspicion suspicion = cluster.Status("job").suspicion();
   EXPECT_EQ(suspicion.action(), "told: fault.on_suspect is not evict");
   EXPECT_EQ(suspicion.evidence_size(), 3);
+  EXPECT_GT(suspicion.began_at().seconds(), suspicion.since().seconds() - 120);
+  EXPECT_LT(suspicion.began_at().seconds(), suspicion.since().seconds())
+      << "the fault began before it was reported";
   EXPECT_NE(cluster.Megascale({"status", "job"}).out.find("suspect: machine n3 differs"),
             std::string::npos);
   const auto log_text = [&] { return base::ReadFile(log, 1 << 20).value_or(""); };

@@ -146,6 +146,23 @@ void PrintRow(const char* name, const Table& table, const Table& ceiling) {
               table.small.f1() / ceiling.small.f1(), table.large.f1() / ceiling.large.f1());
 }
 
+void PrintTables(int num_tasks, uint64_t seed, const std::vector<Variant>& variants,
+                 const std::vector<Table>& tables, const Table& ceiling) {
+  std::printf(
+      "%d tasks of 4 to 1,500 machines, seeds from %llu on; %d have a fault, of which %d show in "
+      "no metric or end too soon\n",
+      num_tasks, static_cast<unsigned long long>(seed), ceiling.all.right + ceiling.all.missed,
+      ceiling.all.missed);
+  std::printf("%-28s %9s %9s %9s %12s %10s %10s\n", "", "precision", "recall", "F1", "of ceiling",
+              "below 128", "from 128");
+  PrintRow("ceiling", ceiling, ceiling);
+  for (size_t v = 0; v < variants.size(); ++v) {
+    PrintRow(variants[v].name, tables[v], ceiling);
+  }
+  std::fflush(stdout);
+}
+
+// Prints the tables so far after each task of the largest size.
 void Compare(const Models& models, const BenchmarkFlags& flags) {
   const std::vector<Variant> variants = Variants(flags.num_threads);
   std::vector<Table> tables(variants.size());
@@ -167,20 +184,10 @@ void Compare(const Models& models, const BenchmarkFlags& flags) {
           variants[v].options);
       tables[v].Add(num_machines, CountOf(task, suspect));
     }
+    if (num_machines == kLargeTask || i + 1 == flags.num_tasks) {
+      PrintTables(i + 1, flags.seed, variants, tables, ceiling);
+    }
   }
-  std::printf(
-      "%d tasks of 4 to 1,500 machines, seeds from %llu on; %d have a fault, of which %d show in "
-      "no "
-      "metric or end too soon\n",
-      flags.num_tasks, static_cast<unsigned long long>(flags.seed),
-      ceiling.all.right + ceiling.all.missed, ceiling.all.missed);
-  std::printf("%-28s %9s %9s %9s %12s %10s %10s\n", "", "precision", "recall", "F1", "of ceiling",
-              "below 128", "from 128");
-  PrintRow("ceiling", ceiling, ceiling);
-  for (size_t v = 0; v < variants.size(); ++v) {
-    PrintRow(variants[v].name, tables[v], ceiling);
-  }
-  std::fflush(stdout);
 }
 
 // --- recordings -----------------------------------------------------------------------------

@@ -163,7 +163,7 @@ TEST(MeanDistancesTest, TheReferencesStandForAllMachines) {
       EXPECT_EQ(first(sums) - sums.begin(), static_cast<std::ptrdiff_t>(away));
       EXPECT_EQ(first(exact) - exact.begin(), static_cast<std::ptrdiff_t>(away));
       for (size_t m = 0; m < machines; ++m) {
-        ASSERT_NEAR(sums[m], exact[m], machines <= kReferencesMax ? 1e-6 : 0.12 * exact[m])
+        ASSERT_NEAR(sums[m], exact[m], machines <= kReferencesMax ? 1e-6 : 0.25 * exact[m])
             << machines << " machines, machine " << m;
       }
     }
@@ -329,7 +329,7 @@ TEST(AccuracyTest, F1OfSmallTasksIsNearTheCeiling) {
   for (uint64_t i = 0; i < 16; ++i) {
     const Task task =
         MakeTask({.num_machines = kMachines[i % 8], .has_fault = i % 4 != 3, .seed = kSeed + i});
-    const auto suspect = FindSuspect(task.metrics, models, {.num_threads = 2});
+    const auto suspect = FindSuspect(task.metrics, models);
     const bool is_right = suspect.has_value() && suspect->machine == task.faulty;
     minder.right += is_right ? 1 : 0;
     minder.wrong += suspect.has_value() && !is_right ? 1 : 0;

@@ -202,7 +202,7 @@ Task MakeTask(const TaskOptions& options) {
   for (const Spell& spell : task.spells) {
     by_machine[static_cast<size_t>(spell.machine)].push_back(spell);
   }
-  for (size_t m = 0; m < num_metrics; ++m) {
+  for (size_t m = 0; m < num_metrics && options.has_metrics; ++m) {
     MetricSeries series;
     series.name = kMetrics[m].name;
     for (const auto& of_machine : by_machine) {

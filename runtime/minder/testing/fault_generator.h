@@ -47,6 +47,7 @@ struct TaskOptions {
   // With metrics of disk and memory, and with the faults that the table calls "others". The table
   // does not say in what these show: here as the mean of all other faults.
   bool has_all_groups = false;
+  bool has_metrics = true;  // false: only what happens, not what the machines measure
 };
 
 Task MakeTask(const TaskOptions& options);

@@ -52,8 +52,11 @@ struct Instances {
 std::map<std::string, Instances> InstancesOf(bool has_all_groups) {
   std::map<std::string, Instances> instances;
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
-    const Task task = MakeTask(
-        {.num_machines = 1, .has_fault = true, .seed = seed, .has_all_groups = has_all_groups});
+    const Task task = MakeTask({.num_machines = 1,
+                                .has_fault = true,
+                                .seed = seed,
+                                .has_all_groups = has_all_groups,
+                                .has_metrics = false});
     Instances& of_fault = instances[task.fault];
     ++of_fault.count;
     for (size_t group = 0; group < kNumGroups; ++group) {
@@ -122,7 +125,8 @@ TEST(FaultGeneratorTest, BurstsAreAsStrongAsFaultsAndShorter) {
   std::vector<double> faults;
   int num_short = 0;
   for (uint64_t seed = 0; seed < 300; ++seed) {
-    const Task task = MakeTask({.num_machines = 4, .has_fault = true, .seed = seed});
+    const Task task =
+        MakeTask({.num_machines = 4, .has_fault = true, .seed = seed, .has_metrics = false});
     for (size_t i = 0; i < task.spells.size(); ++i) {
       const Spell& spell = task.spells[i];
       const bool is_fault = i + 1 == task.spells.size();
@@ -153,7 +157,7 @@ const MetricSeries& GpuDutyCycle(const Task& task) { return task.metrics[2]; }
 // All machines stop at a restart: 0.02 of the limit, where 0.92 is usual and 0.3 is faulty.
 TEST(FaultGeneratorTest, ARestartStopsAllMachinesAtOnce) {
   int num_restarts = 0;
-  for (uint64_t seed = 0; seed < 200; ++seed) {
+  for (uint64_t seed = 0; seed < 100; ++seed) {
     const Task task = MakeTask({.num_machines = 4, .seed = seed});
     std::array<int, 5> seconds = {};  // by the number of machines that stand still
     for (size_t t = 0; t < kTaskSeconds; ++t) {
@@ -165,12 +169,12 @@ TEST(FaultGeneratorTest, ARestartStopsAllMachinesAtOnce) {
     // Missing seconds have the nearest value, so that machines differ for some seconds.
     EXPECT_LE(seconds[1] + seconds[2] + seconds[3], 45) << seed;
   }
-  EXPECT_NEAR(num_restarts / 200.0, 0.2, BoundOf(0.2, 200));
+  EXPECT_NEAR(num_restarts / 100.0, 0.2, BoundOf(0.2, 100));
 }
 
 TEST(FaultGeneratorTest, LoadChangesMoveAllMachinesTheSameWay) {
   int num_changes = 0;
-  for (uint64_t seed = 0; seed < 100; ++seed) {
+  for (uint64_t seed = 0; seed < 40; ++seed) {
     const Task task = MakeTask({.num_machines = 16, .seed = seed});
     std::vector<double> moves;  // of each machine, from the first third to the last
     for (const std::vector<float>& machine : GpuDutyCycle(task).machines) {
@@ -184,7 +188,7 @@ TEST(FaultGeneratorTest, LoadChangesMoveAllMachinesTheSameWay) {
     const auto num_up = std::count_if(moves.begin(), moves.end(), [](double m) { return m > 0; });
     EXPECT_GE(std::max<int64_t>(num_up, 16 - num_up), 13) << seed;
   }
-  EXPECT_GT(num_changes, 10);
+  EXPECT_GT(num_changes, 5);
 }
 
 // A second without a sample has the value of its neighbour; noise makes no two values equal.

@@ -133,6 +133,15 @@ TEST(LimitsTest, MinderFindsAndReportsTheMachineThatLacksCores) {
       cluster.Megascale({"minder", "train", cluster.directory() + "/a.csv", "--epochs", "1",
                          "--out", cluster.directory() + "/models.json"});
   EXPECT_EQ(trained.exit_code, 0) << trained.err;
+  const CommandResult checked =
+      cluster.Megascale({"minder", "check", "job", "--models", cluster.directory() + "/models.json",
+                         "--continuity", "6s", "--method", "raw", "-o", "json"});
+  EXPECT_EQ(checked.exit_code, 0) << checked.err;
+  EXPECT_NE(checked.out.find("\"machine\":\"n3\""), std::string::npos) << checked.out;
+  const CommandResult other =
+      cluster.Megascale({"minder", "check", "job", "--models", cluster.directory() + "/a.csv"});
+  EXPECT_NE(other.exit_code, 0);
+  EXPECT_NE(other.err.find("a.csv"), std::string::npos) << other.err;
 }
 
 TEST(LimitsTest, AJobThatNeedsMoreMemoryThanItsGroupHasIsRefusedWithTheSum) {

@@ -96,7 +96,7 @@ class EvidenceStream {
 
   absl::Status Run() {
     const int most = std::min(kNodesAskedAtOnce, static_cast<int>(nodes_.size()));
-    const Helpers helpers(most - 1);
+    const Helpers helpers(std::max(0, most - 1));
     std::vector<std::thread> threads;
     for (int i = 0; i < helpers.count(); ++i) threads.emplace_back([this] { AskNodes(); });
     AskNodes();

@@ -94,6 +94,12 @@ TEST_F(EvidenceStreamTest, OnlyTheRanksThatAreAskedForAreRead) {
   EXPECT_EQ(asked_, (std::vector<std::string>{"n0/1/2", "n1/3/2"}));
 }
 
+TEST_F(EvidenceStreamTest, RanksThatTheJobDoesNotHaveAreNotRead) {
+  ASSERT_TRUE(Stream(EVIDENCE_KIND_EXCHANGES, {99}).ok());
+  EXPECT_TRUE(asked_.empty());
+  EXPECT_TRUE(got_.empty());
+}
+
 TEST_F(EvidenceStreamTest, ANodeThatDoesNotAnswerIsAskedOnce) {
   away_ = "n0";
   ASSERT_TRUE(Stream(EVIDENCE_KIND_EXCHANGES).ok());

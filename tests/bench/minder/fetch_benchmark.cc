@@ -1,30 +1,38 @@
 // The whole of one look of `megascale minder`, in one number: fetching the series of all machines
 // from their agents through a real driver, and finding the machine that differs. Agents are
 // simulated, in this process; what they answer is made up (runtime/minder/testing). Some may be
-// silent. Functions are those that the program calls.
+// silent. The driver is that of the program, in a process of its own.
 //   fetch_benchmark [--agents N] [--silent N] [--turns N] [--threads N]
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "cli/minder/job_series.h"
 #include "controlplane/address/address.h"
 #include "controlplane/client/job_client.h"
+#include "controlplane/driver/service/driver_server.h"
 #include "runtime/minder/examine.h"
 #include "runtime/minder/testing/fault_generator.h"
 #include "tests/bench/minder/metrics_fleet.h"
-#include "tests/e2e/cluster.h"
 
 namespace megascale::bench {
 namespace {
 
 constexpr char kJobId[] = "fleet";
-constexpr int kWaitSeconds = 300;
+constexpr absl::Duration kDeadline = absl::Minutes(5);
 constexpr int kTemplates = 6;  // healthy machines with series of their own; the others repeat them
 constexpr int kFaulty = 7;     // the machine
 
@@ -139,28 +147,68 @@ bool Look(client::JobClient* client, const FetchFlags& flags) {
   return named == MetricsFleet::NodeId(kFaulty);
 }
 
-bool Measure(const FetchFlags& flags) {
-  e2e::Cluster cluster;
-  cluster.StartDriver();
+// A driver in a process of its own, with its state in a folder of its own.
+class Driver {
+ public:
+  // Requires: this process has no other thread yet.
+  Driver() {
+    char directory[] = "/tmp/ms-fetch-XXXXXX";
+    if (::mkdtemp(directory) == nullptr) return;
+    directory_ = directory;
+    pid_ = ::fork();
+    if (pid_ != 0) return;
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    const absl::Status ended = driver::RunDriver(
+        {.listen_address = address(), .state_directory = directory_ + "/state", .retention = {}});
+    if (!ended.ok()) std::fprintf(stderr, "%s\n", std::string(ended.message()).c_str());
+    ::_exit(ended.ok() ? 0 : 1);
+  }
+  ~Driver() {
+    if (pid_ > 0) {
+      ::kill(pid_, SIGTERM);
+      ::waitpid(pid_, nullptr, 0);
+    }
+    std::error_code ignored;
+    if (!directory_.empty()) std::filesystem::remove_all(directory_, ignored);
+  }
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
+
+  std::string address() const { return "unix:" + directory_ + "/driver"; }
+
+ private:
+  std::string directory_;
+  pid_t pid_ = -1;
+};
+
+// Submits the job and waits until its ranks run.
+bool BeginJob(client::JobClient* client, int num_agents) {
+  const auto submitted = client->Submit(JobFor(num_agents), {.time = absl::Minutes(1)});
+  if (!submitted.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(submitted.status().message()).c_str());
+    return false;
+  }
+  const absl::Time end = absl::Now() + kDeadline;
+  while (absl::Now() < end) {
+    const auto job = client->Get(kJobId);
+    if (job.ok() && job->state() == control::v1::JOB_STATE_RUNNING &&
+        job->ranks_size() == num_agents) {
+      return true;
+    }
+    absl::SleepFor(absl::Milliseconds(100));
+  }
+  std::fprintf(stderr, "the job did not begin in %s\n", absl::FormatDuration(kDeadline).c_str());
+  return false;
+}
+
+bool Measure(const FetchFlags& flags, const Driver& driver) {
   MetricsFleet::Options options = FleetOf(flags);
-  options.address = cluster.address();
+  options.address = driver.address();
   const MetricsFleet fleet(std::move(options));
   client::ClientOptions client_options;
-  client_options.address = client::ParseAddress(cluster.address()).value();
+  client_options.address = client::ParseAddress(driver.address()).value();
   const auto client = client::JobClient::Create(client_options).value();
-  if (const auto job = client->Submit(JobFor(flags.num_agents), {}); !job.ok()) {
-    std::fprintf(stderr, "%s\n", std::string(job.status().message()).c_str());
-    return false;
-  }
-  const auto has_begun = [&] {
-    const auto job = client->Get(kJobId);
-    return job.ok() && job->state() == control::v1::JOB_STATE_RUNNING &&
-           job->ranks_size() == flags.num_agents;
-  };
-  if (!e2e::WaitUntil(has_begun, kWaitSeconds)) {
-    std::fprintf(stderr, "the job did not begin\n");
-    return false;
-  }
+  if (!BeginJob(client.get(), flags.num_agents)) return false;
   bool is_right = true;
   for (int turn = 0; turn < flags.turns; ++turn) is_right = Look(client.get(), flags) && is_right;
   return is_right;
@@ -195,5 +243,6 @@ int main(int argc, char** argv) {
                  "usage: fetch_benchmark [--agents N] [--silent N] [--turns N] [--threads N]\n");
     return 2;
   }
-  return megascale::bench::Measure(flags) ? 0 : 1;
+  const megascale::bench::Driver driver;
+  return megascale::bench::Measure(flags, driver) ? 0 : 1;
 }

@@ -555,6 +555,7 @@ TEST_F(ReportTest, TheSameReportWithinAMinuteIsNoEventAndAnotherMachineIsAfterFi
 
 TEST_F(ReportTest, TheFirstTimeAtWhichTheFaultBeganIsKept) {
   RunWith(megascale::job::v1::ON_SUSPECT_TELL);
+  TakeStep(absl::Hours(1));
   v1::SuspectFound found = ReportOf(1, "n1");
   const auto began = [&] { return job().suspicion().began_at().seconds(); };
   ASSERT_TRUE(*Report(found));

@@ -158,8 +158,10 @@ class Driver {
     pid_ = ::fork();
     if (pid_ != 0) return;
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    const absl::Status ended = driver::RunDriver(
-        {.listen_address = address(), .state_directory = directory_ + "/state", .retention = {}});
+    driver::DriverOptions options;
+    options.listen_address = address();
+    options.state_directory = directory_ + "/state";
+    const absl::Status ended = driver::RunDriver(options);
     if (!ended.ok()) std::fprintf(stderr, "%s\n", std::string(ended.message()).c_str());
     ::_exit(ended.ok() ? 0 : 1);
   }

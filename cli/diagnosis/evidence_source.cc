@@ -61,6 +61,9 @@ class Live final : public EvidenceSource {
     const absl::Status read = client_.Evidence(
         request,
         {[&](const StreamEvidenceResponse& response) { responses.push_back(response); }, {}});
+    // They come in the order of the agents' answers.
+    std::stable_sort(responses.begin(), responses.end(),
+                     [](const auto& a, const auto& b) { return a.rank() < b.rank(); });
     if (!read.ok() && !ranks.empty()) {
       StreamEvidenceResponse& failed = responses.emplace_back();
       failed.set_rank(ranks[0]);

@@ -233,9 +233,7 @@ void AddNumbers(const control::v1::Job& job, Diagnosis* diagnosis) {
     }
   }
   if (!job.has_suspicion()) return;
-  findings.done.push_back(
-      absl::StrCat("the driver suspects: ", base::Printable(job.suspicion().verdict(), 300), "; ",
-                   base::Printable(job.suspicion().action(), 200)));
+  findings.done.push_back(absl::StrCat("the driver suspects: ", SuspicionText(job.suspicion())));
 }
 
 void AddReport(const control::v1::Job& job, absl::Span<const int> waiting, Diagnosis* diagnosis) {

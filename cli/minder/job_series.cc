@@ -120,6 +120,7 @@ absl::StatusOr<JobSeries> FetchSeries(client::JobClient* client, const std::stri
   control::v1::StreamEvidenceRequest request;
   request.set_job_id(job_id);
   request.set_kind(telemetry::EVIDENCE_KIND_METRICS);
+  request.set_only_ranks_of_job(true);
   bool is_current = true;
   const auto take = [&](const control::v1::StreamEvidenceResponse& response) {
     is_current = is_current && response.attempt() == series.job.attempt();
@@ -136,6 +137,9 @@ absl::StatusOr<JobSeries> FetchSeries(client::JobClient* client, const std::stri
     return absl::AbortedError(
         absl::StrCat("job ", job_id, ": began another attempt; look at its machines again"));
   }
+  // They come in the order of the agents' answers.
+  std::sort(series.recording.machines.begin(), series.recording.machines.end(),
+            [](const auto& a, const auto& b) { return a.name < b.name; });
   series.groups = GroupsByStage(series.recording, series.job);
   return series;
 }

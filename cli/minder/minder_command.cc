@@ -15,6 +15,7 @@
 #include "cli/command_line/report.h"
 #include "cli/connection/connection.h"
 #include "cli/minder/job_series.h"
+#include "cli/minder/method.h"
 #include "cli/minder/verdict_text.h"
 #include "cli/view/interrupt.h"
 #include "cli/view/live_view.h"
@@ -52,7 +53,7 @@ struct MinderFlags {
 int Threads() { return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 16); }
 
 absl::StatusOr<minder::DetectorOptions> OptionsOf(const MinderFlags& flags) {
-  minder::DetectorOptions options;
+  ASSIGN_OR_RETURN(minder::DetectorOptions options, OptionsOfMethod(flags.method));
   options.num_threads = Threads();
   const int64_t seconds = absl::ToInt64Seconds(flags.continuity);
   if (seconds < 1 || seconds > kContinuitySecondsMax) {
@@ -61,24 +62,6 @@ absl::StatusOr<minder::DetectorOptions> OptionsOf(const MinderFlags& flags) {
                      kContinuitySecondsMax, "s"));
   }
   options.continuity_windows = static_cast<int>(seconds);
-  if (flags.method == "raw") {
-    options.embedding = minder::Embedding::kRaw;
-  } else if (flags.method == "concatenated") {
-    options.embedding = minder::Embedding::kAllConcatenated;
-  } else if (flags.method == "one-model") {
-    options.embedding = minder::Embedding::kOneModel;
-  } else if (flags.method == "mahalanobis") {
-    options.distance = minder::Distance::kMahalanobis;
-  } else if (flags.method == "no-continuity") {
-    options.needs_continuity = false;
-  } else if (flags.method == "one-candidate") {
-    options.has_one_candidate = true;
-  } else if (flags.method != "minder") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--method: unknown method '", flags.method,
-                     "'; expected minder, raw, concatenated, one-model, mahalanobis, "
-                     "no-continuity or one-candidate"));
-  }
   return options;
 }
 

@@ -1,10 +1,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
 
 #include "absl/time/time.h"
 #include "cli/minder/job_series.h"
+#include "cli/minder/method.h"
 #include "cli/minder/verdict_text.h"
 #include "nlohmann/json.hpp"
 #include "runtime/minder/model_file.h"
@@ -13,6 +15,7 @@ namespace megascale::cli {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -79,6 +82,43 @@ TEST(DefaultModelsTest, HaveEachMetricOfAnAgentAndSayWhereTheyComeFrom) {
   }
 }
 
+TEST(MethodTest, EachWordOfMethodChangesWhatItNames) {
+  using minder::Distance;
+  using minder::Embedding;
+  struct Expected {
+    Embedding embedding = Embedding::kModelOfMetric;
+    Distance distance = Distance::kEuclidean;
+    bool needs_continuity = true;
+    bool has_one_candidate = false;
+  };
+  const std::map<std::string, Expected> expected = {
+      {"minder", {}},
+      {"raw", {.embedding = Embedding::kRaw}},
+      {"concatenated", {.embedding = Embedding::kAllConcatenated}},
+      {"one-model", {.embedding = Embedding::kOneModel}},
+      {"mahalanobis", {.distance = Distance::kMahalanobis}},
+      {"no-continuity", {.needs_continuity = false}},
+      {"one-candidate", {.has_one_candidate = true}},
+  };
+  EXPECT_EQ(MinderMethods().size(), expected.size());
+  for (const auto& [word, options] : expected) {
+    const auto found = OptionsOfMethod(word);
+    ASSERT_TRUE(found.ok()) << word;
+    EXPECT_EQ(found->embedding, options.embedding) << word;
+    EXPECT_EQ(found->distance, options.distance) << word;
+    EXPECT_EQ(found->needs_continuity, options.needs_continuity) << word;
+    EXPECT_EQ(found->has_one_candidate, options.has_one_candidate) << word;
+  }
+}
+
+TEST(MethodTest, AnotherWordIsRefusedWithAllThatThereAre) {
+  for (const char* word : {"", "Minder", "rawe", "all"}) {
+    const auto found = OptionsOfMethod(word);
+    EXPECT_EQ(found.status().code(), absl::StatusCode::kInvalidArgument) << word;
+    EXPECT_THAT(std::string(found.status().message()), HasSubstr("one-model, mahalanobis"));
+  }
+}
+
 Examined ExaminedMachine() {
   Examined examined;
   examined.subject = "job j";
@@ -126,6 +166,18 @@ TEST(VerdictTextTest, JsonHasTheNumbers) {
   EXPECT_EQ(json["verdict"]["metric"], "compute share");
   EXPECT_EQ(json["verdict"]["began_seconds_ago"], 420);
   EXPECT_EQ(json["verdict"]["lasts"], true);
+}
+
+TEST(VerdictTextTest, TheReportHasTheMetricBothCurvesAndSinceWhen) {
+  control::v1::Job job;
+  job.set_job_id("j");
+  const auto report = ReportOf(ExaminedMachine(), job);
+  EXPECT_THAT(report.verdict(), EndsWith("differs: compute share 0.97, where 0.41 is usual"));
+  EXPECT_EQ(report.began_at().seconds(), 580);
+  ASSERT_EQ(report.evidence_size(), 3);
+  EXPECT_THAT(report.evidence(0), HasSubstr("score 1.7 of at most 1.7 among 4 machines"));
+  EXPECT_EQ(report.evidence(1), "compute share of this machine over 900 s: 0.4 0.97");
+  EXPECT_EQ(report.evidence(2), "compute share of the median machine over 900 s: 0.4 0.41");
 }
 
 TEST(VerdictTextTest, TheReportFitsTheDriversLimits) {

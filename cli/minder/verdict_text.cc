@@ -38,13 +38,15 @@ std::string Bars(const std::vector<double>& curve, double highest) {
   return bars;
 }
 
+std::string Difference(const minder::Verdict& verdict) {
+  return absl::StrCat(
+      "machine ", base::Printable(verdict.machine, 100),
+      verdict.lasts ? " differs: " : " differed: ", base::Printable(verdict.metric, 60), " ",
+      Number(verdict.value), ", where ", Number(verdict.usual), " is usual");
+}
+
 std::string Sentence(const minder::Verdict& verdict, double now) {
-  const std::string values =
-      absl::StrCat(base::Printable(verdict.metric, 60), " ", Number(verdict.value), ", where ",
-                   Number(verdict.usual), " is usual");
-  return absl::StrCat("machine ", base::Printable(verdict.machine, 100),
-                      verdict.lasts ? " differs: " : " differed: ", values, ", since ",
-                      Ago(now - verdict.begin),
+  return absl::StrCat(Difference(verdict), ", since ", Ago(now - verdict.begin),
                       verdict.lasts ? "" : absl::StrCat(", for ", Number(verdict.seconds), " s"));
 }
 
@@ -119,15 +121,17 @@ control::v1::ReportSuspectRequest ReportOf(const Examined& examined, const contr
   request.set_job_id(job.job_id());
   request.set_attempt(job.attempt());
   request.set_node_id(verdict.machine);
-  request.set_verdict(Sentence(verdict, examined.now));
+  request.set_verdict(Difference(verdict));
+  request.mutable_began_at()->set_seconds(std::max<int64_t>(0, std::llround(verdict.begin)));
   request.add_evidence(Sureness(verdict));
-  const auto line = [&](const char* name, const std::vector<double>& curve) {
+  const auto line = [&](const char* of, const std::vector<double>& curve) {
     const auto append = [](std::string* out, double value) { absl::StrAppend(out, Number(value)); };
-    return absl::StrCat(name, " over ", examined.examination.num_seconds,
+    return absl::StrCat(base::Printable(verdict.metric, 60), " of ", of, " over ",
+                        examined.examination.num_seconds,
                         " s: ", absl::StrJoin(curve, " ", append));
   };
   request.add_evidence(line("this machine", verdict.curve));
-  request.add_evidence(line("median of all", verdict.usual_curve));
+  request.add_evidence(line("the median machine", verdict.usual_curve));
   return request;
 }
 

@@ -285,6 +285,16 @@ absl::Duration TimeLeft(const Job& job) {
   return absl::Seconds(tokens_left / job.tokens_per_second());
 }
 
+std::string SuspicionText(const control::v1::Suspicion& suspicion) {
+  std::string text = base::Printable(suspicion.verdict(), 500);
+  if (suspicion.has_began_at()) {
+    const absl::Time began = absl::FromUnixSeconds(suspicion.began_at().seconds());
+    absl::StrAppend(&text, ", since ",
+                    absl::FormatTime("%Y-%m-%d %H:%M:%S", began, absl::LocalTimeZone()));
+  }
+  return absl::StrCat(text, " (", base::Printable(suspicion.action(), 200), ")");
+}
+
 std::vector<std::string> RenderJob(const Job& job, const Terminal& terminal, int workers_max) {
   std::vector<std::string> texts;
   texts.push_back(absl::StrCat(job.job_id(), "  ", StateLine(job)));
@@ -305,8 +315,7 @@ std::vector<std::string> RenderJob(const Job& job, const Terminal& terminal, int
     texts.push_back(absl::StrCat("warning: ", base::Printable(warning.message(), 400)));
   }
   if (job.has_suspicion() && !IsTerminal(job.state())) {
-    texts.push_back(
-        absl::StrCat("suspect: ", job.suspicion().verdict(), " (", job.suspicion().action(), ")"));
+    texts.push_back(absl::StrCat("suspect: ", SuspicionText(job.suspicion())));
   }
   if (job.has_culprit())
     texts.push_back(absl::StrCat("last failure: ", CulpritText(job.culprit())));

@@ -26,6 +26,10 @@ std::string StateLine(const control::v1::Job& job);
 // Returns "31,204 tokens/s, MFU 41.2 % of 430 GFLOP/s"; "": the rate is not known yet.
 std::string RateText(const control::v1::Job& job);
 
+// Returns what is wrong, since when the machine differs if that is known, and what the driver did:
+// "machine n3 differs: compute share 0.97, where 0.41 is usual, since 2026-11-26 11:20:05 (told)".
+std::string SuspicionText(const control::v1::Suspicion& suspicion);
+
 // Returns the time until the last step, at the present rate; negative: unknown.
 absl::Duration TimeLeft(const control::v1::Job& job);
 

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/civil_time.h"
+#include "absl/time/time.h"
 #include "gtest/gtest.h"
 
 namespace megascale::cli {
@@ -140,6 +142,21 @@ TEST(LiveViewTest, ShowsThatStorageFailsAndWhatIsLegalButHurts) {
             "no checkpoint could be written for 2m05s; training goes on, and the job fails after "
             "1h00m");
   EXPECT_EQ(lines[4], "warning: node n0: 4 threads share 2 cores");
+}
+
+TEST(LiveViewTest, SaysSinceWhenASuspectDiffers) {
+  Job job = RunningJob();
+  job.mutable_suspicion()->set_verdict("machine n3 differs");
+  job.mutable_suspicion()->set_action("told");
+  const auto has_line = [&](const std::string& line) {
+    const Lines lines = RenderJob(job, Plain(120), 16);
+    return std::find(lines.begin(), lines.end(), line) != lines.end();
+  };
+  EXPECT_TRUE(has_line("suspect: machine n3 differs (told)"));
+  const absl::Time began =
+      absl::FromCivil(absl::CivilSecond(2026, 11, 26, 9, 8, 7), absl::LocalTimeZone());
+  job.mutable_suspicion()->mutable_began_at()->set_seconds(absl::ToUnixSeconds(began));
+  EXPECT_TRUE(has_line("suspect: machine n3 differs, since 2026-11-26 09:08:07 (told)"));
 }
 
 TEST(LiveViewTest, LeavesOutWhatIsNotKnown) {

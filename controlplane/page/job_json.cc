@@ -63,10 +63,10 @@ json SuspicionJson(const control::v1::Suspicion& suspicion) {
   for (int i = 0; i < std::min(kWarningsMax, suspicion.evidence_size()); ++i) {
     lines.push_back(Text(suspicion.evidence(i)));
   }
-  return {{"attempt", suspicion.attempt()},    {"rank", suspicion.rank()},
-          {"node", Text(suspicion.node_id())}, {"verdict", Text(suspicion.verdict())},
-          {"evidence", std::move(lines)},      {"since", Seconds(suspicion.since())},
-          {"action", Text(suspicion.action())}};
+  return {{"attempt", suspicion.attempt()},         {"rank", suspicion.rank()},
+          {"node", Text(suspicion.node_id())},      {"verdict", Text(suspicion.verdict())},
+          {"evidence", std::move(lines)},           {"since", Seconds(suspicion.since())},
+          {"began", Seconds(suspicion.began_at())}, {"action", Text(suspicion.action())}};
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/median.h"
+#include "runtime/base/text/shortlist.h"
 
 namespace megascale::minder {
 namespace {
@@ -33,6 +34,20 @@ std::vector<ComparedMetric> ComparedMetrics(const Recording& recording,
     compared.push_back({static_cast<size_t>(at - recording.metrics.begin()), &model, model.limits});
   }
   return compared;
+}
+
+// Returns the columns that no model is for, in words; "": there are none.
+std::string WithoutModel(const Recording& recording, const MinderModels& models) {
+  std::vector<std::string> names;
+  for (const std::string& metric : recording.metrics) {
+    const bool has_model =
+        std::any_of(models.metrics.begin(), models.metrics.end(),
+                    [&](const MetricModel& model) { return model.name == metric; });
+    if (!has_model) names.push_back(metric);
+  }
+  if (names.empty()) return "";
+  return absl::StrCat("no model for ", base::Shortlist(names),
+                      ": not compared; `megascale minder train` makes models");
 }
 
 // Returns the longest time without a sample from `begin` to `end`.
@@ -165,7 +180,9 @@ Examination Examine(const Recording& recording, const std::vector<int>& groups,
       {.seconds_max = kExaminedSeconds, .seconds_needed = needed, .gap_seconds = kGapSecondsMax});
   examination.num_seconds = time.num_seconds;
   std::vector<ComparedMetric> metrics = ComparedMetrics(recording, models);
-  if (metrics.empty()) examination.notes.push_back("no metric has a model");
+  if (std::string without = WithoutModel(recording, models); !without.empty()) {
+    examination.notes.push_back(std::move(without));
+  }
   if (time.num_seconds < needed) {
     examination.notes.push_back(absl::StrCat("the machines have ", time.num_seconds,
                                              " s in common; ", needed, " s are needed"));

@@ -112,6 +112,9 @@ TEST(LimitsTest, MinderFindsAndReportsTheMachineThatLacksCores) {
   const control::v1::Suspicion suspicion = cluster.Status("job").suspicion();
   EXPECT_EQ(suspicion.action(), "told: fault.on_suspect is not evict");
   EXPECT_EQ(suspicion.evidence_size(), 3);
+  EXPECT_GT(suspicion.began_at().seconds(), suspicion.since().seconds() - 120);
+  EXPECT_LT(suspicion.began_at().seconds(), suspicion.since().seconds())
+      << "the fault began before it was reported";
   EXPECT_NE(cluster.Megascale({"status", "job"}).out.find("suspect: machine n3 differs"),
             std::string::npos);
   const auto log_text = [&] { return base::ReadFile(log, 1 << 20).value_or(""); };
@@ -130,6 +133,15 @@ TEST(LimitsTest, MinderFindsAndReportsTheMachineThatLacksCores) {
       cluster.Megascale({"minder", "train", cluster.directory() + "/a.csv", "--epochs", "1",
                          "--out", cluster.directory() + "/models.json"});
   EXPECT_EQ(trained.exit_code, 0) << trained.err;
+  const CommandResult checked =
+      cluster.Megascale({"minder", "check", "job", "--models", cluster.directory() + "/models.json",
+                         "--continuity", "6s", "--method", "raw", "-o", "json"});
+  EXPECT_EQ(checked.exit_code, 0) << checked.err;
+  EXPECT_NE(checked.out.find("\"machine\":\"n3\""), std::string::npos) << checked.out;
+  const CommandResult other =
+      cluster.Megascale({"minder", "check", "job", "--models", cluster.directory() + "/a.csv"});
+  EXPECT_NE(other.exit_code, 0);
+  EXPECT_NE(other.err.find("a.csv"), std::string::npos) << other.err;
 }
 
 TEST(LimitsTest, AJobThatNeedsMoreMemoryThanItsGroupHasIsRefusedWithTheSum) {

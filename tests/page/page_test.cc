@@ -438,6 +438,8 @@ TEST_F(PageTest, AJobShowsWhereItsTimeWentAndWhomTheDriverSuspects) {
   EXPECT_NEAR(parts, 300, 1e-9);
   EXPECT_EQ(job["last_hour"]["kept"], 223);
   EXPECT_EQ(job["suspicion"]["rank"], TestFleet::kSlowRank);
+  EXPECT_EQ(job["suspicion"]["since"].get<int64_t>() - job["suspicion"]["began"].get<int64_t>(),
+            40);
   EXPECT_THAT(job["suspicion"]["verdict"], HasSubstr("7 ranks wait for it"));
   EXPECT_THAT(job["warnings"], ElementsAre(HasSubstr("5.2 times the usual")));
 }

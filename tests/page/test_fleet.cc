@@ -124,6 +124,7 @@ void TestFleet::AddRunningJob(const TestFleetOptions& options) {
   suspicion->set_verdict("stuck: rank 13 is in F.c1.m3, and 7 ranks wait for it");
   suspicion->add_evidence(kHostile);
   suspicion->mutable_since()->set_seconds(kSubmittedSeconds + 290);
+  suspicion->mutable_began_at()->set_seconds(kSubmittedSeconds + 250);
   suspicion->set_action("told: the job's policy evicts nothing");
   const int num_ranks = options.data * options.pipeline * options.tensor;
   for (int rank = 0; rank < num_ranks; ++rank) {

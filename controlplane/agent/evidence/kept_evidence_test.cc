@@ -78,5 +78,17 @@ TEST(MachineReaderTest, MakesASampleOfTwoReadings) {
   EXPECT_NEAR(sample.ranks(0).busy_cores(), 50 * tick, 1e-6);
 }
 
+TEST(MachineReaderTest, ShowsTheRanksOfOneJobIfAskedSo) {
+  MachineReader reader(testing::TempDir());
+  const std::vector<SampledRank> ranks = {{.job_id = "j", .rank = 3}, {.job_id = "k", .rank = 4}};
+  reader.Read(absl::Seconds(10), ranks);
+  reader.Read(absl::Seconds(11), ranks);
+  EXPECT_EQ(reader.Samples().samples(0).ranks_size(), 2);
+  const telemetry::v1::Evidence of_job = reader.Samples("k");
+  ASSERT_EQ(of_job.samples_size(), 1);
+  ASSERT_EQ(of_job.samples(0).ranks_size(), 1);
+  EXPECT_EQ(of_job.samples(0).ranks(0).rank(), 4);
+}
+
 }  // namespace
 }  // namespace megascale::agent

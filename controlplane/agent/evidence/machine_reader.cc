@@ -91,10 +91,16 @@ void MachineReader::Read(absl::Duration now, const std::vector<SampledRank>& ran
   ring_.Add(std::move(sample));
 }
 
-telemetry::v1::Evidence MachineReader::Samples() const {
+telemetry::v1::Evidence MachineReader::Samples(const std::string& job_id) const {
   telemetry::v1::Evidence evidence;
   for (const telemetry::v1::MachineSample& sample : ring_.samples()) {
-    *evidence.add_samples() = sample;
+    telemetry::v1::MachineSample* shown = evidence.add_samples();
+    *shown = sample;
+    if (job_id.empty()) continue;
+    auto* ranks = shown->mutable_ranks();
+    ranks->erase(std::remove_if(ranks->begin(), ranks->end(),
+                                [&](const auto& rank) { return rank.job_id() != job_id; }),
+                 ranks->end());
   }
   return evidence;
 }

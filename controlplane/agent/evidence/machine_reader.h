@@ -34,8 +34,8 @@ class MachineReader {
   // Reads everything. The first call makes no sample, because there are no rates yet.
   void Read(absl::Duration now, const std::vector<SampledRank>& ranks);
 
-  // Returns the samples, oldest first.
-  telemetry::v1::Evidence Samples() const;
+  // Returns the samples, oldest first, with the ranks of one job, or of all if `job_id` is empty.
+  telemetry::v1::Evidence Samples(const std::string& job_id = "") const;
 
  private:
   std::string Text(const std::string& name) const;

@@ -459,7 +459,9 @@ void AgentLoop::AnswerFetchSpans(const v1::FetchSpans& fetch) {
 absl::StatusOr<telemetry::v1::Evidence> AgentLoop::ReadEvidence(const v1::FetchEvidence& fetch) {
   const auto memory = memory_.find(fetch.job_id());
   if (memory == memory_.end()) return absl::NotFoundError("the job does not run here");
-  if (fetch.kind() == telemetry::v1::EVIDENCE_KIND_METRICS) return machine_.Samples();
+  if (fetch.kind() == telemetry::v1::EVIDENCE_KIND_METRICS) {
+    return machine_.Samples(fetch.only_ranks_of_job() ? fetch.job_id() : "");
+  }
   if (fetch.kind() != telemetry::v1::EVIDENCE_KIND_EXCHANGES) {
     return absl::UnimplementedError(
         absl::StrCat("kind ", static_cast<int>(fetch.kind()), ": this agent has no such evidence"));

@@ -70,10 +70,10 @@ absl::StatusOr<bool> IsNewSpareSet(const DriverState& state,
                                    const megascale::driver::v1::NodeSpareSet& spare_set);
 
 // Checks a client's report (ReportSuspect) that a node of a job differs from the others. Sets the
-// kind, and the job's lowest rank on that node. Returns false if the report repeats one of the last
-// minute, or if the analysis of a stall has already found a suspect. Requires: attempt, node and
-// texts are set. Errors: InvalidArgument, NotFound, FailedPrecondition - as proto/control.proto
-// says for ReportSuspect.
+// kind, and the job's lowest rank on that node; `began_at` becomes `now` at the latest. Returns
+// false if the report repeats one of the last minute, or if the analysis of a stall has already
+// found a suspect. Requires: attempt, node and texts are set. Errors: InvalidArgument, NotFound,
+// FailedPrecondition - as proto/control.proto says for ReportSuspect.
 absl::StatusOr<bool> IsNewReport(const IndexedState& state, absl::Time now,
                                  megascale::driver::v1::SuspectFound* found);
 

@@ -553,6 +553,37 @@ TEST_F(ReportTest, TheSameReportWithinAMinuteIsNoEventAndAnotherMachineIsAfterFi
   EXPECT_EQ(job().suspicion().node_id(), "n0");
 }
 
+TEST_F(ReportTest, TheFirstTimeAtWhichTheFaultBeganIsKept) {
+  RunWith(megascale::job::v1::ON_SUSPECT_TELL);
+  TakeStep(absl::Hours(1));
+  v1::SuspectFound found = ReportOf(1, "n1");
+  const auto began = [&] { return job().suspicion().began_at().seconds(); };
+  ASSERT_TRUE(*Report(found));
+  EXPECT_FALSE(job().suspicion().has_began_at()) << "as in the logs of older releases";
+  const int64_t reported = job().suspicion().since().seconds();
+  found.mutable_suspicion()->mutable_began_at()->set_seconds(reported - 300);
+  ASSERT_TRUE(*Report(found));
+  EXPECT_EQ(began(), reported - 300);
+  EXPECT_EQ(job().suspicion().since().seconds(), reported);
+  found.mutable_suspicion()->mutable_began_at()->set_seconds(reported - 60);
+  ASSERT_TRUE(*Report(found)) << "15 minutes later a report no longer sees the beginning";
+  EXPECT_EQ(began(), reported - 300);
+  found = ReportOf(1, "n0");
+  found.mutable_suspicion()->mutable_began_at()->set_seconds(reported - 60);
+  ASSERT_TRUE(*Report(found));
+  EXPECT_EQ(began(), reported - 60) << "of another machine";
+}
+
+TEST_F(ReportTest, AFaultDoesNotBeginAfterItsReport) {
+  RunWith(megascale::job::v1::ON_SUSPECT_TELL);
+  v1::SuspectFound found = ReportOf(1, "n1");
+  found.mutable_suspicion()->mutable_began_at()->set_seconds(int64_t{1} << 60);
+  ASSERT_TRUE(*Report(found, absl::Seconds(5000)));
+  EXPECT_EQ(job().suspicion().began_at().seconds(), 5000);
+  found.mutable_suspicion()->mutable_began_at()->set_seconds(-1);
+  EXPECT_EQ(Report(found).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST_F(ReportTest, WhatTheDriverFoundItselfStaysAndReplacesAReport) {
   RunWith(megascale::job::v1::ON_SUSPECT_TELL);
   ASSERT_TRUE(*Report(ReportOf(1, "n1")));

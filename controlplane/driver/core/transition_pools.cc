@@ -73,7 +73,8 @@ void Transition::Quarantine(const std::string& node_id, const std::string& evide
 
 // --- suspects ---------------------------------------------------------------------------------
 
-// Keeps when a machine was reported first, if this report confirms the one before.
+// Keeps when a machine was reported first, and the earliest time at which its fault began, if this
+// report confirms the one before: a later report sees less of the past.
 void Transition::KeepSuspicion(const control::Suspicion& suspicion, JobRecord* job) {
   const control::Suspicion before = job->suspicion();
   control::Suspicion* kept = job->mutable_suspicion();
@@ -83,7 +84,12 @@ void Transition::KeepSuspicion(const control::Suspicion& suspicion, JobRecord* j
   *kept->mutable_confirmed_at() = kept->since();
   const bool is_confirmed =
       before.kind() == suspicion.kind() && before.node_id() == suspicion.node_id();
-  if (is_confirmed) *kept->mutable_since() = before.since();
+  if (!is_confirmed) return;
+  *kept->mutable_since() = before.since();
+  const bool began_before =
+      before.has_began_at() &&
+      (!kept->has_began_at() || before.began_at().seconds() < kept->began_at().seconds());
+  if (began_before) *kept->mutable_began_at() = before.began_at();
 }
 
 // A suspicion that the driver found, because the job stands still, stays until the attempt makes

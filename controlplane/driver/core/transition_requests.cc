@@ -69,6 +69,20 @@ absl::Status CheckReportTexts(const control::Suspicion& report) {
   return absl::OkStatus();
 }
 
+// A client's clock may be ahead; nothing begins after it is reported.
+absl::Status BoundBegin(absl::Time now, control::Suspicion* report) {
+  if (!report->has_began_at()) return absl::OkStatus();
+  const google::protobuf::Timestamp& began = report->began_at();
+  if (began.seconds() < 0 || began.nanos() < 0 || began.nanos() >= 1'000'000'000) {
+    return absl::InvalidArgumentError("began_at: expected a time since 1970");
+  }
+  const int64_t now_seconds = std::max<int64_t>(0, absl::ToUnixSeconds(now));
+  if (began.seconds() < now_seconds) return absl::OkStatus();
+  report->mutable_began_at()->set_seconds(now_seconds);
+  report->mutable_began_at()->set_nanos(0);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<bool> IsNewSubmit(const IndexedState& state, const pb::JobSubmitted& submit) {
@@ -125,6 +139,7 @@ absl::StatusOr<bool> IsNewReport(const IndexedState& state, absl::Time now,
                                  pb::SuspectFound* found) {
   control::Suspicion* report = found->mutable_suspicion();
   RETURN_IF_ERROR(CheckReportTexts(*report));
+  RETURN_IF_ERROR(BoundBegin(now, report));
   const JobRecord* job = state.Find(found->job_id());
   if (job == nullptr) {
     return absl::NotFoundError(absl::StrCat("job ", found->job_id(), ": no such job"));

@@ -1,5 +1,5 @@
-// Reads evidence about a job's ranks from the agents that run them, one rank after another.
-// Blocking: runs in the caller's thread until all is read or the reader is gone.
+// Reads evidence about a job's ranks from the agents that run them: several nodes at once, the
+// ranks of a node one after another. Blocking: until all is read or the reader is gone.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,12 @@
 
 namespace megascale::driver {
 
-// The sources of evidence and its sink.
+// Nodes that one stream asks at once. A node that does not answer holds up one of them for the
+// fetch's timeout, and not all.
+inline constexpr int kNodesAskedAtOnce = 24;
+
+// The sources of evidence and its sink. `fetch` is called from several threads at once, `emit` from
+// one at a time.
 struct EvidenceStreamPorts {
   std::function<absl::StatusOr<megascale::control::v1::Job>()> job;
   std::function<absl::StatusOr<megascale::control::v1::GetClusterResponse>()> cluster;
@@ -23,10 +28,11 @@ struct EvidenceStreamPorts {
   std::function<bool(const megascale::control::v1::StreamEvidenceResponse&)> emit;
 };
 
-// Emits one message for each rank that is asked for, in rank order; for metrics, one for each node.
-// If something cannot be read, the message says why. Rank and node in a message are the driver's
-// own, whatever the agent answers. Errors: InvalidArgument - unknown kind; NotFound - no such job;
-// FailedPrecondition - the job has ended, or none of its ranks has begun.
+// Emits one message for each rank that is asked for; for metrics, one for each node. They come in
+// the order of the answers. If something cannot be read, the message says why. Rank and node in a
+// message are the driver's own, whatever the agent answers. Errors: InvalidArgument - unknown kind;
+// NotFound - no such job; FailedPrecondition - the job has ended, or none of its ranks has begun.
+// Cost: a thread for each node that is asked; memory for one answer of each.
 absl::Status StreamEvidence(const megascale::control::v1::StreamEvidenceRequest& request,
                             const EvidenceStreamPorts& ports);
 

@@ -2,9 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <mutex>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 
 namespace megascale::driver {
 namespace {
@@ -29,6 +34,7 @@ class EvidenceStreamTest : public ::testing::Test {
     ports_.fetch = [this](
                        const std::string& node,
                        const auto& request) -> absl::StatusOr<megascale::agent::v1::EvidenceChunk> {
+      const std::lock_guard<std::mutex> lock(mutex_);
       asked_.push_back(absl::StrCat(node, "/", request.rank(), "/", request.attempt()));
       if (node == away_) return absl::DeadlineExceededError("does not answer");
       megascale::agent::v1::EvidenceChunk chunk;
@@ -45,11 +51,25 @@ class EvidenceStreamTest : public ::testing::Test {
     StreamEvidenceRequest request;
     request.set_kind(kind);
     for (const int rank : ranks) request.add_ranks(rank);
-    return StreamEvidence(request, ports_);
+    const absl::Status read = StreamEvidence(request, ports_);
+    std::sort(asked_.begin(), asked_.end());
+    std::sort(got_.begin(), got_.end(),
+              [](const auto& a, const auto& b) { return a.rank() < b.rank(); });
+    return read;
+  }
+
+  // A job of one rank on each of so many nodes.
+  void PlaceOn(int num_nodes) {
+    job_.clear_ranks();
+    for (int rank = 0; rank < num_nodes; ++rank) {
+      job_.add_ranks()->set_node_id(absl::StrCat("n", rank));
+      job_.mutable_ranks(rank)->mutable_status()->set_rank(rank);
+    }
   }
 
   Job job_;
   std::string away_;
+  std::mutex mutex_;
   EvidenceStreamPorts ports_;
   std::vector<std::string> asked_;
   std::vector<StreamEvidenceResponse> got_;
@@ -74,6 +94,12 @@ TEST_F(EvidenceStreamTest, OnlyTheRanksThatAreAskedForAreRead) {
   EXPECT_EQ(asked_, (std::vector<std::string>{"n0/1/2", "n1/3/2"}));
 }
 
+TEST_F(EvidenceStreamTest, RanksThatTheJobDoesNotHaveAreNotRead) {
+  ASSERT_TRUE(Stream(EVIDENCE_KIND_EXCHANGES, {99}).ok());
+  EXPECT_TRUE(asked_.empty());
+  EXPECT_TRUE(got_.empty());
+}
+
 TEST_F(EvidenceStreamTest, ANodeThatDoesNotAnswerIsAskedOnce) {
   away_ = "n0";
   ASSERT_TRUE(Stream(EVIDENCE_KIND_EXCHANGES).ok());
@@ -81,6 +107,109 @@ TEST_F(EvidenceStreamTest, ANodeThatDoesNotAnswerIsAskedOnce) {
   ASSERT_EQ(got_.size(), 4u);
   EXPECT_EQ(got_[1].error(), "does not answer");
   EXPECT_EQ(got_[2].error(), "");
+}
+
+constexpr absl::Duration kDeadline = absl::Seconds(60);
+
+// Counts what other threads do, and waits for it.
+class Counter {
+ public:
+  int Add(int by = 1) {
+    const absl::MutexLock lock(&mutex_);
+    value_ += by;
+    most_ = std::max(most_, value_);
+    return value_;
+  }
+  int value() const {
+    const absl::MutexLock lock(&mutex_);
+    return value_;
+  }
+  int most() const {
+    const absl::MutexLock lock(&mutex_);
+    return most_;
+  }
+  // Returns whether the value has been as high within the deadline.
+  bool Await(int value) const {
+    const absl::MutexLock lock(&mutex_);
+    const auto is_reached = [&] { return most_ >= value; };
+    return mutex_.AwaitWithTimeout(absl::Condition(&is_reached), kDeadline);
+  }
+
+ private:
+  mutable absl::Mutex mutex_;
+  int value_ = 0;
+  int most_ = 0;
+};
+
+// Each silent node is silent until all the others have been read.
+TEST_F(EvidenceStreamTest, NodesThatDoNotAnswerHoldUpNoOther) {
+  constexpr int kNodes = 200;
+  constexpr int kSilent = kNodesAskedAtOnce - 1;
+  PlaceOn(kNodes);
+  Counter read;
+  ports_.fetch = [&](const std::string& node,
+                     const auto& request) -> absl::StatusOr<megascale::agent::v1::EvidenceChunk> {
+    if (request.rank() >= kSilent) return megascale::agent::v1::EvidenceChunk();
+    EXPECT_TRUE(read.Await(kNodes - kSilent)) << node << " holds up others";
+    return absl::DeadlineExceededError("did not answer");
+  };
+  ports_.emit = [&](const StreamEvidenceResponse& response) {
+    got_.push_back(response);
+    read.Add();
+    return true;
+  };
+  ASSERT_TRUE(Stream(EVIDENCE_KIND_METRICS).ok());
+  ASSERT_EQ(got_.size(), static_cast<size_t>(kNodes));
+  for (const StreamEvidenceResponse& response : got_) {
+    EXPECT_EQ(response.error().empty(), response.rank() >= kSilent) << response.rank();
+  }
+}
+
+TEST_F(EvidenceStreamTest, ASlowReaderHasAnAnswerOfEachAskedNodeInMemoryAndNoMore) {
+  PlaceOn(100);
+  Counter asked;
+  Counter at_once;
+  ports_.fetch = [&](const std::string&,
+                     const auto&) -> absl::StatusOr<megascale::agent::v1::EvidenceChunk> {
+    asked.Add();
+    at_once.Add();
+    at_once.Await(kNodesAskedAtOnce);
+    at_once.Add(-1);
+    return megascale::agent::v1::EvidenceChunk();
+  };
+  ports_.emit = [&](const StreamEvidenceResponse& response) {
+    EXPECT_LE(asked.value(), static_cast<int>(got_.size()) + kNodesAskedAtOnce);
+    got_.push_back(response);
+    return true;
+  };
+  ASSERT_TRUE(Stream(EVIDENCE_KIND_METRICS).ok());
+  EXPECT_EQ(got_.size(), 100u);
+  EXPECT_EQ(at_once.most(), kNodesAskedAtOnce);
+}
+
+TEST_F(EvidenceStreamTest, AReaderThatIsGoneEndsTheQuestions) {
+  PlaceOn(500);
+  ports_.emit = [&](const StreamEvidenceResponse& response) {
+    got_.push_back(response);
+    return false;
+  };
+  EXPECT_EQ(Stream(EVIDENCE_KIND_METRICS).code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(got_.size(), 1u);
+  EXPECT_LE(asked_.size(), 3u * kNodesAskedAtOnce);
+}
+
+TEST_F(EvidenceStreamTest, AgentsHearThatOnlyTheJobsRanksAreWanted) {
+  for (const bool only : {false, true}) {
+    ports_.fetch = [&](const std::string&,
+                       const auto& request) -> absl::StatusOr<megascale::agent::v1::EvidenceChunk> {
+      EXPECT_EQ(request.only_ranks_of_job(), only);
+      return megascale::agent::v1::EvidenceChunk();
+    };
+    StreamEvidenceRequest request;
+    request.set_kind(EVIDENCE_KIND_METRICS);
+    request.set_only_ranks_of_job(only);
+    EXPECT_TRUE(StreamEvidence(request, ports_).ok());
+  }
 }
 
 TEST_F(EvidenceStreamTest, BadRequestsAreRefused) {

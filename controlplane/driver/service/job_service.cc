@@ -134,6 +134,7 @@ absl::StatusOr<pb::Job> Report(DriverLoop* loop, const pb::ReportSuspectRequest&
   suspicion->set_node_id(request.node_id());
   suspicion->set_verdict(request.verdict());
   *suspicion->mutable_evidence() = request.evidence();
+  if (request.has_began_at()) *suspicion->mutable_began_at() = request.began_at();
   return loop->Report(found);
 }
 

@@ -151,7 +151,9 @@ const suspicionBox = suspicion =>
       h('p', {class: 'message'},
         [
           suspicion.rank >= 0 ? `rank ${suspicion.rank} on ${suspicion.node}` : suspicion.node,
-          suspicion.since ? `since ${format.time(suspicion.since)}` : '', suspicion.action
+          suspicion.began ? `at fault since ${format.time(suspicion.began)}` : '',
+          suspicion.since ? `suspected since ${format.time(suspicion.since)}` : '',
+          suspicion.action
         ].filter(words => words)
             .join('; ')),
       suspicion.evidence.length ? h('pre', {}, suspicion.evidence.join('\n')) : null);

@@ -1,0 +1,51 @@
+// `megascale minder watch` beside a real job whose machine becomes slow: it names that machine.
+// `./dev test` injects one fault, with a short continuity; `./dev soak` injects all and prints a
+// table of times.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <set>
+#include <vector>
+
+#include "tests/diagnose/minder_run.h"
+#include "tests/soak.h"
+
+namespace megascale::injection {
+namespace {
+
+TEST(MinderInjectionTest, MinderNamesTheMachineWhoseQuotaIsCut) {
+  if (IsSoak()) return;  // below
+  const MinderReport report = RunMinder({.fault = Fault::kCutQuota,
+                                         .calm = absl::Seconds(4),
+                                         .every = absl::Seconds(2),
+                                         .continuity = absl::Seconds(20),
+                                         .deadline = absl::Seconds(90)});
+  EXPECT_TRUE(report.is_right()) << MinderTable({report});
+  EXPECT_GT(report.began_after, -absl::Seconds(5));
+  EXPECT_LT(report.began_after, report.after) << "the fault began before it was found";
+}
+
+// A rank that is late in its exchanges computes as much as the others, and a slow link holds all
+// machines up alike: what Minder says of these two is shown, and may be nothing.
+TEST(MinderInjectionTest, MinderNamesTheSlowMachine) {
+  if (!IsSoak()) return;  // the case above
+  const std::set<Fault> hidden = {Fault::kSlowLink, Fault::kLateRank};
+  std::vector<MinderReport> reports;
+  for (const Fault fault : SlowingFaults()) {
+    reports.push_back(RunMinder({.fault = fault,
+                                 .victim = static_cast<int>(reports.size()) % 4,
+                                 .continuity = absl::Minutes(1),
+                                 .deadline = absl::Minutes(2)}));
+    const MinderReport& report = reports.back();
+    std::printf("%s", MinderTable({report}).c_str());
+    std::fflush(stdout);
+    EXPECT_EQ(report.problem, "");
+    EXPECT_EQ(report.calm_alarm, "");
+    const bool may_be_silent = hidden.contains(fault) && report.named.empty();
+    EXPECT_TRUE(report.is_right() || may_be_silent) << MinderTable({report});
+  }
+  std::printf("%s", MinderTable(reports).c_str());
+}
+
+}  // namespace
+}  // namespace megascale::injection

@@ -22,6 +22,7 @@
 #include "controlplane/agent/service/job_memory.h"
 #include "controlplane/agent/service/store_forwarder.h"
 #include "controlplane/launch/process_keeper.h"
+#include "runtime/telemetry/recording.h"
 
 namespace megascale::agent {
 
@@ -105,6 +106,7 @@ class AgentLoop {
   absl::Duration drain_deadline_ = absl::InfiniteDuration();  // finite: the agent drains
   bool changed_ = true;                                       // since the last report
   absl::Duration reported_ = -absl::InfiniteDuration();
+  const bool is_recording_ = telemetry::IsRecording();
   MachineReader machine_;
   absl::Duration sampled_ = -absl::InfiniteDuration();
   Heartbeat heartbeat_;

@@ -113,8 +113,10 @@ std::string VerdictLine(const SlowVerdict& verdict, const Names& names) {
                           " as long as before, and no others do");
     case SlowCause::kDataWait:
       return absl::StrCat("waiting for data: ",
-                          cause.worker < 0
-                              ? "the ranks load their batches for "
+                          cause.worker < 0 ? "the ranks load their batches for "
+                          : cause.is_machine
+                              ? absl::StrCat("the ranks of ", names.NodeOf(cause.worker),
+                                             " load their batches for ")
                               : absl::StrCat(names.Of(cause.worker), " loads its batches for "),
                           Percent(cause.share), " of a step");
     case SlowCause::kJitter:

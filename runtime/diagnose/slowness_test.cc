@@ -393,6 +393,29 @@ TEST(SlowChangeTest, NamesAMachineWhoseRanksAllComputeSlowly) {
   }
 }
 
+TEST(SlowChangeTest, NamesTheMachineWhoseRanksWaitForData) {
+  for (int slow = 0; slow < 2; ++slow) {  // of the first stage
+    const SlowVerdict verdict =
+        JudgeChange(kWide, [&](const RankPlan& plan, const Instruction& i, int64_t, int64_t nanos) {
+          const bool is_load = plan::OperationOf(i.kind()).op_class == OpClass::kLoad;
+          return is_load && IsOn(slow, plan) ? 100 * nanos : nanos;
+        });
+    EXPECT_EQ(verdict.cause.cause, SlowCause::kDataWait);
+    EXPECT_TRUE(verdict.cause.is_machine);
+    EXPECT_EQ(verdict.cause.worker, 2 * slow);
+  }
+}
+
+TEST(SlowChangeTest, NoMachineIsNamedIfAllWaitForDataAlike) {
+  const SlowVerdict verdict =
+      JudgeChange(kWide, [&](const RankPlan&, const Instruction& i, int64_t, int64_t nanos) {
+        return plan::OperationOf(i.kind()).op_class == OpClass::kLoad ? 100 * nanos : nanos;
+      });
+  EXPECT_EQ(verdict.cause.cause, SlowCause::kDataWait);
+  EXPECT_FALSE(verdict.cause.is_machine);
+  EXPECT_EQ(verdict.cause.worker, -1);
+}
+
 TEST(SlowChangeTest, NamesTheMachineWhoseLinkIsSlow) {
   for (const plan::MeshSizes& sizes : {kWide, kLong}) {
     for (int slow = 0; slow < 4; ++slow) {

@@ -1,5 +1,6 @@
 #include "controlplane/agent/evidence/recent_exchanges.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace megascale::agent {
@@ -19,11 +20,14 @@ void Fill(const ExchangeRecord& record, ExchangeState* state) {
   state->set_ok(record.end_nanos != 0 && record.ok);
 }
 
+// A broken rank may claim to have written any number again and again.
+constexpr int64_t kLostMax = int64_t{1} << 61;
+
 }  // namespace
 
 void RecentExchanges::Drain() {
   drained_.clear();
-  num_lost_ += reader_.Drain(&drained_);
+  num_lost_ = std::min(num_lost_ + reader_.Drain(&drained_), kLostMax);
   for (ExchangeRecord& record : drained_) ended_.push_back(std::move(record));
   while (ended_.size() > kHistoryCalls) ended_.pop_front();
 }

@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "runtime/base/text/printable.h"
 #include "runtime/plan/operation.h"
 
 namespace megascale::cli {
@@ -380,7 +381,8 @@ Findings DescribeStall(const StallVerdict& verdict, double seconds,
 }
 
 std::string ToText(const Findings& findings) {
-  std::string text = absl::StrCat(findings.verdict, "\n");
+  // Some of it comes from a file, or from machines: it stays one line for each sentence.
+  std::string text = absl::StrCat(base::Printable(findings.verdict), "\n");
   const std::array<std::pair<const char*, const std::vector<std::string>*>, 6> groups = {{
       {"evidence", &findings.evidence},
       {"stacks", &findings.stacks},
@@ -392,7 +394,7 @@ std::string ToText(const Findings& findings) {
   for (const auto& [heading, lines] : groups) {
     const char* shown = heading;
     for (const std::string& line : *lines) {
-      absl::StrAppendFormat(&text, "%-9s %s\n", shown, line);
+      absl::StrAppendFormat(&text, "%-9s %s\n", shown, base::Printable(line));
       shown = "";
     }
   }

@@ -30,6 +30,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kStepsMax = 1000;
+constexpr int kRanksAskedMax = 64;
 constexpr int64_t kStepsSaved = 100;  // enough to compare the newest with older ones
 
 struct DiagnoseFlags {
@@ -92,6 +93,9 @@ absl::StatusOr<Diagnosis> DiagnoseTrace(const std::string& path) {
 absl::StatusOr<Diagnosis> DiagnoseSource(EvidenceSource* source, int64_t num_steps) {
   ASSIGN_OR_RETURN(Diagnosis diagnosis, DiagnoseJob(source, {.num_steps = num_steps}));
   ASSIGN_OR_RETURN(const control::v1::Job job, source->Job());
+  if (LeavesOpenWhoIsLate(diagnosis) && job.ranks_size() <= kRanksAskedMax) {
+    AddLateRank(source->Evidence(telemetry::v1::EVIDENCE_KIND_EXCHANGES, {}), &diagnosis);
+  }
   AddStorageFailure(job, &diagnosis);
   return diagnosis;
 }
@@ -131,13 +135,15 @@ absl::Status CheckFlags(const DiagnoseFlags& flags) {
   return absl::OkStatus();
 }
 
-void Print(const Diagnosis& diagnosis, const std::string& format) {
-  if (format == "json") {
+void Print(const Diagnosis& diagnosis, const DiagnoseFlags& flags) {
+  if (flags.format == "json") {
     json object = diagnosis.details;
     object["verdict"] = VerdictJson(diagnosis);
     std::printf("%s\n", object.dump(2, ' ', false, json::error_handler_t::replace).c_str());
   } else {
-    std::printf("%s", ToText(diagnosis.findings).c_str());
+    Findings findings = diagnosis.findings;
+    for (std::string& line : findings.advice) line = CompleteCommands(line, flags.connection);
+    std::printf("%s", ToText(findings).c_str());
   }
 }
 
@@ -145,7 +151,7 @@ void Print(const Diagnosis& diagnosis, const std::string& format) {
 int ReportAskError(const absl::Status& status, const DiagnoseFlags& flags) {
   const auto address = client::ChooseAddress(flags.connection.address);
   if (IsSilence(status) && address.ok()) {
-    Print(DiagnoseSilentDriver(status, flags.job_id, address->text), flags.format);
+    Print(DiagnoseSilentDriver(status, flags.job_id, address->text), flags);
   }
   return ReportCallError(status, flags.connection);
 }
@@ -173,7 +179,7 @@ int RunDiagnose(const DiagnoseFlags& flags) {
     }
     if (IsStandardOutput(flags.svg)) return kExitGood;
   }
-  Print(*diagnosis, flags.format);
+  Print(*diagnosis, flags);
   return kExitGood;
 }
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "absl/strings/match.h"
 
 namespace megascale::cli {
@@ -73,6 +75,61 @@ TEST(ServiceReportTest, ADriverThatDoesNotAnswerIsAVerdict) {
   EXPECT_EQ(diagnosis.findings.evidence[0], "no answer in 5 s");
   EXPECT_EQ(diagnosis.rank, -1);
   EXPECT_TRUE(diagnosis.node.empty());
+}
+
+// What four ranks on two machines say of 10 collectives, of which rank 2 begins some late.
+std::vector<control::v1::StreamEvidenceResponse> Evidence(int64_t late_millis) {
+  std::vector<control::v1::StreamEvidenceResponse> responses(4);
+  for (int rank = 0; rank < 4; ++rank) {
+    control::v1::StreamEvidenceResponse& response = responses[static_cast<size_t>(rank)];
+    response.set_rank(rank);
+    response.set_node_id(rank < 2 ? "n0" : "n1");
+    response.mutable_evidence()->set_monotonic_nanos(int64_t{1} << 40);
+    for (uint64_t i = 0; i < 10; ++i) {
+      telemetry::v1::ExchangeState* state = response.mutable_evidence()->add_completed();
+      state->set_group("tp");
+      state->set_sequence(i);
+      state->set_peer(-1);
+      const bool is_late = rank == 2 && i % 3 == 0;
+      state->set_begin_nanos((int64_t{1} << 40) - 1'000'000'000 +
+                             (is_late ? late_millis * 1'000'000 : 0));
+    }
+  }
+  return responses;
+}
+
+TEST(ServiceReportTest, ARankThatBeginsCollectivesLateIsNamedWhereSpansLeaveItOpen) {
+  Diagnosis diagnosis;
+  diagnosis.findings.cause = "slow_collective";
+  diagnosis.findings.verdict = "slow collective: exchange within a pass";
+  ASSERT_TRUE(LeavesOpenWhoIsLate(diagnosis));
+  AddLateRank(Evidence(300), &diagnosis);
+  EXPECT_EQ(diagnosis.rank, 2);
+  EXPECT_EQ(diagnosis.node, "n1");
+  EXPECT_EQ(diagnosis.findings.cause, "late_rank");
+  EXPECT_EQ(diagnosis.findings.evidence[0],
+            "it began 4 of its 10 newest collectives later than a rank of its machine, by 300 ms "
+            "on the mean");
+  EXPECT_FALSE(LeavesOpenWhoIsLate(diagnosis));
+}
+
+TEST(ServiceReportTest, WithoutALateRankTheVerdictOfTheSpansStays) {
+  Diagnosis diagnosis;
+  diagnosis.findings.cause = "slow_collective";
+  AddLateRank(Evidence(1), &diagnosis);
+  EXPECT_EQ(diagnosis.findings.cause, "slow_collective");
+  EXPECT_EQ(diagnosis.rank, -1);
+}
+
+TEST(ServiceReportTest, CallsOfLongAgoDoNotCount) {
+  std::vector<control::v1::StreamEvidenceResponse> responses = Evidence(300);
+  for (auto& response : responses) {
+    response.mutable_evidence()->set_monotonic_nanos(int64_t{1} << 41);
+  }
+  Diagnosis diagnosis;
+  diagnosis.findings.cause = "slow_collective";
+  AddLateRank(responses, &diagnosis);
+  EXPECT_EQ(diagnosis.rank, -1);
 }
 
 }  // namespace

@@ -9,6 +9,9 @@ namespace {
 using telemetry::ExchangeRecord;
 using telemetry::v1::ExchangeState;
 
+// A broken rank may claim to have written any number again and again.
+constexpr int64_t kLostMax = int64_t{1} << 61;
+
 void Fill(const ExchangeRecord& record, ExchangeState* state) {
   state->set_group(record.group);
   state->set_operation(static_cast<uint32_t>(record.operation));
@@ -19,9 +22,6 @@ void Fill(const ExchangeRecord& record, ExchangeState* state) {
   state->set_end_nanos(record.end_nanos);
   state->set_ok(record.end_nanos != 0 && record.ok);
 }
-
-// A broken rank may claim to have written any number again and again.
-constexpr int64_t kLostMax = int64_t{1} << 61;
 
 }  // namespace
 

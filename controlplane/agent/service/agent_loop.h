@@ -98,6 +98,7 @@ class AgentLoop {
   std::map<std::string, std::unique_ptr<JobMemory>> memory_;
   int num_socket_directories_ = 0;
   OutOfMemoryWatch out_of_memory_;
+  const bool is_recording_ = telemetry::IsRecording();
 
   StoreForwarder stores_;
   std::map<std::string, int64_t> published_;  // newest step in the batch ring, by job
@@ -106,7 +107,6 @@ class AgentLoop {
   absl::Duration drain_deadline_ = absl::InfiniteDuration();  // finite: the agent drains
   bool changed_ = true;                                       // since the last report
   absl::Duration reported_ = -absl::InfiniteDuration();
-  const bool is_recording_ = telemetry::IsRecording();
   MachineReader machine_;
   absl::Duration sampled_ = -absl::InfiniteDuration();
   Heartbeat heartbeat_;

@@ -23,6 +23,7 @@
 #include "runtime/comm/store/link_store.h"
 #include "runtime/telemetry/exchange_board.h"
 #include "runtime/telemetry/heartbeat.h"
+#include "runtime/telemetry/recording.h"
 #include "runtime/telemetry/span_ring.h"
 #include "runtime/telemetry/stack/process_stacks.h"
 
@@ -140,8 +141,8 @@ int RunAssigned(Link* link, const link::v1::Assignment& assignment, Regions* reg
   engine::EngineOptions engine_options = EngineOptionsOf(assignment, *regions);
   engine_options.store = &store;
   engine_options.heartbeat = &heartbeat;
-  engine_options.spans = &spans;
-  engine_options.exchanges = &exchanges;
+  engine_options.spans = telemetry::IsRecording() ? &spans : nullptr;
+  engine_options.exchanges = telemetry::IsRecording() ? &exchanges : nullptr;
   const auto device = make_device(assignment.spec(), {.local_rank = assignment.heartbeat_slot(),
                                                       .interface = assignment.interface()});
   // Workers start once the preflight has made a device for each of them.

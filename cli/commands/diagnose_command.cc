@@ -15,6 +15,8 @@
 #include "cli/connection/connection.h"
 #include "cli/diagnosis/diagnose_job.h"
 #include "cli/diagnosis/diagnosis_text.h"
+#include "cli/diagnosis/service_report.h"
+#include "controlplane/address/address.h"
 #include "nlohmann/json.hpp"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
@@ -27,6 +29,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kStepsMax = 1000;
+constexpr int kRanksAskedMax = 64;
 constexpr int64_t kStepsSaved = 100;  // enough to compare the newest with older ones
 
 struct DiagnoseFlags {
@@ -85,10 +88,20 @@ absl::StatusOr<Diagnosis> DiagnoseTrace(const std::string& path) {
   return diagnosis;
 }
 
+absl::StatusOr<Diagnosis> DiagnoseSource(EvidenceSource* source, int64_t num_steps) {
+  ASSIGN_OR_RETURN(Diagnosis diagnosis, DiagnoseJob(source, {.num_steps = num_steps}));
+  ASSIGN_OR_RETURN(const control::v1::Job job, source->Job());
+  if (LeavesOpenWhoIsLate(diagnosis) && job.ranks_size() <= kRanksAskedMax) {
+    AddLateRank(source->Evidence(telemetry::v1::EVIDENCE_KIND_EXCHANGES, {}), &diagnosis);
+  }
+  AddStorageFailure(job, &diagnosis);
+  return diagnosis;
+}
+
 absl::StatusOr<Diagnosis> AskDriver(const DiagnoseFlags& flags) {
   ASSIGN_OR_RETURN(const auto client, Connect(flags.connection));
   const auto source = LiveEvidence(client.get(), flags.job_id);
-  absl::StatusOr<Diagnosis> diagnosis = DiagnoseJob(source.get(), {.num_steps = flags.steps});
+  absl::StatusOr<Diagnosis> diagnosis = DiagnoseSource(source.get(), flags.steps);
   if (diagnosis.ok() && !flags.save.empty()) {
     RETURN_IF_ERROR(base::Annotate(
         SaveEvidence(source.get(), std::max(flags.steps, kStepsSaved), flags.save), flags.save));
@@ -98,7 +111,7 @@ absl::StatusOr<Diagnosis> AskDriver(const DiagnoseFlags& flags) {
 
 absl::StatusOr<Diagnosis> ReadSaved(const DiagnoseFlags& flags) {
   ASSIGN_OR_RETURN(const auto source, SavedEvidence(flags.saved));
-  return DiagnoseJob(source.get(), {.num_steps = flags.steps});
+  return DiagnoseSource(source.get(), flags.steps);
 }
 
 absl::Status CheckFlags(const DiagnoseFlags& flags) {
@@ -123,6 +136,27 @@ absl::Status CheckFlags(const DiagnoseFlags& flags) {
   return absl::OkStatus();
 }
 
+void Print(const Diagnosis& diagnosis, const DiagnoseFlags& flags) {
+  if (flags.format == "json") {
+    json object = diagnosis.details;
+    object["verdict"] = VerdictJson(diagnosis);
+    std::printf("%s\n", object.dump(2, ' ', false, json::error_handler_t::replace).c_str());
+  } else {
+    Findings findings = diagnosis.findings;
+    for (std::string& line : findings.advice) line = CompleteCommands(line, flags.connection);
+    std::printf("%s", ToText(findings).c_str());
+  }
+}
+
+// The driver's silence is a verdict, too; the exit code is that of a call that failed.
+int ReportAskError(const absl::Status& status, const DiagnoseFlags& flags) {
+  const auto address = client::ChooseAddress(flags.connection.address);
+  if (IsSilence(status) && address.ok()) {
+    Print(DiagnoseSilentDriver(status, flags.job_id, address->text), flags);
+  }
+  return ReportCallError(status, flags.connection);
+}
+
 int RunDiagnose(const DiagnoseFlags& flags) {
   if (const absl::Status valid = CheckFlags(flags); !valid.ok()) return ReportError(valid);
   if (!CheckOutputFormat(flags.format)) return kExitUsage;
@@ -131,7 +165,7 @@ int RunDiagnose(const DiagnoseFlags& flags) {
                                               : !flags.trace.empty() ? DiagnoseTrace(file)
                                                                      : AskDriver(flags);
   if (!diagnosis.ok()) {
-    return file.empty() ? ReportCallError(diagnosis.status(), flags.connection)
+    return file.empty() ? ReportAskError(diagnosis.status(), flags)
                         : ReportError(base::Annotate(diagnosis.status(), file));
   }
   for (const std::string& note : diagnosis->notes) {
@@ -146,15 +180,7 @@ int RunDiagnose(const DiagnoseFlags& flags) {
     }
     if (IsStandardOutput(flags.svg)) return kExitGood;
   }
-  if (flags.format == "json") {
-    json object = diagnosis->details;
-    object["verdict"] = VerdictJson(*diagnosis);
-    std::printf("%s\n", object.dump(2, ' ', false, json::error_handler_t::replace).c_str());
-  } else {
-    Findings findings = diagnosis->findings;
-    for (std::string& line : findings.advice) line = CompleteCommands(line, flags.connection);
-    std::printf("%s", ToText(findings).c_str());
-  }
+  Print(*diagnosis, flags);
   return kExitGood;
 }
 
@@ -187,7 +213,8 @@ void AddDiagnoseCommand(CommandLine* line) {
       "tells one slow worker, unequal stages, a slow link, slow collectives, waiting for data and "
       "jitter apart. Where nothing explains the lost time, the verdict is \"I do not know\", with "
       "what was excluded.\n"
-      "docs/diagnosis.md explains the numbers. The exit code is 0 whatever the verdict.");
+      "docs/diagnosis.md explains the numbers. The exit code is 0 whatever the verdict; if the "
+      "driver is silent, which is a verdict, too, it is that of a call without an answer.");
   command->Examples(
       "megascale diagnose fortunes-1a2b3c4d\n"
       "megascale diagnose fortunes-1a2b3c4d -o json --svg ranks.svg\n"

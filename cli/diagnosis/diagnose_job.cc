@@ -379,8 +379,10 @@ void NamePlaces(const diagnose::OperationGraph& graph, const diagnose::Suspect& 
   switch (cause.cause) {
     case diagnose::SlowCause::kOneWorker:
     case diagnose::SlowCause::kLateWorker:
-    case diagnose::SlowCause::kDataWait:
       diagnosis->rank = rank_of(cause.worker);
+      break;
+    case diagnose::SlowCause::kDataWait:
+      (cause.is_machine ? diagnosis->rank_on_node : diagnosis->rank) = rank_of(cause.worker);
       break;
     case diagnose::SlowCause::kSlowMachine:
     case diagnose::SlowCause::kSlowMachineLink:

@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "runtime/base/text/printable.h"
 #include "runtime/plan/operation.h"
 
 namespace megascale::cli {
@@ -113,8 +114,10 @@ std::string VerdictLine(const SlowVerdict& verdict, const Names& names) {
                           " as long as before, and no others do");
     case SlowCause::kDataWait:
       return absl::StrCat("waiting for data: ",
-                          cause.worker < 0
-                              ? "the ranks load their batches for "
+                          cause.worker < 0 ? "the ranks load their batches for "
+                          : cause.is_machine
+                              ? absl::StrCat("the ranks of ", names.NodeOf(cause.worker),
+                                             " load their batches for ")
                               : absl::StrCat(names.Of(cause.worker), " loads its batches for "),
                           Percent(cause.share), " of a step");
     case SlowCause::kJitter:
@@ -378,7 +381,8 @@ Findings DescribeStall(const StallVerdict& verdict, double seconds,
 }
 
 std::string ToText(const Findings& findings) {
-  std::string text = absl::StrCat(findings.verdict, "\n");
+  // Some of it comes from a file, or from machines: it stays one line for each sentence.
+  std::string text = absl::StrCat(base::Printable(findings.verdict), "\n");
   const std::array<std::pair<const char*, const std::vector<std::string>*>, 6> groups = {{
       {"evidence", &findings.evidence},
       {"stacks", &findings.stacks},
@@ -390,7 +394,7 @@ std::string ToText(const Findings& findings) {
   for (const auto& [heading, lines] : groups) {
     const char* shown = heading;
     for (const std::string& line : *lines) {
-      absl::StrAppendFormat(&text, "%-9s %s\n", shown, line);
+      absl::StrAppendFormat(&text, "%-9s %s\n", shown, base::Printable(line));
       shown = "";
     }
   }

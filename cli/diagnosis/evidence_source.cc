@@ -17,6 +17,7 @@
 #include "google/protobuf/util/json_util.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text/printable.h"
 #include "runtime/job/job_spec.h"
 
 namespace megascale::cli {
@@ -93,7 +94,7 @@ class Saved final : public EvidenceSource {
       }
     }
     return absl::InvalidArgumentError(
-        absl::StrCat("found '", line.substr(0, 40), "'; expected a line of saved evidence"));
+        absl::StrCat("found '", base::Printable(line, 40), "'; expected a line of saved evidence"));
   }
   // Checks the job, on whose sizes an analysis relies.
   absl::Status CheckJob() {
@@ -144,8 +145,8 @@ class Saved final : public EvidenceSource {
     const auto parsed =
         google::protobuf::util::JsonStringToMessage({text.data(), text.size()}, message, options);
     if (parsed.ok()) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("a line of saved evidence is damaged: ", parsed.ToString()));
+    return absl::InvalidArgumentError(absl::StrCat("a line of saved evidence is damaged: ",
+                                                   base::Printable(parsed.ToString(), 300)));
   }
 
   control::v1::Job job_;

@@ -22,6 +22,9 @@ constexpr double kStepMin = 1.1;
 constexpr double kWorkMin = 1.3;
 constexpr double kWorkOfStepMin = 1.15;
 constexpr double kPersistentMin = 2.0 / 3;
+// And it stands out: its change is this many times that of any worker of another machine, up or
+// down. Where other programs use all machines, changes of this size are noise.
+constexpr double kTimesTheSecond = 2;
 // Exchanges take longer if they do so by this, and by this share of a step; some of them in two
 // thirds of the steps.
 constexpr double kExchangeMin = 2;
@@ -121,19 +124,22 @@ class Comparison {
       const std::vector<double> of_step = ChangeOf(step, before);
       for (size_t w = 0; w < num_workers_; ++w) changes[w].push_back(of_step[w]);
     }
+    std::vector<double> medians;
+    for (const std::vector<double>& of_steps : changes) {
+      medians.push_back(base::UpperMedian(of_steps));
+    }
     std::set<int> slow;
     std::set<int> machines;
     for (size_t w = 0; w < num_workers_; ++w) {
       const auto num = std::count_if(changes[w].begin(), changes[w].end(),
                                      [](double times) { return times >= kWorkOfStepMin; });
-      const double median = base::UpperMedian(changes[w]);
       if (static_cast<double>(num) < kPersistentMin * static_cast<double>(now_.size())) continue;
-      if (median < kWorkMin) continue;
+      if (medians[w] < kWorkMin) continue;
       slow.insert(static_cast<int>(w));
       machines.insert(MachineOf(static_cast<int>(w)));
-      change->times = std::max(change->times, median);
+      change->times = std::max(change->times, medians[w]);
     }
-    if (machines.size() != 1) {
+    if (machines.size() != 1 || !StandsOut(change->times, *machines.begin(), medians)) {
       change->times = 1;
       return;
     }
@@ -143,6 +149,16 @@ class Comparison {
     change->what = is_machine ? Change::kMachine : Change::kWorker;
     change->worker = *slow.begin();
     if (!is_machine && slow.size() > 1) change->what = Change::kNone;
+  }
+
+  // True if a change of `times` on a machine is large beside those of the workers elsewhere.
+  bool StandsOut(double times, int machine, const std::vector<double>& medians) const {
+    double second = 0;
+    for (size_t w = 0; w < num_workers_; ++w) {
+      if (MachineOf(static_cast<int>(w)) == machine || medians[w] <= 0) continue;
+      second = std::max(second, std::max(medians[w], 1 / medians[w]) - 1);
+    }
+    return times - 1 >= kTimesTheSecond * second;
   }
 
   // Returns by meeting how long its exchange takes once all members are there.

@@ -49,8 +49,8 @@ class Explanation {
         std::accumulate(result_.measured_seconds.begin(), result_.measured_seconds.end(), 0.0) /
         static_cast<double>(steps_.size());
     verdict.grows = Grows();
-    std::vector<Suspect> suspects = {OneWorker(),  OneStage(), Link(),
-                                     Collective(), DataWait(), Jitter()};
+    std::vector<Suspect> suspects = {
+        OneWorker(), OneStage(), Link(), Collective(), DataWait(history.machine_of), Jitter()};
     const auto is_cause = [&](const Suspect& suspect) { return IsCause(suspect, suspects); };
     const auto found = std::find_if(suspects.begin(), suspects.end(), is_cause);
     if (found != suspects.end()) {
@@ -337,7 +337,8 @@ class Explanation {
     return worst;
   }
 
-  Suspect DataWait() const {
+  // `machine_of`: by worker; empty: not known.
+  Suspect DataWait(const std::vector<int>& machine_of) const {
     Suspect suspect = {.cause = SlowCause::kDataWait};
     const double without = MeanWithout(graph_, steps_, options_,
                                        [&](size_t i) { return KindOf(i).role == Role::kLoad; });
@@ -345,16 +346,49 @@ class Explanation {
     if (actual > 0) suspect.share = (actual - without) / actual;
     suspect.times_slower = without > 0 ? actual / without : 1;
     if (suspect.share < kDataWaitMin) return suspect;
-    for (const int worker : LongestLoaders()) {
-      const double without_its = MeanWithout(graph_, steps_, options_, [&](size_t i) {
-        return KindOf(i).role == Role::kLoad && graph_.operations()[i].worker == worker;
+    const auto cost_nearly_all = [&](const auto& is_one) {
+      const double without_these = MeanWithout(graph_, steps_, options_, [&](size_t i) {
+        return KindOf(i).role == Role::kLoad && is_one(graph_.operations()[i].worker);
       });
-      if (actual - without_its < kShareOfLoadsMin * (actual - without)) continue;
+      return actual - without_these >= kShareOfLoadsMin * (actual - without);
+    };
+    const auto name = [&](int worker) {
       suspect.worker = worker;
       suspect.stage = graph_.workers()[static_cast<size_t>(worker)].stage;
+    };
+    const std::vector<int> loaders = LongestLoaders();
+    for (const int worker : loaders) {
+      if (!cost_nearly_all([&](int other) { return other == worker; })) continue;
+      name(worker);
+      return suspect;
+    }
+    // Workers of a machine wait for its loader together. If only one machine loads, it may be the
+    // storage as well.
+    if (machine_of.size() != graph_.workers().size() || LoadingMachines(machine_of).size() < 2)
+      return suspect;
+    std::set<int> tried = {-1};
+    for (const int loader : loaders) {
+      const int machine = machine_of[static_cast<size_t>(loader)];
+      if (!tried.insert(machine).second) continue;
+      const auto is_here = [&](int other) {
+        return machine_of[static_cast<size_t>(other)] == machine;
+      };
+      if (!cost_nearly_all(is_here)) continue;
+      const auto first = std::find(machine_of.begin(), machine_of.end(), machine);
+      name(static_cast<int>(std::distance(machine_of.begin(), first)));
+      suspect.is_machine = true;
       break;
     }
     return suspect;
+  }
+
+  std::set<int> LoadingMachines(const std::vector<int>& machine_of) const {
+    std::set<int> machines;
+    for (size_t i = 0; i < graph_.size(); ++i) {
+      if (KindOf(i).role != Role::kLoad) continue;
+      machines.insert(machine_of[static_cast<size_t>(graph_.operations()[i].worker)]);
+    }
+    return machines;
   }
 
   // Returns the few workers that load longest, the longest first.

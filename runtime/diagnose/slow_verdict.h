@@ -33,10 +33,11 @@ inline constexpr double kSlowdownMin = 1.1;
 struct Suspect {
   SlowCause cause = SlowCause::kUnknown;
   // Index of the worker. kUnequalStages: set if the stage has only this worker. kDataWait: set if
-  // the loads of this worker alone cost nearly what all loads cost. kSlowMachine, kSlowMachineLink:
-  // the first one on the machine.
+  // the loads of this worker alone, or of its machine's workers, cost nearly what all loads cost.
+  // kSlowMachine, kSlowMachineLink: the first one on the machine.
   int worker = -1;
-  int peer = -1;  // index: the other end of the link
+  bool is_machine = false;  // kDataWait: the machine of the worker is meant
+  int peer = -1;            // index: the other end of the link
   int stage = -1;
   std::string label = "";  // of the collective's kind
   // Share of the lost time that comes back without it; for kDataWait the share of the step.

@@ -332,21 +332,37 @@ TEST(SlownessTest, LeavesOutRanksThatAreNotKnownAndStepsThatAreNotWhole) {
 
 // --- what has changed ----------------------------------------------------------------------------
 
-// Judges the newest of 40 steps; the fault began with step 25. Machines hold two ranks each.
-SlowVerdict JudgeChange(plan::MeshSizes sizes, const Fault& fault) {
+// The newest of 40 steps, of which the fault began with step 25, and older ones to compare them
+// with. Machines hold two ranks each.
+struct Compared {
+  MeasuredJob measured;
+  std::vector<MeasuredStep> before;
+  std::vector<int> machine_of;
+
+  History history() const { return {.before = before, .machine_of = machine_of}; }
+};
+
+Compared CompareSteps(plan::MeshSizes sizes, const Fault& fault) {
   const Job job =
       RunSteps([&](const RankPlan& plan, const Instruction& i, int64_t step,
                    int64_t nanos) { return step > 24 ? fault(plan, i, step, nanos) : nanos; },
                sizes, 40);
   const std::vector<bool> known(job.plans.size(), true);
-  MeasuredJob measured = JobOfSteps(job.plans, known, job.steps).value();
-  const std::vector<MeasuredStep> before(measured.steps.begin(), measured.steps.begin() + 24);
-  measured.steps.erase(measured.steps.begin(), measured.steps.begin() + 32);
-  std::vector<int> machine_of;
-  for (const Worker& worker : measured.graph.workers()) machine_of.push_back(worker.rank / 2);
-  const WhatIf result = AnalyzeSteps(measured.graph, measured.steps, kMeasuredJobOptions);
-  return ExplainSlowness(measured.graph, measured.steps, kMeasuredJobOptions, result,
-                         {.before = before, .machine_of = machine_of});
+  Compared compared = {JobOfSteps(job.plans, known, job.steps).value(), {}, {}};
+  std::vector<MeasuredStep>& steps = compared.measured.steps;
+  compared.before.assign(steps.begin(), steps.begin() + 24);
+  steps.erase(steps.begin(), steps.begin() + 32);
+  for (const Worker& worker : compared.measured.graph.workers()) {
+    compared.machine_of.push_back(worker.rank / 2);
+  }
+  return compared;
+}
+
+SlowVerdict JudgeChange(plan::MeshSizes sizes, const Fault& fault) {
+  const Compared compared = CompareSteps(sizes, fault);
+  const auto& [graph, steps] = compared.measured;
+  const WhatIf result = AnalyzeSteps(graph, steps, kMeasuredJobOptions);
+  return ExplainSlowness(graph, steps, kMeasuredJobOptions, result, compared.history());
 }
 
 const plan::MeshSizes kWide = {.data = 4, .pipeline = 2};
@@ -391,6 +407,44 @@ TEST(SlowChangeTest, NamesAMachineWhoseRanksAllComputeSlowly) {
       EXPECT_NEAR(verdict.cause.times_slower, 2, 0.3);
     }
   }
+}
+
+TEST(SlowChangeTest, TheSlowestOfRanksThatAllChangeUnevenlyIsNotNamed) {
+  for (const double other : {1.0, 0.8}) {
+    const std::vector<double> times = {2, 2.8, 2, 2, 2, 2, 2, 2 * other};
+    const Compared compared = CompareSteps(
+        kLong, [&](const RankPlan& plan, const Instruction& i, int64_t, int64_t nanos) {
+          const double factor = times[static_cast<size_t>(plan.rank)];
+          return plan::IsPass(i.kind()) ? static_cast<int64_t>(factor * static_cast<double>(nanos))
+                                        : nanos;
+        });
+    const SlowChange change =
+        FindChange(compared.measured.graph, compared.measured.steps, compared.history());
+    EXPECT_EQ(change.what, other == 1.0 ? Change::kWorker : Change::kNone);
+  }
+}
+
+TEST(SlowChangeTest, NamesTheMachineWhoseRanksWaitForData) {
+  for (int slow = 0; slow < 2; ++slow) {  // of the first stage
+    const SlowVerdict verdict =
+        JudgeChange(kWide, [&](const RankPlan& plan, const Instruction& i, int64_t, int64_t nanos) {
+          const bool is_load = plan::OperationOf(i.kind()).op_class == OpClass::kLoad;
+          return is_load && IsOn(slow, plan) ? 100 * nanos : nanos;
+        });
+    EXPECT_EQ(verdict.cause.cause, SlowCause::kDataWait);
+    EXPECT_TRUE(verdict.cause.is_machine);
+    EXPECT_EQ(verdict.cause.worker, 2 * slow);
+  }
+}
+
+TEST(SlowChangeTest, NoMachineIsNamedIfAllWaitForDataAlike) {
+  const SlowVerdict verdict =
+      JudgeChange(kWide, [&](const RankPlan&, const Instruction& i, int64_t, int64_t nanos) {
+        return plan::OperationOf(i.kind()).op_class == OpClass::kLoad ? 100 * nanos : nanos;
+      });
+  EXPECT_EQ(verdict.cause.cause, SlowCause::kDataWait);
+  EXPECT_FALSE(verdict.cause.is_machine);
+  EXPECT_EQ(verdict.cause.worker, -1);
 }
 
 TEST(SlowChangeTest, NamesTheMachineWhoseLinkIsSlow) {

@@ -109,6 +109,9 @@ std::string NameOf(const Channel& channel) {
   return text;
 }
 
+// No rank makes more calls; a broken one may claim any number.
+constexpr int64_t kCallsMax = int64_t{1} << 56;
+
 }  // namespace
 
 struct alignas(64) ExchangeWriter::Board {
@@ -238,7 +241,8 @@ std::vector<ExchangeRecord> ExchangeReader::Running() const {
 }
 
 int64_t ExchangeReader::Drain(std::vector<ExchangeRecord>* ended) {
-  const int64_t end = std::max<int64_t>(0, board_->num_ended.load(std::memory_order_acquire));
+  const int64_t end =
+      std::clamp<int64_t>(board_->num_ended.load(std::memory_order_acquire), 0, kCallsMax);
   if (end < next_) next_ = 0;  // a new writer emptied the board
   const int64_t first = std::max(next_, end - kCompletedExchanges);
   int64_t num_lost = first - next_;

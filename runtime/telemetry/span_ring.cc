@@ -44,6 +44,13 @@ Span Unpack(const Words& words) {
 constexpr uint64_t Begun(int64_t number) { return 2 * static_cast<uint64_t>(number) + 1; }
 constexpr uint64_t Ended(int64_t number) { return Begun(number) + 1; }
 
+// No rank writes more spans; a broken one may claim any number.
+constexpr int64_t kSpansMax = int64_t{1} << 56;
+
+int64_t NumberIn(const std::atomic<int64_t>& num_begun) {
+  return std::clamp<int64_t>(num_begun.load(std::memory_order_acquire), 0, kSpansMax);
+}
+
 constexpr size_t kEndWord = 1;
 constexpr size_t kCodeWord = 5;
 constexpr size_t kExchangeWord = 6;
@@ -133,7 +140,7 @@ int64_t SpanReader::Drain(std::vector<Span>* spans) {
   int64_t num_lost = 0;
   for (int lane = 0; lane < kSpanLanes; ++lane) {
     int64_t& next = next_[static_cast<size_t>(lane)];
-    const int64_t end = lanes_[lane].num_begun.load(std::memory_order_acquire);
+    const int64_t end = NumberIn(lanes_[lane].num_begun);
     if (end < next) next = 0;  // a new writer emptied the ring
     const int64_t first = std::max<int64_t>(next, end - kSpansPerLane);
     num_lost += first - next;
@@ -154,7 +161,7 @@ int64_t SpanReader::Drain(std::vector<Span>* spans) {
 std::vector<Span> SpanReader::Open() const {
   std::vector<Span> open;
   for (int lane = 0; lane < kSpanLanes; ++lane) {
-    const int64_t number = lanes_[lane].num_begun.load(std::memory_order_acquire) - 1;
+    const int64_t number = NumberIn(lanes_[lane].num_begun) - 1;
     Span span;
     if (number < 0 || !Read(lane, number, Begun(number), &span)) continue;
     span.end_nanos = 0;  // not ended yet, even if its writer is just writing the end

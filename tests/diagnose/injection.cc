@@ -1,18 +1,27 @@
 #include "tests/diagnose/injection.h"
 
 #include <algorithm>
-#include <iterator>
+#include <map>
 #include <random>
+
+#include "runtime/base/check.h"
 
 namespace megascale::injection {
 namespace {
 
+enum class Victim {
+  kNobody,  // nothing may be named
+  kRank,
+  kMachine,
+  kDriver,  // no rank and no machine may be named
+};
+
 struct FaultRow {
   Fault fault;
   const char* name;
-  int limit_seconds;                // for the right verdict; calm faults: how long it is asked for
-  bool is_of_rank;                  // else of the whole machine
-  std::vector<std::string> causes;  // that are right; none: nothing may be named
+  int limit_seconds;  // for the right verdict; calm faults: how long it is asked for
+  Victim victim;
+  std::vector<std::string> causes;  // that are right
   bool survives = false;            // the job goes on, so that nothing need be named
 };
 
@@ -21,19 +30,24 @@ const std::vector<FaultRow>& Rows() {
       {Fault::kStopWorker,
        "stop_worker",
        5,
-       true,
+       Victim::kRank,
        {"stopped_rank", "stuck_in_instruction", "no_trace", "exchange_rank", "stuck_exchange"}},
-      {Fault::kLinkDown, "link_down", 5, false, {"link", "machine_link"}},
-      {Fault::kCutQuota, "cut_quota", 30, false, {"slow_worker", "slow_machine"}},
-      {Fault::kStopHost, "stop_host", 12, false, {"data_wait"}, true},
-      {Fault::kSlowLink, "slow_link", 30, false, {"slow_link", "slow_machine_link"}},
-      {Fault::kSlowRank, "slow_rank", 30, true, {"slow_worker"}},
-      {Fault::kStopAgent, "stop_agent", 5, false, {"silent_machine"}},
-      {Fault::kBusyMachine, "busy_machine", 30, false, {"slow_worker", "slow_machine"}},
-      {Fault::kBusyLink, "busy_link", 30, false, {"slow_link", "slow_machine_link"}},
-      {Fault::kLateRank, "late_rank", 30, true, {"late_rank"}},
-      {Fault::kNothing, "nothing", 20, false, {}},
-      {Fault::kBusyAlike, "busy_alike", 20, false, {}},
+      {Fault::kLinkDown, "link_down", 5, Victim::kMachine, {"link", "machine_link"}},
+      {Fault::kCutQuota, "cut_quota", 30, Victim::kMachine, {"slow_worker", "slow_machine"}},
+      {Fault::kStopHost, "stop_host", 12, Victim::kMachine, {"data_wait"}, true},
+      {Fault::kSlowLink, "slow_link", 30, Victim::kMachine, {"slow_link", "slow_machine_link"}},
+      {Fault::kSlowRank, "slow_rank", 30, Victim::kRank, {"slow_worker"}},
+      {Fault::kStopAgent, "stop_agent", 5, Victim::kMachine, {"silent_machine"}},
+      {Fault::kBusyMachine, "busy_machine", 30, Victim::kMachine, {"slow_worker", "slow_machine"}},
+      {Fault::kBusyLink, "busy_link", 30, Victim::kMachine, {"slow_link", "slow_machine_link"}},
+      {Fault::kLateRank, "late_rank", 30, Victim::kRank, {"late_rank"}},
+      {Fault::kNothing, "nothing", 20, Victim::kNobody, {}},
+      {Fault::kBusyAlike, "busy_alike", 20, Victim::kNobody, {}},
+      {Fault::kSlowCopy, "slow_copy", 30, Victim::kRank, {"slow_worker"}},
+      {Fault::kFullDisk, "full_disk", 30, Victim::kMachine, {"storage"}},
+      {Fault::kSlowStorage, "slow_storage", 30, Victim::kMachine, {"data_wait"}},
+      {Fault::kStopKeeper, "stop_keeper", 12, Victim::kMachine, {"silent_keeper"}, true},
+      {Fault::kStopDriver, "stop_driver", 30, Victim::kDriver, {"silent_driver"}},
   };
   return *rows;
 }
@@ -47,7 +61,17 @@ const FaultRow& RowOf(Fault fault) {
 }  // namespace
 
 std::string Name(Fault fault) { return RowOf(fault).name; }
-bool IsCalm(Fault fault) { return RowOf(fault).causes.empty() || RowOf(fault).survives; }
+
+Fault FaultNamed(const std::string& name) {
+  const auto& rows = Rows();
+  const auto row =
+      std::find_if(rows.begin(), rows.end(), [&](const auto& each) { return each.name == name; });
+  MEGASCALE_CHECK_MSG(row != rows.end(), name);
+  return row->fault;
+}
+
+bool HasVictim(Fault fault) { return RowOf(fault).victim != Victim::kNobody; }
+bool IsCalm(Fault fault) { return !HasVictim(fault) || RowOf(fault).survives; }
 
 const std::vector<Layout>& Layouts() {
   static const auto* const layouts = new std::vector<Layout>{
@@ -77,19 +101,49 @@ Injection Draw(uint64_t seed) {
   injection.rank = pick(8);
   injection.step = 30 + pick(20);
   injection.delay = absl::Milliseconds(pick(1000));
+  // In each layout, ranks 0, 1, 6 and 7 are of the first or the last stage.
+  if (injection.fault == Fault::kSlowStorage || injection.fault == Fault::kSlowCopy) {
+    injection.rank = injection.rank % 2 + (injection.rank < 4 ? 0 : 6);
+  }
   return injection;
+}
+
+std::vector<uint64_t> SoakSeeds(const SoakSize& size) {
+  std::map<Fault, int> num_calm;
+  int num_faults = 0;
+  std::vector<uint64_t> seeds;
+  // Every kNumFaults seeds contain each fault once.
+  const uint64_t end = static_cast<uint64_t>(size.num_faults + size.num_calm) * kNumFaults;
+  for (uint64_t seed = 0; seed < end; ++seed) {
+    const Fault fault = Draw(seed).fault;
+    const bool is_wanted =
+        HasVictim(fault) ? num_faults < size.num_faults : num_calm[fault] < size.num_calm;
+    if (!is_wanted) continue;
+    ++(HasVictim(fault) ? num_faults : num_calm[fault]);
+    seeds.push_back(seed);
+  }
+  return seeds;
 }
 
 Judgement Judge(const Injection& injection, const std::string& node, const Said& said) {
   const FaultRow& row = RowOf(injection.fault);
   const bool names = said.rank >= 0 || !said.node.empty() || said.peer >= 0;
-  if (row.causes.empty()) return names ? Judgement::kWrong : Judgement::kRight;
-  if (!names) return row.survives ? Judgement::kRight : Judgement::kNotYet;
-  const bool is_victim =
-      row.is_of_rank ? said.rank == injection.rank : said.node == node || said.peer_node == node;
-  if (!is_victim) return Judgement::kWrong;
   const bool is_cause =
       std::find(row.causes.begin(), row.causes.end(), said.cause) != row.causes.end();
+  switch (row.victim) {
+    case Victim::kNobody:
+      return names ? Judgement::kWrong : Judgement::kRight;
+    case Victim::kDriver:
+      if (names) return Judgement::kWrong;
+      return is_cause ? Judgement::kRight : Judgement::kNotYet;
+    case Victim::kRank:
+    case Victim::kMachine:
+      break;
+  }
+  if (!names) return row.survives ? Judgement::kRight : Judgement::kNotYet;
+  const bool is_victim = row.victim == Victim::kRank ? said.rank == injection.rank
+                                                     : said.node == node || said.peer_node == node;
+  if (!is_victim) return Judgement::kWrong;
   return is_cause ? Judgement::kRight : Judgement::kRightVictim;
 }
 

@@ -23,11 +23,20 @@ enum class Fault {
   kLateRank,     // its exchanges begin late at times
   kNothing,      // nothing may be named
   kBusyAlike,    // other programs compute on all machines; nothing may be named
+  kSlowCopy,     // a rank copies memory slowly
+  kFullDisk,     // a machine's loader, which stores its checkpoints, too, finds its disk full
+  kSlowStorage,  // a machine's loader reads slowly
+  kStopKeeper,   // SIGSTOP: the process that starts and reaps those of a machine
+  kStopDriver,   // SIGSTOP
 };
-inline constexpr int kNumFaults = 12;
+inline constexpr int kNumFaults = 17;
 
 // Returns a word for programs: "link_down".
 std::string Name(Fault fault);
+// Requires: there is a fault of this name.
+Fault FaultNamed(const std::string& name);
+// False where there is no fault, or one that strikes all alike.
+bool HasVictim(Fault fault);
 // True where the job goes on, so that nothing need be named.
 bool IsCalm(Fault fault);
 
@@ -48,8 +57,18 @@ struct Layout {
 // Eight ranks each, two on a machine.
 const std::vector<Layout>& Layouts();
 
-// Consecutive seeds go through all faults, then through all layouts.
+// Consecutive seeds go through all faults, then through all layouts. The rank depends on the seed
+// alone, but that the victims of kSlowCopy and kSlowStorage are of a first or last stage: only
+// those read and copy batches.
 Injection Draw(uint64_t seed);
+
+// Returns the first seeds of which `num_faults` have a victim, and `num_calm` are of each fault
+// that has none, in order.
+struct SoakSize {
+  int num_faults = 100;
+  int num_calm = 20;
+};
+std::vector<uint64_t> SoakSeeds(const SoakSize& size);
 
 // What `megascale diagnose -o json` says.
 struct Said {

@@ -2,15 +2,12 @@
 
 #include <signal.h>
 
-#include <algorithm>
-#include <map>
+#include <fstream>
 #include <memory>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "nlohmann/json.hpp"
 #include "tests/diagnose/machines.h"
@@ -27,10 +24,21 @@ constexpr double kQuotaPercent = 50;  // of a core, for each machine
 constexpr double kCutPercent = 3;
 constexpr double kLinkMbit = 100;
 constexpr double kTrafficMbit = 130;
+constexpr double kCopySecondsPerByte = 1e-4;
+constexpr double kReadSeconds = 0.1;
+constexpr int kStepsBetweenSaves = 5;
 constexpr int64_t kStepsOfCalm = 5;  // a job that goes on makes more
 constexpr absl::Duration kPause = absl::Milliseconds(300);
 
 double Seconds(absl::Duration duration) { return absl::ToDoubleSeconds(duration); }
+
+// The name that `ps` shows.
+std::string NameOf(pid_t pid) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/comm"));
+  std::string name;
+  file >> name;
+  return name;
+}
 
 class OneRun {
  public:
@@ -60,6 +68,8 @@ class OneRun {
     report_.node = job.ranks(injection_.rank).node_id();
     absl::SleepFor(injection_.delay);
     Strike(job);
+    if (!machines_.status().ok()) return Problem(std::string(machines_.status().message()));
+    if (MustHaveStopped() && stopped_.empty()) return Problem("there was no process to stop");
     Watch();
     return report_;
   }
@@ -81,7 +91,10 @@ class OneRun {
       cluster_.StartAgent(i, kRanksOfMachine);
     }
     std::vector<std::string> fields = Layouts()[static_cast<size_t>(injection_.layout)].fields;
-    fields.insert(fields.end(), {"train.steps=100000", "checkpoint.interval=0"});
+    const bool saves = injection_.fault == Fault::kFullDisk;
+    fields.insert(fields.end(),
+                  {"train.steps=100000",
+                   absl::StrCat("checkpoint.interval=", saves ? kStepsBetweenSaves : 0)});
     cluster_.Submit("job", fields);
   }
 
@@ -133,9 +146,28 @@ class OneRun {
       case Fault::kBusyAlike:
         for (int i = 0; i < kMachines; ++i) machines_.StartLoad(i, 3);
         return;
+      case Fault::kSlowCopy:
+        return machines_.SetSwitch(victim, absl::StrCat("copy-", LocalRank(job)),
+                                   absl::StrCat(kCopySecondsPerByte));
+      case Fault::kSlowStorage:
+        return machines_.SetSwitch(victim, "slow-storage", absl::StrCat(kReadSeconds));
+      case Fault::kFullDisk:
+        return machines_.FillDisk(cluster_.agent_pid(victim), cluster_.checkpoints("job"));
+      case Fault::kStopKeeper:
+        for (const pid_t pid : e2e::DescendantsOf(cluster_.agent_pid(victim), "")) {
+          if (NameOf(pid) == "megascale-keep") Stop(pid);
+        }
+        return;
+      case Fault::kStopDriver:
+        return Stop(cluster_.driver_pid());
       case Fault::kNothing:
         return;
     }
+  }
+
+  bool MustHaveStopped() const {
+    const Fault fault = injection_.fault;
+    return fault == Fault::kStopHost || fault == Fault::kStopKeeper;
   }
 
   // "FOLDER/13-link_down.gz"
@@ -219,54 +251,6 @@ Said ReadVerdict(const std::string& output) {
 
 RunReport RunInjection(const Injection& injection, const RunOptions& options) {
   return OneRun(injection, options).Run();
-}
-
-std::string Describe(const RunReport& report) {
-  const Injection& injection = report.injection;
-  std::string text = absl::StrFormat(
-      "seed %d %s, rank %d on %s, %s, step %.0f ms: ", injection.seed, Name(injection.fault),
-      injection.rank, report.node, Layouts()[static_cast<size_t>(injection.layout)].name,
-      report.step_seconds * 1000);
-  if (!report.problem.empty()) return absl::StrCat(text, "PROBLEM ", report.problem);
-  absl::StrAppend(&text, report.is_right          ? "right"
-                         : report.is_victim_right ? "WRONG CAUSE"
-                                                  : "WRONG");
-  if (report.right_after < absl::InfiniteDuration()) {
-    absl::StrAppendFormat(&text, " after %.1f s", Seconds(report.right_after));
-  }
-  absl::StrAppend(&text, ": ", report.said);
-  if (!report.wrong.empty()) absl::StrAppend(&text, " | it said: ", report.wrong);
-  if (!report.calm.empty()) absl::StrAppend(&text, " | before the fault: ", report.calm);
-  return text;
-}
-
-std::string Table(const std::vector<RunReport>& reports) {
-  std::map<Fault, std::vector<const RunReport*>> by_fault;
-  for (const RunReport& report : reports) {
-    if (report.problem.empty()) by_fault[report.injection.fault].push_back(&report);
-  }
-  std::string table = "| fault | runs | right victim | right cause | median | longest |\n";
-  absl::StrAppend(&table, "| --- | --- | --- | --- | --- | --- |\n");
-  for (const auto& [fault, runs] : by_fault) {
-    int victims = 0;
-    int rights = 0;
-    std::vector<double> seconds;
-    for (const RunReport* run : runs) {
-      victims += run->is_victim_right ? 1 : 0;
-      rights += run->is_right ? 1 : 0;
-      if (run->is_right && run->right_after < absl::InfiniteDuration()) {
-        seconds.push_back(Seconds(run->right_after));
-      }
-    }
-    std::sort(seconds.begin(), seconds.end());
-    const std::string times =
-        seconds.empty()
-            ? " | "
-            : absl::StrFormat("%.1f s | %.1f s", seconds[seconds.size() / 2], seconds.back());
-    absl::StrAppendFormat(&table, "| %s | %d | %d | %d | %s |\n", Name(fault), runs.size(), victims,
-                          rights, times);
-  }
-  return table;
 }
 
 }  // namespace megascale::injection

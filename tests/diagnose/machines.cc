@@ -161,7 +161,7 @@ std::vector<std::string> Machines::Prefix(int machine) const {
   const Machine& at = At(machine);
   const std::string command =
       absl::StrCat("echo $$ > ", at.group, "/cgroup.procs && export MEGASCALE_PACE=", at.switches,
-                   " && exec nsenter --net=/proc/", at.holder, "/ns/net \"$@\"");
+                   " && exec nsenter --net=/proc/", at.holder, "/ns/net unshare --mount \"$@\"");
   return {"/bin/sh", "-c", command, "sh"};
 }
 
@@ -201,6 +201,14 @@ void Machines::LimitLink(int machine, double mbit) {
 }
 
 void Machines::CutLink(int machine) { Do({"ip", "link", "set", LinkName(machine), "down"}); }
+
+void Machines::FillDisk(pid_t process, const std::string& directory) {
+  // What `head` cannot write is meant to fail.
+  const std::string fill =
+      absl::StrCat("mount -t tmpfs -o size=64k full '", directory, "' && { head -c 1M /dev/zero >'",
+                   directory, "/full' 2>/dev/null; true; }");
+  Do({"nsenter", "--mount", "--target", absl::StrCat(process), "/bin/sh", "-c", fill});
+}
 
 void Machines::StartLoad(int machine, int num_processes) {
   std::vector<std::string> command = Prefix(machine);

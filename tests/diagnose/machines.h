@@ -1,5 +1,6 @@
 // Machines on this machine: each has a network namespace with an address of its own and a control
-// group with a quota of processor time, so that a fault lands on one of them alone. The test's own
+// group with a quota of processor time, and each agent a mount namespace, so that a fault lands on
+// one of them alone. The test's own
 // process moves to a new network namespace, in which a bridge joins the links of all machines; the
 // control plane talks over a Unix socket, which namespaces do not separate, as a cluster's
 // management network is apart from that of its tensors.
@@ -40,6 +41,9 @@ class Machines {
   // Limits its link, both ways.
   void LimitLink(int machine, double mbit);
   void CutLink(int machine);
+  // Mounts a full disk at this folder for the processes that share the mount namespace of
+  // `process`: those of an agent that was started on a machine.
+  void FillDisk(pid_t process, const std::string& directory);
   // Keeps the processors of a machine busy, within its quota.
   void StartLoad(int machine, int num_processes);
   // Sends datagrams to and from a machine, with this program.

@@ -1,12 +1,9 @@
 #include "tests/diagnose/paced_device.h"
 
 #include <time.h>
-#include <unistd.h>
 
-#include <cstdio>
+#include <algorithm>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <random>
 #include <utility>
 
@@ -17,6 +14,7 @@
 #include "runtime/device/cpu_device.h"
 #include "runtime/device/direct_communicator.h"
 #include "runtime/stream/host_stream.h"
+#include "tests/diagnose/switch.h"
 
 namespace megascale::injection {
 namespace {
@@ -24,6 +22,8 @@ namespace {
 // What an instruction that computes takes beyond its real work.
 constexpr absl::Duration kBusy = absl::Milliseconds(1);
 constexpr absl::Duration kAsleep = absl::Milliseconds(14);
+// A copy that is slowed takes at most this much longer: gradients are large beside batches.
+constexpr absl::Duration kCopyMax = absl::Milliseconds(100);
 
 absl::Duration ThreadTime() {
   timespec now = {};
@@ -31,35 +31,30 @@ absl::Duration ThreadTime() {
   return absl::DurationFromTimespec(now);
 }
 
-// A file that a test writes while the job trains.
-class Switch {
- public:
-  Switch(const std::string& folder, const std::string& name) : path_(folder + "/" + name) {}
-  // Returns the numbers in the file; "first" stays as it is if there is no file.
-  bool Read(double* first, double* second) const {
-    if (::access(path_.c_str(), R_OK) != 0) return false;
-    std::ifstream file(path_);
-    file >> *first >> *second;
-    return true;
-  }
-
- private:
-  const std::string path_;
-};
-
 // A stream whose instructions take a set time, if they compute. The executor notifies at the
 // beginning and at the end of each.
 class PacedStream final : public stream::Stream {
  public:
-  static absl::StatusOr<std::unique_ptr<PacedStream>> Create(std::string name, Switch slow) {
-    std::unique_ptr<PacedStream> stream(new PacedStream(std::move(name), std::move(slow)));
+  struct Switches {
+    Switch slow;
+    Switch slow_copy;
+  };
+  static absl::StatusOr<std::unique_ptr<PacedStream>> Create(std::string name, Switches switches) {
+    std::unique_ptr<PacedStream> stream(new PacedStream(std::move(name), std::move(switches)));
     RETURN_IF_ERROR(stream->Start());
     return stream;
   }
   ~PacedStream() override { End(); }
 
   void Copy(void* to, const void* from, size_t bytes) override {
-    if (bytes > 0) std::memcpy(to, from, bytes);
+    double seconds_per_byte = 0;
+    double unused = 0;
+    if (bytes == 0) return;
+    if (switches_.slow_copy.Read(&seconds_per_byte, &unused)) {
+      absl::SleepFor(
+          std::min(kCopyMax, absl::Seconds(seconds_per_byte) * static_cast<double>(bytes)));
+    }
+    std::memcpy(to, from, bytes);
   }
   void Notify(Notification notification) override {
     if (name() == "compute" && num_notified_++ % 2 == 1) Pace();
@@ -71,19 +66,20 @@ class PacedStream final : public stream::Stream {
   }
 
  private:
-  PacedStream(std::string name, Switch slow) : Stream(std::move(name)), slow_(std::move(slow)) {}
+  PacedStream(std::string name, Switches switches)
+      : Stream(std::move(name)), switches_(std::move(switches)) {}
 
   void Pace() const {
     double times = 1;
     double unused = 0;
-    slow_.Read(&times, &unused);
+    switches_.slow.Read(&times, &unused);
     const absl::Duration end = ThreadTime() + kBusy * times;
     while (ThreadTime() < end) {
     }
     absl::SleepFor(kAsleep * times);
   }
 
-  const Switch slow_;
+  const Switches switches_;
   int64_t num_notified_ = 0;
 };
 
@@ -148,7 +144,8 @@ class PacedDevice final : public device::Device {
  public:
   PacedDevice(int local_rank, const std::string& folder)
       : inner_(device::MakeCpuDevice()),
-        slow_(folder, absl::StrCat("slow-", local_rank)),
+        switches_{{folder, absl::StrCat("slow-", local_rank)},
+                  {folder, absl::StrCat("copy-", local_rank)}},
         late_(folder, absl::StrCat("late-", local_rank)) {}
 
   device::Description Describe() const override { return inner_->Describe(); }
@@ -168,7 +165,7 @@ class PacedDevice final : public device::Device {
     return inner_->OnHost(vector);
   }
   absl::StatusOr<std::unique_ptr<stream::Stream>> MakeStream(std::string name) override {
-    return PacedStream::Create(std::move(name), slow_);
+    return PacedStream::Create(std::move(name), switches_);
   }
   std::unique_ptr<ops::Ops> MakeOps(stream::Stream* stream, tensor::DType compute,
                                     int num_threads) override {
@@ -182,7 +179,7 @@ class PacedDevice final : public device::Device {
 
  private:
   const std::unique_ptr<device::Device> inner_;
-  const Switch slow_;
+  const PacedStream::Switches switches_;
   const Switch late_;
 };
 

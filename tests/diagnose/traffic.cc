@@ -4,9 +4,20 @@
 #include <sys/socket.h>
 #include <time.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <vector>
+
+namespace {
+
+double Now() {
+  timespec now = {};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) / 1e9;
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   if (argc != 4) return 2;
@@ -17,10 +28,15 @@ int main(int argc, char** argv) {
   const int socket = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   const std::vector<char> datagram(8000);
   constexpr int64_t kTickNanos = 5'000'000;
-  const double per_tick = std::atof(argv[3]) * 1e6 / 8 * kTickNanos / 1e9;  // bytes
+  constexpr double kBurstSeconds = 0.1;  // sent at once after this process could not run
+  const double per_second = std::atof(argv[3]) * 1e6 / 8;  // bytes
   double due = 0;
+  double before = Now();
   while (true) {
-    for (due += per_tick; due > 0; due -= static_cast<double>(datagram.size())) {
+    const double now = Now();
+    due = std::min(due + (now - before) * per_second, kBurstSeconds * per_second);
+    before = now;
+    for (; due > 0; due -= static_cast<double>(datagram.size())) {
       // An error says only that nobody listens.
       (void)::sendto(socket, datagram.data(), datagram.size(), MSG_DONTWAIT,
                      reinterpret_cast<const sockaddr*>(&to), sizeof(to));

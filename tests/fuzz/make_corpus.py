@@ -408,6 +408,88 @@ def exchanges():
     write("exchanges", "counters", b"".join(word.to_bytes(8, "little") for word in range(2, 260, 2)))
 
 
+def evidence():
+    """Answers of agents, a file of saved evidence, and what workers write into their rings."""
+    def response(text):
+        return encode("megascale.control.v1.StreamEvidenceResponse", "proto/control.proto", text)
+
+    state = ('group: "data.0" operation: 2 sequence: 7 instruction: 792634633912057856 peer: %d send_bytes: 64 transmitted_bytes: %d '
+             "delivered_bytes: 16 receive_bytes: 64 received_bytes: 32 begin_nanos: 5 changed_nanos: 9 ")
+    calls = [response(f'rank: {rank} node_id: "n{rank // 2}" evidence {{ monotonic_nanos: 90 ' + "".join(
+        f"running {{ {state % (peer, 16 + 16 * rank)} }} " for peer in range(4) if peer != rank) + "}") for rank in range(4)]
+    sample = ('samples { monotonic_nanos: %d busy_cores: 1.5 throttled_share: 0.25 load: 2 memory_available_bytes: 1000 major_faults: 3 '
+              'interfaces { name: "eth0" received_bytes: 7 sent_bytes: 8 errors: 1 } ranks { job_id: "j" rank: 1 compute_share: 0.5 '
+              "memory_bytes: 99 } } ")
+    metrics = [response(f'rank: {rank} evidence {{ monotonic_nanos: 5000000000 ' + "".join(
+        sample % (second * 1000000000) for second in range(5)) + "}") for rank in range(3)]
+    stack = 'stacks { thread: %d name: "compute" state: "R" frames { function: "megascale::f(int)" module: "megascale" offset: 16 } } '
+    stacks = [response(f"rank: {rank} evidence {{ {stack % 7}{stack % 9} }}") for rank in range(3)]
+    cases = {
+        "calls": calls, "one-call": calls[:1], "two-calls": calls[:2], "metrics": metrics, "one-machine": metrics[:1], "stacks": stacks,
+        "one-stack": stacks[:1], "all": calls[:2] + metrics[:1] + stacks[:2], "none": [], "error": [response('rank: 1 error: "away"')],
+        "control": [response('rank: 1 error: "\\033[2J\\n"'), response('evidence { stacks { name: "\\033[2J" error: "\\n" } }')],
+        "not-a-number": [response("evidence { samples { busy_cores: nan load: inf major_faults: -inf } }")],
+    }
+    for name, answers in cases.items():
+        write("evidence", name, frames(*answers))
+
+
+def saved_evidence():
+    whole = gzip.decompress(pathlib.Path("tests/diagnose/recorded/1-link_down.gz").read_bytes()).decode()
+    newest, lines = 39, []
+    for line in whole.splitlines():
+        word, _, text = line.partition(" ")
+        content = json.loads(text)
+        if content.get("rank", 0) > 4 and word != "job":
+            continue
+        if word == "spans":
+            content["spans"] = [span for span in content["spans"] if int(span.get("step", 0)) == newest]
+        lines.append(f"{word} {json.dumps(content, separators=(',', ':'))}")
+    few = "\n".join(lines) + "\n"
+    job = [line for line in lines if line.startswith("job ")]
+    spans = [line for line in lines if line.startswith("spans ")]
+    cases = {
+        "few": few, "gzip": gzip.compress(few.encode(), mtime=0), "gzip-cut": gzip.compress(few.encode(), mtime=0)[:-30], "empty": "",
+        "job-alone": job[0] + "\n", "no-job": "\n".join(spans), "two-jobs": "\n".join(job * 2), "one-rank": "\n".join(spans[:1] + job),
+        "no-ranks": "job " + json.dumps({key: value for key, value in json.loads(job[0][4:]).items() if key != "ranks"}),
+        "unknown-word": "coffee {}\n", "unknown-kind": "evidence-99 {}\n" + job[0], "not-json": "job {", "no-number": "evidence-x {}\n",
+        "other-rank": "\n".join([spans[0].replace("{", '{"rank":99,', 1)] + job), "ended": job[0].replace("JOB_STATE_RUNNING", "JOB_STATE_FAILED"),
+    }
+    for name, text in cases.items():
+        write("saved_evidence", name, text)
+
+
+def span_rings():
+    def begin(rank, lane, index, step, millis):
+        return struct.pack("<BBBBH", rank, lane * 16, index, step, millis)
+
+    def end(rank, lane, millis, exchange=0):
+        return struct.pack("<BBHBH", rank, lane * 16 + 1, millis, 0, exchange)
+
+    def poke(rank, at, word, slot=False):
+        return struct.pack("<BBIQ", rank, 3 if slot else 2, at, word)
+
+    def steps(count, instructions=40):
+        out, time = b"", 1
+        for step in range(1, count + 1):
+            for index in range(instructions):
+                for rank in range(2):
+                    out += begin(rank, index % 8, index, step, time) + end(rank, index % 8, time + 3)
+                time += 5
+        return out
+
+    cases = {
+        "one-step": steps(1), "three-steps": steps(3), "cut": steps(2)[:-9], "empty": b"", "begun": begin(0, 1, 0, 1, 5),
+        "late": steps(1) + begin(1, 1, 0, 2, 900), "begun-number": steps(1) + poke(0, 0, 2**63 - 1), "negative-number": steps(1) + poke(0, 0, 2**63),
+        "other-number": steps(1) + poke(0, 0, 5000), "all-numbers": steps(1) + b"".join(poke(0, lane * 8 * 4097, 2**63 - 1) for lane in range(9)),
+        "sequence": steps(1) + poke(0, 8, 77), "great-time": steps(1) + begin(0, 1, 3, 2, 0xFFFF) + struct.pack("<q", 2**62),
+        "great-step": begin(0, 1, 0, 7, 0)[:4] + struct.pack("<qH", 2**63 - 1, 9), "slot": b"".join(poke(0, at, 2**64 - 1, True) for at in range(24)),
+        "other-instruction": struct.pack("<BBBQBH", 0, 16, 255, 2**64 - 1, 1, 7) + end(0, 1, 9),
+    }
+    for name, data in cases.items():
+        write("span_ring", name, data)
+
+
 def message(*fields):
     """A protocol buffer: pairs of a number and a value (an int, a float, text or bytes)."""
     def varint(value):
@@ -536,3 +618,6 @@ token_files()
 minder()
 traces()
 exchanges()
+evidence()
+saved_evidence()
+span_rings()

@@ -65,6 +65,14 @@ void RunMinderRecording(absl::string_view input);
 void RunTrace(absl::string_view input);
 // The exchange board of a worker, and what the diagnosis makes of it.
 void RunExchanges(absl::string_view input);
+// What agents answer to questions about ranks and machines: frames of StreamEvidenceResponse.
+void RunEvidence(absl::string_view input);
+std::string MutateEvidence(const std::string& input, Random* random);
+// A file of `megascale diagnose --save`, and the diagnosis that is made of it.
+void RunSavedEvidence(absl::string_view input);
+std::string MutateSavedEvidence(const std::string& input, Random* random);
+// What workers write into their rings of spans and their heartbeat slots.
+void RunSpanRing(absl::string_view input);
 
 // Fails unless the message is one printable line, at most 1,000 bytes long.
 void CheckLine(const absl::Status& refusal);

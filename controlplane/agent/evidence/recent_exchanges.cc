@@ -1,5 +1,6 @@
 #include "controlplane/agent/evidence/recent_exchanges.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace megascale::agent {
@@ -7,6 +8,9 @@ namespace {
 
 using telemetry::ExchangeRecord;
 using telemetry::v1::ExchangeState;
+
+// A broken rank may claim to have written any number again and again.
+constexpr int64_t kLostMax = int64_t{1} << 61;
 
 void Fill(const ExchangeRecord& record, ExchangeState* state) {
   state->set_group(record.group);
@@ -23,7 +27,7 @@ void Fill(const ExchangeRecord& record, ExchangeState* state) {
 
 void RecentExchanges::Drain() {
   drained_.clear();
-  num_lost_ += reader_.Drain(&drained_);
+  num_lost_ = std::min(num_lost_ + reader_.Drain(&drained_), kLostMax);
   for (ExchangeRecord& record : drained_) ended_.push_back(std::move(record));
   while (ended_.size() > kHistoryCalls) ended_.pop_front();
 }

@@ -28,11 +28,14 @@ bool IsExchange(const Span& span) {
   return plan::IsExchangeOfPass(plan::InstructionId::FromPacked(span.instruction));
 }
 
+// A broken rank may claim to have written any number again and again.
+constexpr int64_t kLostMax = int64_t{1} << 61;
+
 }  // namespace
 
 void RecentSpans::Drain() {
   drained_.clear();
-  num_lost_ += reader_.Drain(&drained_);
+  num_lost_ = std::min(num_lost_ + reader_.Drain(&drained_), kLostMax);
   if (drained_.empty()) return;
   for (const Span& span : drained_) (IsExchange(span) ? exchanges_ : instructions_).push_back(span);
   for (std::deque<Span>* history : {&instructions_, &exchanges_}) {

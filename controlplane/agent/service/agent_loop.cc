@@ -104,7 +104,7 @@ absl::Duration AgentLoop::NextReport() const {
 
 absl::Duration AgentLoop::NextWake() const {
   const absl::Duration sample =
-      memory_.empty() ? absl::InfiniteDuration() : sampled_ + kSampleInterval;
+      memory_.empty() || !is_recording_ ? absl::InfiniteDuration() : sampled_ + kSampleInterval;
   return std::min({sample, NextReport(), core_.NextWake(), stream_->NextWake(), stores_.NextWake(),
                    drain_deadline_});
 }
@@ -527,14 +527,14 @@ void AgentLoop::SendEvidence(const std::string& request_id,
 
 void AgentLoop::SampleExchanges() {
   const absl::Duration now = Now();
-  if (now < sampled_ + kSampleInterval) return;
+  if (!is_recording_ || now < sampled_ + kSampleInterval) return;
   sampled_ = now;
   for (const auto& [job_id, memory] : memory_) memory->DrainExchanges();
 }
 
 void AgentLoop::SampleMachine() {
   const absl::Duration now = Now();
-  if (!machine_.IsDue(now)) return;
+  if (!is_recording_ || !machine_.IsDue(now)) return;
   const int64_t end = absl::ToInt64Nanoseconds(now);
   const int64_t begin = end - absl::ToInt64Nanoseconds(MachineReader::kInterval);
   std::vector<SampledRank> ranks;

@@ -22,6 +22,7 @@
 #include "controlplane/agent/service/job_memory.h"
 #include "controlplane/agent/service/store_forwarder.h"
 #include "controlplane/launch/process_keeper.h"
+#include "runtime/telemetry/recording.h"
 
 namespace megascale::agent {
 
@@ -97,6 +98,7 @@ class AgentLoop {
   std::map<std::string, std::unique_ptr<JobMemory>> memory_;
   int num_socket_directories_ = 0;
   OutOfMemoryWatch out_of_memory_;
+  const bool is_recording_ = telemetry::IsRecording();
 
   StoreForwarder stores_;
   std::map<std::string, int64_t> published_;  // newest step in the batch ring, by job

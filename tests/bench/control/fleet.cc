@@ -18,6 +18,49 @@ namespace megascale::bench {
 
 namespace pb = megascale::agent::v1;
 
+namespace {
+
+// What an agent of eight ranks has after 15 minutes: a sample of each second.
+telemetry::v1::Evidence MakeSamples() {
+  constexpr int kSeconds = 900;
+  constexpr int kRanks = 8;
+  telemetry::v1::Evidence evidence;
+  for (int second = 1; second <= kSeconds; ++second) {
+    auto* sample = evidence.add_samples();
+    sample->set_monotonic_nanos(int64_t{second} * 1'000'000'000);
+    sample->set_busy_cores(7.5);
+    sample->set_load(8.25);
+    sample->set_memory_available_bytes(int64_t{1} << 38);
+    sample->set_disk_written_bytes(1e6);
+    sample->set_disk_free_bytes(int64_t{1} << 40);
+    for (const char* name : {"eth0", "eth1"}) {
+      auto* interface = sample->add_interfaces();
+      interface->set_name(name);
+      interface->set_received_bytes(1.25e9);
+      interface->set_sent_bytes(1.25e9);
+    }
+    for (int rank = 0; rank < kRanks; ++rank) {
+      auto* process = sample->add_ranks();
+      process->set_job_id("fleet");
+      process->set_rank(rank);
+      process->set_step(second);
+      process->set_busy_cores(0.9);
+      process->set_memory_bytes(int64_t{1} << 34);
+      process->set_compute_share(0.8);
+      process->set_wait_share(0.1);
+    }
+  }
+  evidence.set_monotonic_nanos(int64_t{kSeconds} * 1'000'000'000);
+  return evidence;
+}
+
+const telemetry::v1::Evidence& KeptSamples() {
+  static const auto* const samples = new telemetry::v1::Evidence(MakeSamples());
+  return *samples;
+}
+
+}  // namespace
+
 // One stream. gRPC calls the reactions; the fleet's thread calls Report.
 class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown> {
  public:
@@ -88,6 +131,7 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
       return;
     }
     if (down_.has_desired()) Take(down_.desired());
+    if (down_.has_fetch_evidence()) Answer(down_.fetch_evidence());
     down_.Clear();
     StartRead(&down_);
   }
@@ -199,6 +243,20 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
     }
   }
 
+  // As controlplane/agent/service/agent_loop.h does it: metrics have every kept sample, and other
+  // kinds nothing.
+  void Answer(const pb::FetchEvidence& fetch) {
+    pb::AgentUp message;
+    pb::EvidenceChunk* chunk = message.mutable_evidence();
+    chunk->set_request_id(fetch.request_id());
+    if (fetch.kind() == telemetry::v1::EVIDENCE_KIND_METRICS) {
+      *chunk->mutable_evidence() = KeptSamples();
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    answers_.push_back(std::move(message));
+    WriteNext();
+  }
+
   void Take(const pb::DesiredState& desired) {
     std::lock_guard<std::mutex> lock(mutex_);
     version_ = desired.version();
@@ -224,9 +282,14 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
   }
 
   void WriteNext() {
-    if (writing_ || closed_ || waiting_ == nullptr) return;
-    up_ = std::move(*waiting_);
-    waiting_.reset();
+    if (writing_ || closed_ || (waiting_ == nullptr && answers_.empty())) return;
+    if (waiting_ != nullptr) {
+      up_ = std::move(*waiting_);
+      waiting_.reset();
+    } else {
+      up_ = std::move(answers_.front());
+      answers_.pop_front();
+    }
     writing_ = true;
     StartWrite(&up_);
   }
@@ -241,6 +304,7 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
   std::mutex mutex_;
   std::condition_variable done_changed_;
   std::unique_ptr<pb::AgentUp> waiting_;
+  std::deque<pb::AgentUp> answers_;
   std::map<std::string, Job> jobs_;
   int64_t version_ = 0;
   bool started_ = false;

@@ -1,5 +1,6 @@
 // Simulated agents: each has its own gRPC stream to a real driver and reports healthy ranks as a
-// real agent does. They reach every desired state at once.
+// real agent does. They reach every desired state at once. Asked for metrics, they answer with the
+// samples of 15 minutes.
 #pragma once
 
 #include <atomic>

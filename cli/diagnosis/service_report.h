@@ -1,0 +1,33 @@
+// Verdicts that spans do not give: a driver that does not answer, storage that takes no
+// checkpoints, and a rank that begins collectives late. Pure functions.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "cli/diagnosis/diagnose_job.h"
+#include "proto/control.pb.h"
+
+namespace megascale::cli {
+
+// True if a call failed because the driver did not answer.
+bool IsSilence(const absl::Status& status);
+
+// Returns the verdict on a driver that did not answer. `address`: as it was asked.
+Diagnosis DiagnoseSilentDriver(const absl::Status& status, const std::string& job_id,
+                               const std::string& address);
+
+// A machine cannot store checkpoints: makes this the verdict, if the job trains and no other rank
+// or machine is named; else adds it to the evidence. Does nothing if storage works.
+void AddStorageFailure(const control::v1::Job& job, Diagnosis* diagnosis);
+
+// True if a verdict leaves open which rank makes collectives slow.
+bool LeavesOpenWhoIsLate(const Diagnosis& diagnosis);
+
+// Names the rank that begins collectives late, if the evidence of their communicators tells.
+// `responses`: kind exchanges, of all ranks.
+void AddLateRank(absl::Span<const control::v1::StreamEvidenceResponse> responses,
+                 Diagnosis* diagnosis);
+
+}  // namespace megascale::cli

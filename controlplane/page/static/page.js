@@ -609,10 +609,11 @@ function open() {
   update();
 }
 
-let updating = false;
+let updating = false, isOutdated = false;
 async function update() {
   if (updating || document.hidden || !state.view) return;
   updating = true;
+  isOutdated = false;
   const view = state.view;
   try {
     await view.update();
@@ -623,7 +624,7 @@ async function update() {
     if (view === state.view) connection(error.message, true);
   }
   updating = false;
-  if (view !== state.view) update();
+  if (view !== state.view || isOutdated) update();
 }
 
 function connection(words, isBad) {
@@ -641,6 +642,8 @@ function take(list) {
     open();
   else {
     showJobs();
+    // An event that comes while the view reads is not lost: it reads again.
+    isOutdated = true;
     update();
   }
 }

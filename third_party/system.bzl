@@ -1,4 +1,4 @@
-"""Libraries that the machine already has, as Bazel repositories."""
+"""Libraries and files that the machine already has, as Bazel repositories."""
 
 # target -> (pkg-config module or linker flags, Debian package)
 _LIBRARIES = {
@@ -15,6 +15,7 @@ _LIBRARIES = {
     "hiredis": ("hiredis", "libhiredis-dev"),
     "json": ("-", "nlohmann-json3-dev"),
     "microhttpd": ("libmicrohttpd gnutls", "libmicrohttpd-dev"),
+    "prometheus": ("prometheus-cpp-core", "prometheus-cpp-dev"),
     "protobuf": ("protobuf", "libprotobuf-dev"),
     "rocksdb": ("-lrocksdb", "librocksdb-dev"),
     "spdlog": ("spdlog fmt", "libspdlog-dev"),
@@ -28,6 +29,12 @@ _LIBRARIES = {
     "zstd": ("libzstd", "libzstd-dev"),
 }
 
+# Files that are embedded into programs -> Debian package
+_FILES = {
+    "/usr/share/javascript/dygraphs/dygraph.min.css": "libjs-dygraphs",
+    "/usr/share/javascript/dygraphs/dygraph.min.js": "libjs-dygraphs",
+}
+
 def _system_libraries_impl(ctx):
     build = ['package(default_visibility = ["//visibility:public"])']
     for name, (source, package) in _LIBRARIES.items():
@@ -38,6 +45,12 @@ def _system_libraries_impl(ctx):
                 fail("%s was not found: apt-get install %s" % (source, package))
             flags = [flag for flag in found.stdout.strip().split(" ") if flag]
         build.append('cc_library(name = "%s", linkopts = %s)' % (name, repr(flags)))
+    for path, package in _FILES.items():
+        if not ctx.path(path).exists:
+            fail("%s was not found: apt-get install %s" % (path, package))
+        name = path.split("/")[-1]
+        ctx.symlink(path, name)
+        build.append('exports_files(["%s"])' % name)
     ctx.file("BUILD.bazel", "\n".join(build) + "\n")
 
 system_libraries = repository_rule(implementation = _system_libraries_impl, local = True)

@@ -12,6 +12,7 @@ build_packages=(
   libhiredis-dev redis-server libabsl-dev libgtest-dev libgmock-dev libdnnl-dev libhwy-dev libspdlog-dev
   libcli11-dev libyaml-cpp-dev nlohmann-json3-dev libssl-dev libxxhash-dev
   libutf8proc-dev zlib1g-dev libzstd-dev libmicrohttpd-dev libgnutls28-dev libunwind-dev
+  prometheus-cpp-dev libjs-dygraphs
   zsh groff-base man-db chromium prometheus
   fortunes xz-utils git ca-certificates python3 python3-grpcio python3-protobuf
   systemd iproute2

@@ -1,6 +1,9 @@
 // metrics: shows the steps of a job's loss log.
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -78,15 +81,17 @@ class MetricsReader {
   MetricsReader(const MetricsFlags& flags, client::JobClient* client)
       : flags_(flags), client_(*client), next_step_(flags.first_step) {}
 
-  // Prints the steps that the log has and that are not printed yet.
+  // Prints the steps that the log has and that are not printed yet. After a rollback the steps are
+  // computed again: they are printed again, with the new attempt.
   absl::Status PrintNew(const control::v1::Job& job) {
+    if (last_printed_ > 0 && job.attempt() != printed_attempt_) {
+      ASSIGN_OR_RETURN(const int64_t again, FirstStepOfLaterAttempt());
+      next_step_ = std::min(next_step_, again);
+    }
     const double mfu_per_token = MfuPerToken(job);
     for (;;) {
-      control::v1::ListStepsRequest request;
-      request.set_job_id(flags_.job_id);
-      request.set_first_step(next_step_);
-      request.set_max_steps(kStepsPerCall);
-      ASSIGN_OR_RETURN(const control::v1::ListStepsResponse response, client_.Steps(request));
+      ASSIGN_OR_RETURN(const control::v1::ListStepsResponse response,
+                       Read(next_step_, kStepsPerCall));
       for (const telemetry::v1::StepRecord& record : response.steps()) {
         Line line{record};
         if (record.seconds() > 0) {
@@ -95,6 +100,7 @@ class MetricsReader {
         line.mfu = line.tokens_per_second * mfu_per_token;
         flags_.format == "csv" ? PrintCsv(line) : PrintJsonLine(line);
         last_printed_ = record.step();
+        printed_attempt_ = record.attempt();
         next_step_ = record.step() + 1;
       }
       FlushOutput();
@@ -102,16 +108,35 @@ class MetricsReader {
     }
   }
 
-  // After a rollback the steps are computed again: they are printed again, with the new attempt.
-  void RollBackTo(int64_t step) {
-    if (last_printed_ > step) next_step_ = std::max(flags_.first_step, step + 1);
+ private:
+  absl::StatusOr<control::v1::ListStepsResponse> Read(int64_t first_step, int max_steps) {
+    control::v1::ListStepsRequest request;
+    request.set_job_id(flags_.job_id);
+    request.set_first_step(first_step);
+    request.set_max_steps(max_steps);
+    return client_.Steps(request);
   }
 
- private:
+  // Of the printed steps, the first one that the log lacks or now has from a later attempt; the
+  // step after the last printed one if there is none. Attempts ascend in the log.
+  absl::StatusOr<int64_t> FirstStepOfLaterAttempt() {
+    int64_t first = std::max<int64_t>(1, flags_.first_step);
+    int64_t end = last_printed_ + 1;
+    while (first < end) {
+      const int64_t middle = first + (end - first) / 2;
+      ASSIGN_OR_RETURN(const control::v1::ListStepsResponse response, Read(middle, 1));
+      const bool is_later =
+          response.steps_size() == 0 || response.steps(0).attempt() > printed_attempt_;
+      is_later ? end = middle : first = middle + 1;
+    }
+    return end;
+  }
+
   const MetricsFlags& flags_;
   client::JobClient& client_;
   int64_t next_step_;
   int64_t last_printed_ = 0;
+  int64_t printed_attempt_ = 0;  // that computed it
 };
 
 absl::Status ShowMetrics(const MetricsFlags& flags, client::JobClient* client,
@@ -122,7 +147,6 @@ absl::Status ShowMetrics(const MetricsFlags& flags, client::JobClient* client,
   MetricsReader reader(flags, client);
   for (;;) {
     ASSIGN_OR_RETURN(const control::v1::Job job, client->Get(flags.job_id));
-    reader.RollBackTo(job.last_step());
     RETURN_IF_ERROR(reader.PrintNew(job));
     if (!flags.follow || IsTerminal(job.state())) return absl::OkStatus();
     const absl::Duration end = base::RealClock().Monotonic() + kFollowInterval;

@@ -209,6 +209,14 @@ void HttpServer::Impl::SetDeadline(const MHD_Connection* connection, absl::Durat
 
 MHD_Result HttpServer::Impl::Send(MHD_Connection* connection, const Response& response,
                                   const std::string& cookie, const std::string& location) {
+  if (response.body.size() > kAnswerBytesMax) {
+    return Send(connection,
+                {.status = 503,
+                 .body = absl::StrCat("the answer would have ", response.body.size(),
+                                      " bytes, and this server sends at most ", kAnswerBytesMax,
+                                      "; ask for less\n")},
+                cookie, location);
+  }
   MHD_Response* answer = MHD_create_response_from_buffer(
       response.body.size(), const_cast<char*>(response.body.data()), MHD_RESPMEM_MUST_COPY);
   if (answer == nullptr) return MHD_NO;

@@ -1,7 +1,8 @@
 // A web server that only reads. It runs on threads of its own, one for each connection, at most
 // `connections_max`; further connections are closed at once. A request is at most 32 KiB, has to be
 // complete after 10 s, and its answer read after 30 s; an event has to be read after 30 s. After
-// that the connection is closed. Every answer forbids scripts and frames of other sites.
+// that the connection is closed. Every answer forbids scripts and frames of other sites. A longer
+// answer than kAnswerBytesMax is not sent: the client gets the status 503.
 //
 //   HttpOptions options;
 //   options.address = "127.0.0.1:7078";
@@ -11,6 +12,7 @@
 //   server->url();  // "http://127.0.0.1:7078/"
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <map>
 #include <memory>
@@ -21,6 +23,8 @@
 #include "controlplane/security/tls_files.h"
 
 namespace megascale::http {
+
+inline constexpr size_t kAnswerBytesMax = size_t{1} << 20;
 
 struct Request {
   std::string path;                          // "/api/jobs"; decoded

@@ -9,6 +9,7 @@
 
 #include "runtime/base/text/printable.h"
 #include "runtime/comm/communicator.h"
+#include "runtime/diagnose/exchange_state.h"
 #include "runtime/plan/instruction.h"
 
 namespace megascale::page {
@@ -32,6 +33,22 @@ double SecondsBetween(int64_t begin_nanos, int64_t end_nanos) {
   return std::max(0.0, std::round(seconds * 1e4) / 1e4);
 }
 
+// Returns how far the call's bytes have come: those that the rank sends first, then those that it
+// receives, of which it knows only its own end.
+std::string StateOf(const ExchangeState& state) {
+  if (state.ok()) return diagnose::Name(diagnose::FlowState::kDone);
+  const diagnose::FlowState sent = diagnose::StateOf({.expected = state.send_bytes(),
+                                                      .ready = state.send_bytes(),
+                                                      .transmitted = state.transmitted_bytes(),
+                                                      .arrived = state.delivered_bytes()});
+  if (sent != diagnose::FlowState::kDone) return diagnose::Name(sent);
+  if (state.received_bytes() < state.receive_bytes()) {
+    return state.received_bytes() == 0 ? "nothing received" : "partly received";
+  }
+  const bool has_bytes = state.send_bytes() + state.receive_bytes() > 0;
+  return diagnose::Name(has_bytes ? diagnose::FlowState::kDone : diagnose::FlowState::kNotStarted);
+}
+
 json StateJson(const ExchangeState& state, int64_t now_nanos) {
   const auto id = plan::InstructionId::FromPacked(state.instruction());
   const int64_t end = state.end_nanos() != 0 ? state.end_nanos() : now_nanos;
@@ -40,6 +57,7 @@ json StateJson(const ExchangeState& state, int64_t now_nanos) {
           {"sequence", state.sequence()},
           {"instruction", id == plan::InstructionId() ? "" : id.ToString()},
           {"peer", state.peer()},
+          {"state", StateOf(state)},
           {"send_bytes", state.send_bytes()},
           {"transmitted_bytes", state.transmitted_bytes()},
           {"delivered_bytes", state.delivered_bytes()},

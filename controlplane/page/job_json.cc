@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_replace.h"
@@ -16,7 +19,6 @@ using nlohmann::json;
 // Long texts of other machines are cut, so that no answer grows without bound.
 constexpr size_t kTextBytesMax = 2000;
 constexpr int kWarningsMax = 20;
-constexpr int kMachinesMax = 4000;
 
 std::string Text(const std::string& text) { return base::Printable(text, kTextBytesMax); }
 
@@ -69,7 +71,43 @@ json SuspicionJson(const control::v1::Suspicion& suspicion) {
           {"began", Seconds(suspicion.began_at())}, {"action", Text(suspicion.action())}};
 }
 
+json MachineJson(const control::v1::NodeView& node) {
+  const std::string pool =
+      absl::AsciiStrToLower(Word(control::v1::Pool_Name(node.pool()), "POOL_"));
+  return {{"node", Text(node.node_id())},
+          {"machine", Text(node.machine_id())},
+          {"pool", pool},
+          {"alive", node.alive()},
+          {"evicted", node.evicted()},
+          {"why", Text(node.evicted_why() + node.quarantine_evidence())},
+          {"draining", node.draining()},
+          {"slots", node.num_slots()},
+          {"used", node.num_slots_used()},
+          {"jobs", node.num_jobs()},
+          {"heartbeat_seconds", Number(node.heartbeat_age_seconds())},
+          {"cores", Number(node.resources().cores())},
+          {"memory_bytes", node.resources().memory_bytes()}};
+}
+
+// By node: what the newest job that runs there suspects of it.
+std::map<std::string, json> SuspectsByNode(absl::Span<const control::v1::Job> jobs) {
+  std::map<std::string, json> suspects;
+  for (const control::v1::Job& job : jobs) {
+    if (job.has_ended_at() || !job.has_suspicion()) continue;
+    suspects[job.suspicion().node_id()] = {{"job", Text(job.job_id())},
+                                           {"rank", job.suspicion().rank()},
+                                           {"verdict", Text(job.suspicion().verdict())},
+                                           {"since", Seconds(job.suspicion().since())}};
+  }
+  return suspects;
+}
+
 }  // namespace
+
+bool IsWell(const control::v1::NodeView& node) {
+  return node.alive() && !node.evicted() && !node.draining() &&
+         node.pool() != control::v1::POOL_QUARANTINED;
+}
 
 std::string StateWord(control::v1::JobState state) {
   return Word(control::v1::JobState_Name(state), "JOB_STATE_");
@@ -172,29 +210,39 @@ json StepColumns(const control::v1::Job& job, absl::Span<const telemetry::v1::St
   return columns;
 }
 
-json MachinesJson(const control::v1::GetClusterResponse& cluster) {
+json MachinesJson(const control::v1::GetClusterResponse& cluster,
+                  absl::Span<const control::v1::Job> jobs) {
+  const std::map<std::string, json> suspects = SuspectsByNode(jobs);
+  std::vector<const control::v1::NodeView*> nodes;
+  for (const control::v1::NodeView& node : cluster.nodes()) nodes.push_back(&node);
+  const auto urgency = [&](const control::v1::NodeView* node) {
+    if (!IsWell(*node)) return 0;
+    return suspects.count(node->node_id()) > 0 ? 1 : 2;
+  };
+  std::stable_sort(nodes.begin(), nodes.end(),
+                   [&](const auto* a, const auto* b) { return urgency(a) < urgency(b); });
   json machines = json::array();
-  for (int i = 0; i < std::min(kMachinesMax, cluster.nodes_size()); ++i) {
-    const control::v1::NodeView& node = cluster.nodes(i);
-    const std::string pool =
-        absl::AsciiStrToLower(Word(control::v1::Pool_Name(node.pool()), "POOL_"));
-    machines.push_back({{"node", Text(node.node_id())},
-                        {"machine", Text(node.machine_id())},
-                        {"pool", pool},
-                        {"alive", node.alive()},
-                        {"evicted", node.evicted()},
-                        {"why", Text(node.evicted_why() + node.quarantine_evidence())},
-                        {"draining", node.draining()},
-                        {"slots", node.num_slots()},
-                        {"used", node.num_slots_used()},
-                        {"jobs", node.num_jobs()},
-                        {"heartbeat_seconds", Number(node.heartbeat_age_seconds())},
-                        {"cores", Number(node.resources().cores())},
-                        {"memory_bytes", node.resources().memory_bytes()}});
+  size_t num_bytes = 0;
+  for (const control::v1::NodeView* node : nodes) {
+    json machine = MachineJson(*node);
+    if (const auto found = suspects.find(node->node_id()); found != suspects.end()) {
+      machine["suspect"] = found->second;
+    }
+    if (!AppendWithin(kListBytesMax, std::move(machine), &machines, &num_bytes)) break;
   }
+  const size_t num_left_out = nodes.size() - machines.size();
   return {{"version", cluster.version()},
           {"total", cluster.nodes_size()},
+          {"left_out", num_left_out},
           {"machines", std::move(machines)}};
+}
+
+bool AppendWithin(size_t bytes_max, json element, json* list, size_t* num_bytes) {
+  const size_t size = element.dump(-1, ' ', false, json::error_handler_t::replace).size() + 1;
+  if (*num_bytes + size > bytes_max) return false;
+  *num_bytes += size;
+  list->push_back(std::move(element));
+  return true;
 }
 
 }  // namespace megascale::page

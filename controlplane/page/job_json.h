@@ -2,6 +2,7 @@
 // users and from other machines: control characters are shown, and the page puts them in as text.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -11,6 +12,9 @@
 #include "proto/control.pb.h"
 
 namespace megascale::page {
+
+// True if the machine may run jobs: it reports, and is neither evicted, draining nor quarantined.
+bool IsWell(const control::v1::NodeView& node);
 
 // "RUNNING"
 std::string StateWord(control::v1::JobState state);
@@ -28,6 +32,15 @@ nlohmann::json JobDetails(const control::v1::Job& job, absl::Span<const Observed
 nlohmann::json StepColumns(const control::v1::Job& job,
                            absl::Span<const telemetry::v1::StepRecord> steps);
 
-nlohmann::json MachinesJson(const control::v1::GetClusterResponse& cluster);
+// Machines that are not well come first, then those that a running job suspects. "left_out" counts
+// those that would make the answer too long.
+nlohmann::json MachinesJson(const control::v1::GetClusterResponse& cluster,
+                            absl::Span<const control::v1::Job> jobs);
+
+// Appends the element unless the list would then be longer than `bytes_max` as text; `num_bytes`:
+// how long it is, 0 for an empty one. Returns whether it did.
+inline constexpr size_t kListBytesMax = 900'000;
+bool AppendWithin(size_t bytes_max, nlohmann::json element, nlohmann::json* list,
+                  size_t* num_bytes);
 
 }  // namespace megascale::page

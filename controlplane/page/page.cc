@@ -26,6 +26,8 @@
 #include "runtime/base/status.h"
 #include "runtime/base/stop_signal.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/layout/groups.h"
+#include "runtime/plan/mesh.h"
 
 namespace megascale::page {
 namespace {
@@ -38,15 +40,21 @@ using nlohmann::json;
 // time.
 constexpr absl::Duration kPollInterval = absl::Milliseconds(200);
 constexpr int kPollShare = 20;
-// A picture of spans is at most this old, and is made in at most this time.
+// A picture of spans is at most this old, or older if making it takes long: at most a fifth of the
+// time. Its spans are read in at most this time.
 constexpr absl::Duration kTraceAgeMax = absl::Seconds(2);
+constexpr int kTraceShare = 5;
 constexpr absl::Duration kTraceTime = absl::Seconds(4);
-constexpr size_t kTracesMax = 2;
+constexpr size_t kTracesMax = 3;
+// Of a job with more ranks, the page reads the spans of some ranks.
+constexpr int kTracedRanksMax = 512;
+constexpr int kSampledRanksMax = 2048;
+// So many spans are read at most, by reading fewer steps: a span takes about 100 bytes.
+constexpr int64_t kTracedSpansMax = 1'000'000;
+constexpr int64_t kTracedStepsMax = 50;
 // An answer made of what agents keep is at most this old.
 constexpr absl::Duration kEvidenceAgeMax = absl::Seconds(1);
 constexpr size_t kEvidencesMax = 32;
-constexpr int kTracedRanksMax = 512;
-constexpr int64_t kTracedStepsMax = 50;
 constexpr int64_t kPointsMax = 4000;
 constexpr size_t kJobsMax = 300;
 constexpr size_t kLogBytesMax = size_t{64} << 10;
@@ -122,7 +130,8 @@ struct Trace {
   std::vector<timeline::TimedStep> steps;
   int64_t attempt = 0;
   int64_t num_steps = 0;  // that were asked for
-  absl::Duration at;
+  absl::Duration at;      // when it was made
+  absl::Duration cost;    // how long that took
 };
 
 // An answer made of what an agent keeps, or why there is none.
@@ -130,6 +139,23 @@ struct KeptAnswer {
   absl::StatusOr<json> answer;
   absl::Duration at;
 };
+
+// Returns the ranks whose spans the heat map reads; empty: all. Of a large job it is one
+// tensor-parallel rank of each stage of a replica, so that every wait between stages and between
+// replicas is among them; of a still larger job, those of every second, third … replica.
+std::vector<int> SampleOf(const plan::Mesh& mesh) {
+  if (mesh.world_size() <= kTracedRanksMax) return {};
+  const int num_stages = mesh.pipeline_size();
+  const int every =
+      std::max(1, (mesh.data_size() * num_stages + kSampledRanksMax - 1) / kSampledRanksMax);
+  std::vector<int> ranks;
+  for (int stage = 0; stage < num_stages; ++stage) {
+    for (int data = 0; data < mesh.data_size(); data += every) {
+      ranks.push_back(mesh.RankOf({.data = data, .pipeline = stage}));
+    }
+  }
+  return ranks;
+}
 
 // The list of jobs, each time it has changed.
 class JobEvents : public http::EventSource {
@@ -159,7 +185,8 @@ struct Page::Impl {
   FailureHistory failures;
 
   std::mutex trace_mutex;  // held while spans are read: one reader at a time
-  std::map<std::string, std::shared_ptr<const Trace>> traces;
+  // By job, and by the ranks whose spans were read.
+  std::map<std::pair<std::string, std::vector<int>>, std::shared_ptr<const Trace>> traces;
 
   std::mutex evidence_mutex;  // held while an agent is asked: one reader at a time
   std::map<std::string, KeptAnswer> evidences;
@@ -168,10 +195,17 @@ struct Page::Impl {
     const std::lock_guard<std::mutex> lock(mutex);
     return snapshot;
   }
+  std::vector<ObservedFailure> FailuresOf(const std::string& job_id) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return failures.Of(job_id);
+  }
   absl::StatusOr<control::v1::Job> JobOf(const Request& request);
-  absl::StatusOr<std::shared_ptr<const Trace>> TraceOf(const Request& request);
+  absl::StatusOr<std::shared_ptr<const Trace>> TraceOf(const control::v1::Job& job,
+                                                       int64_t num_steps,
+                                                       const std::vector<int>& ranks);
   absl::StatusOr<std::shared_ptr<const Trace>> ReadTrace(const control::v1::Job& job,
-                                                         int64_t num_steps);
+                                                         int64_t num_steps,
+                                                         const std::vector<int>& ranks);
   json JobsJson();
   absl::StatusOr<json> Details(const Request& request);
   absl::StatusOr<json> Steps(const Request& request);
@@ -183,14 +217,16 @@ struct Page::Impl {
   absl::StatusOr<json> Exchanges(const Request& request);
   absl::StatusOr<json> MachineMetrics(const Request& request);
   absl::StatusOr<json> Log(const Request& request);
+  json Machines();
   std::string Metrics();
 };
 
 json Page::Impl::JobsJson() {
   const auto now = Newest();
   json jobs = json::array();
+  size_t num_bytes = 0;
   for (auto job = now->jobs.rbegin(); job != now->jobs.rend() && jobs.size() < kJobsMax; ++job) {
-    jobs.push_back(JobSummary(*job));
+    if (!AppendWithin(kListBytesMax, JobSummary(*job), &jobs, &num_bytes)) break;
   }
   return {{"version", now->cluster.version()},
           {"error", base::Printable(now->status.message(), 500)},
@@ -214,12 +250,7 @@ absl::StatusOr<json> Page::Impl::Details(const Request& request) {
   if (job.has_ended_at() && !job.has_last_record()) {
     ASSIGN_OR_RETURN(job, options.source->GetJob(job.job_id()));
   }
-  std::vector<ObservedFailure> seen;
-  {
-    const std::lock_guard<std::mutex> lock(mutex);
-    seen = failures.Of(job.job_id());
-  }
-  return JobDetails(job, seen);
+  return JobDetails(job, FailuresOf(job.job_id()));
 }
 
 // With `after`: the steps after it; otherwise some steps of the whole log.
@@ -234,62 +265,89 @@ absl::StatusOr<json> Page::Impl::Steps(const Request& request) {
 }
 
 absl::StatusOr<std::shared_ptr<const Trace>> Page::Impl::ReadTrace(const control::v1::Job& job,
-                                                                   int64_t num_steps) {
-  ASSIGN_OR_RETURN(trace::JobSpans spans, trace::JobSpans::Create(job.spec()));
+                                                                   int64_t num_steps,
+                                                                   const std::vector<int>& ranks) {
+  ASSIGN_OR_RETURN(trace::JobSpans spans, trace::JobSpans::Create(job.spec(), ranks));
+  int64_t num_instructions = 1;
+  for (const plan::RankPlan& plan : spans.plans()) {
+    num_instructions += static_cast<int64_t>(plan.instructions.size());
+  }
+  const int64_t steps_max =
+      std::clamp(kTracedSpansMax / num_instructions, int64_t{1}, std::max(int64_t{1}, num_steps));
   control::v1::StreamSpansRequest request;
   request.set_job_id(job.job_id());
-  request.set_first_step(std::max<int64_t>(0, job.last_step() - num_steps + 1));
-  const absl::Duration end = options.clock->Monotonic() + kTraceTime;
-  RETURN_IF_ERROR(options.source->Spans(request, [&](const auto& response) {
+  request.set_first_step(std::max<int64_t>(0, job.last_step() - steps_max + 1));
+  const absl::Duration begin = options.clock->Monotonic();
+  const absl::Duration end = begin + kTraceTime;
+  bool is_cut = false;
+  const absl::Status read = options.source->Spans(request, ranks, [&](const auto& response) {
     spans.Add(response);
-    return options.clock->Monotonic() < end && !stop.WaitFor(absl::ZeroDuration());
-  }));
-  std::vector<timeline::TimedStep> steps = spans.Measure(static_cast<int>(num_steps));
+    is_cut = options.clock->Monotonic() >= end || stop.WaitFor(absl::ZeroDuration());
+    return !is_cut;
+  });
+  // What came before the time was over is shown; the other ranks are unknown.
+  if (!read.ok() && !is_cut) return read;
+  std::vector<timeline::TimedStep> steps = spans.Measure(static_cast<int>(steps_max));
   if (steps.empty()) {
     return absl::FailedPreconditionError(
         spans.errors().empty() ? "no rank has begun a step of this attempt" : spans.errors()[0]);
   }
-  return std::make_shared<const Trace>(Trace{std::move(spans), std::move(steps), job.attempt(),
-                                             num_steps, options.clock->Monotonic()});
+  const absl::Duration now = options.clock->Monotonic();
+  return std::make_shared<const Trace>(Trace{.spans = std::move(spans),
+                                             .steps = std::move(steps),
+                                             .attempt = job.attempt(),
+                                             .num_steps = num_steps,
+                                             .at = now,
+                                             .cost = now - begin});
 }
 
-absl::StatusOr<std::shared_ptr<const Trace>> Page::Impl::TraceOf(const Request& request) {
-  ASSIGN_OR_RETURN(const control::v1::Job job, JobOf(request));
-  ASSIGN_OR_RETURN(const int64_t num_steps, NumberOf(request, "steps", 5, kTracedStepsMax));
+// `ranks`: those to read; empty: all.
+absl::StatusOr<std::shared_ptr<const Trace>> Page::Impl::TraceOf(const control::v1::Job& job,
+                                                                 int64_t num_steps,
+                                                                 const std::vector<int>& ranks) {
   if (job.has_ended_at()) {
     return absl::FailedPreconditionError("the job has ended, and spans are kept while it runs");
   }
-  if (job.ranks_size() > kTracedRanksMax) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the job has ", job.ranks_size(), " ranks, and the page reads the spans of at most ",
-        kTracedRanksMax, "; use `megascale diagnose ", job.job_id(), "`"));
-  }
   const std::lock_guard<std::mutex> lock(trace_mutex);
-  const auto found = traces.find(job.job_id());
+  const auto key = std::make_pair(job.job_id(), ranks);
+  const auto found = traces.find(key);
   if (found != traces.end() && found->second->attempt == job.attempt() &&
       found->second->num_steps >= num_steps &&
-      options.clock->Monotonic() - found->second->at < kTraceAgeMax) {
+      options.clock->Monotonic() - found->second->at <
+          std::max(kTraceAgeMax, kTraceShare * found->second->cost)) {
     return found->second;
   }
-  ASSIGN_OR_RETURN(std::shared_ptr<const Trace> read,
-                   ReadTrace(job, std::max(num_steps, int64_t{1})));
-  if (found == traces.end() && traces.size() >= kTracesMax) traces.clear();
-  traces[job.job_id()] = read;
+  ASSIGN_OR_RETURN(std::shared_ptr<const Trace> read, ReadTrace(job, num_steps, ranks));
+  if (found == traces.end() && traces.size() >= kTracesMax) {
+    traces.erase(std::min_element(traces.begin(), traces.end(), [](const auto& a, const auto& b) {
+      return a.second->at < b.second->at;
+    }));
+  }
+  traces[key] = read;
   return read;
 }
 
 absl::StatusOr<json> Page::Impl::HeatMap(const Request& request) {
-  ASSIGN_OR_RETURN(const auto traced, TraceOf(request));
-  return HeatMapJson(traced->spans, traced->steps);
+  ASSIGN_OR_RETURN(const control::v1::Job job, JobOf(request));
+  ASSIGN_OR_RETURN(const plan::Mesh mesh, layout::MeshOf(job.spec()));
+  ASSIGN_OR_RETURN(const int64_t num_steps, NumberOf(request, "steps", 5, kTracedStepsMax));
+  ASSIGN_OR_RETURN(const auto traced, TraceOf(job, num_steps, SampleOf(mesh)));
+  return HeatMapJson(traced->spans, traced->steps, std::max(int64_t{1}, num_steps));
 }
 
 absl::StatusOr<json> Page::Impl::Timeline(const Request& request) {
-  ASSIGN_OR_RETURN(const auto traced, TraceOf(request));
-  const auto ranks = static_cast<int64_t>(traced->spans.plans().size());
-  ASSIGN_OR_RETURN(const int64_t rank, NumberOf(request, "rank", 0, ranks - 1));
+  ASSIGN_OR_RETURN(const control::v1::Job job, JobOf(request));
+  ASSIGN_OR_RETURN(const plan::Mesh mesh, layout::MeshOf(job.spec()));
+  ASSIGN_OR_RETURN(const int64_t num_steps, NumberOf(request, "steps", 5, kTracedStepsMax));
+  ASSIGN_OR_RETURN(const int64_t rank, NumberOf(request, "rank", 0, mesh.world_size() - 1));
   const auto word = request.query.find("view");
   ASSIGN_OR_RETURN(const TimelineView view,
                    TimelineViewFromWord(word == request.query.end() ? "pipeline" : word->second));
+  const bool reads_all = mesh.world_size() <= kTracedRanksMax;
+  ASSIGN_OR_RETURN(
+      const auto traced,
+      TraceOf(job, num_steps,
+              reads_all ? std::vector<int>() : TimelineRanks(mesh, view, static_cast<int>(rank))));
   // The newest whole step; in a job that stands still, the one in which it does.
   const timeline::TimedStep* shown = &traced->steps.back();
   for (const timeline::TimedStep& step : traced->steps) {
@@ -301,7 +359,7 @@ absl::StatusOr<json> Page::Impl::Timeline(const Request& request) {
 absl::StatusOr<json> Page::Impl::Rank(const Request& request) {
   ASSIGN_OR_RETURN(const control::v1::Job job, JobOf(request));
   ASSIGN_OR_RETURN(const int64_t rank, NumberOf(request, "rank", 0, 1 << 30));
-  return RankJson(job, static_cast<int>(rank));
+  return RankJson(job, static_cast<int>(rank), FailuresOf(job.job_id()));
 }
 
 absl::StatusOr<json> Page::Impl::EvidenceOf(const control::v1::Job& job, int rank,
@@ -381,6 +439,11 @@ absl::StatusOr<json> Page::Impl::Log(const Request& request) {
               {"incomplete", read >= kLogReadMax}};
 }
 
+json Page::Impl::Machines() {
+  const auto now = Newest();
+  return MachinesJson(now->cluster, now->jobs);
+}
+
 std::string Page::Impl::Metrics() {
   ExportedJobs exported;
   const auto now = Newest();
@@ -442,7 +505,7 @@ Response Page::Answer(const Request& request) {
     return {.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = impl_->Metrics()};
   }
   if (request.path == "/api/jobs") return Json(impl_->JobsJson());
-  if (request.path == "/api/machines") return Json(MachinesJson(impl_->Newest()->cluster));
+  if (request.path == "/api/machines") return Json(impl_->Machines());
   if (request.path == "/api/job") return AnswerOf(impl_->Details(request));
   if (request.path == "/api/steps") return AnswerOf(impl_->Steps(request));
   if (request.path == "/api/heat-map") return AnswerOf(impl_->HeatMap(request));

@@ -1,14 +1,15 @@
 #include "controlplane/page/prometheus.h"
 
+#include <prometheus/metric_family.h>
+#include <prometheus/text_serializer.h>
+
 #include <algorithm>
-#include <cmath>
 #include <functional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "controlplane/page/job_json.h"
 #include "runtime/base/text/printable.h"
@@ -18,37 +19,42 @@ namespace {
 
 namespace control = megascale::control::v1;
 
-std::string Value(double value) {
-  if (std::isnan(value)) return "NaN";
-  if (std::isinf(value)) return value > 0 ? "+Inf" : "-Inf";
-  return absl::StrFormat("%.17g", value);
-}
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
 
-// Writes one metric: its help, its type, and a line for each sample.
+// Of other machines and of users: the serializer escapes what its format gives a meaning.
+std::string Label(const std::string& text) { return base::Printable(text, 200); }
+
+// Adds samples to one metric. Its name, help and type are written even if it has none.
 class Metric {
  public:
-  Metric(std::string* out, std::string name, const char* type, const char* help)
-      : out_(*out), name_(std::move(name)) {
-    absl::StrAppend(&out_, "# HELP ", name_, " ", help, "\n# TYPE ", name_, " ", type, "\n");
+  Metric(std::vector<MetricFamily>* families, const char* name, MetricType type, const char* help)
+      : type_(type) {
+    families->push_back({.name = name, .help = help, .type = type, .metric = {}});
+    family_ = &families->back();
   }
-  void Add(const std::string& labels, double value) {
-    absl::StrAppend(&out_, name_, labels.empty() ? "" : absl::StrCat("{", labels, "}"), " ",
-                    Value(value), "\n");
+  void Add(std::vector<ClientMetric::Label> labels, double value) {
+    ClientMetric sample;
+    sample.label = std::move(labels);
+    (type_ == MetricType::Counter ? sample.counter.value : sample.gauge.value) = value;
+    family_->metric.push_back(std::move(sample));
   }
 
  private:
-  std::string& out_;
-  std::string name_;
+  MetricFamily* family_;  // valid until the next Metric
+  MetricType type_;
 };
 
-std::string JobLabel(const control::Job& job) {
-  return absl::StrCat("job_id=", PrometheusLabel(job.job_id()));
+ClientMetric::Label JobLabel(const control::Job& job) { return {"job_id", Label(job.job_id())}; }
+ClientMetric::Label NodeLabel(const control::NodeView& node) {
+  return {"node_id", Label(node.node_id())};
 }
 
 // A measurement that every job has, or only some.
 struct JobGauge {
   const char* name;
-  const char* type;
+  MetricType type;
   const char* help;
   std::function<bool(const control::Job&)> has;
   std::function<double(const control::Job&)> value;
@@ -61,95 +67,105 @@ bool Trains(const control::Job& job) { return job.state() == control::JOB_STATE_
 
 const std::vector<JobGauge>& JobGauges() {
   static const auto* gauges = new std::vector<JobGauge>{
-      {"megascale_job_step", "gauge", "Newest completed step.", Always,
+      {"megascale_job_step", MetricType::Gauge, "Newest completed step.", Always,
        [](const auto& job) { return static_cast<double>(job.last_step()); }},
-      {"megascale_job_target_steps", "gauge", "Steps after which the job is complete.", Always,
-       [](const auto& job) { return static_cast<double>(job.spec().train().steps()); }},
-      {"megascale_job_attempt", "gauge", "Present attempt; 0 before the first one.", Always,
-       [](const auto& job) { return static_cast<double>(job.attempt()); }},
-      {"megascale_job_restarts_total", "counter", "Attempts after the first one.", Always,
+      {"megascale_job_target_steps", MetricType::Gauge, "Steps after which the job is complete.",
+       Always, [](const auto& job) { return static_cast<double>(job.spec().train().steps()); }},
+      {"megascale_job_attempt", MetricType::Gauge, "Present attempt; 0 before the first one.",
+       Always, [](const auto& job) { return static_cast<double>(job.attempt()); }},
+      {"megascale_job_restarts_total", MetricType::Counter, "Attempts after the first one.", Always,
        [](const auto& job) { return static_cast<double>(job.restarts()); }},
-      {"megascale_job_ranks", "gauge", "Ranks that are placed.", Always,
+      {"megascale_job_ranks", MetricType::Gauge, "Ranks that are placed.", Always,
        [](const auto& job) { return static_cast<double>(job.ranks_size()); }},
-      {"megascale_job_loss", "gauge", "Mean loss of the newest step, in nats per token.", HasRecord,
-       [](const auto& job) { return job.last_record().loss(); }},
-      {"megascale_job_gradient_norm", "gauge", "Gradient norm of the newest step, before clipping.",
-       HasRecord, [](const auto& job) { return job.last_record().grad_norm(); }},
-      {"megascale_job_learning_rate", "gauge", "Learning rate of the newest step.", HasRecord,
-       [](const auto& job) { return job.last_record().lr(); }},
-      {"megascale_job_step_duration_seconds", "gauge", "Duration of the newest step.", HasRecord,
-       [](const auto& job) { return job.last_record().seconds(); }},
-      {"megascale_job_tokens_per_second", "gauge", "Tokens per second over the newest steps.",
-       Trains, [](const auto& job) { return job.tokens_per_second(); }},
-      {"megascale_job_model_flops_per_second", "gauge",
+      {"megascale_job_loss", MetricType::Gauge, "Mean loss of the newest step, in nats per token.",
+       HasRecord, [](const auto& job) { return job.last_record().loss(); }},
+      {"megascale_job_gradient_norm", MetricType::Gauge,
+       "Gradient norm of the newest step, before clipping.", HasRecord,
+       [](const auto& job) { return job.last_record().grad_norm(); }},
+      {"megascale_job_learning_rate", MetricType::Gauge, "Learning rate of the newest step.",
+       HasRecord, [](const auto& job) { return job.last_record().lr(); }},
+      {"megascale_job_step_duration_seconds", MetricType::Gauge, "Duration of the newest step.",
+       HasRecord, [](const auto& job) { return job.last_record().seconds(); }},
+      {"megascale_job_tokens_per_second", MetricType::Gauge,
+       "Tokens per second over the newest steps.", Trains,
+       [](const auto& job) { return job.tokens_per_second(); }},
+      {"megascale_job_model_flops_per_second", MetricType::Gauge,
        "Model FLOP per second over the newest steps; recomputation does not count.", Trains,
        [](const auto& job) { return job.model_flops_per_second(); }},
-      {"megascale_job_mfu_ratio", "gauge", "Model FLOPs utilization of the job's machines, 0 to 1.",
+      {"megascale_job_mfu_ratio", MetricType::Gauge,
+       "Model FLOPs utilization of the job's machines, 0 to 1.",
        [](const auto& job) { return Trains(job) && job.flops_ceiling() > 0; }, MfuOf},
-      {"megascale_job_checkpoint_step", "gauge", "Step of the newest committed checkpoint.",
-       HasCheckpoint,
+      {"megascale_job_checkpoint_step", MetricType::Gauge,
+       "Step of the newest committed checkpoint.", HasCheckpoint,
        [](const auto& job) { return static_cast<double>(job.last_checkpoint().step()); }},
-      {"megascale_job_checkpoint_age_seconds", "gauge",
+      {"megascale_job_checkpoint_age_seconds", MetricType::Gauge,
        "Time since the newest checkpoint was committed.", HasCheckpoint,
        [](const auto& job) { return job.last_checkpoint().age_seconds(); }},
   };
   return *gauges;
 }
 
-std::vector<const control::Job*> ChooseJobs(const std::vector<control::Job>& jobs) {
+// Jobs that have not ended come first, then the newest.
+std::vector<const control::Job*> ChooseJobs(const std::vector<control::Job>& jobs, size_t most) {
   std::vector<const control::Job*> chosen;
   for (auto job = jobs.rbegin(); job != jobs.rend(); ++job) chosen.push_back(&*job);
   std::stable_partition(chosen.begin(), chosen.end(),
                         [](const control::Job* job) { return !job->has_ended_at(); });
-  chosen.resize(std::min(chosen.size(), kExportedJobsMax));
+  chosen.resize(std::min(chosen.size(), most));
   return chosen;
 }
 
-void AddStates(const std::vector<const control::Job*>& jobs, std::string* out) {
-  Metric metric(out, "megascale_job_state", "gauge",
+// Machines that are not well come first, in the order of the list.
+std::vector<const control::NodeView*> ChooseNodes(const control::GetClusterResponse& cluster,
+                                                  size_t most) {
+  std::vector<const control::NodeView*> chosen;
+  for (const control::NodeView& node : cluster.nodes()) chosen.push_back(&node);
+  std::stable_partition(chosen.begin(), chosen.end(),
+                        [](const control::NodeView* node) { return !IsWell(*node); });
+  chosen.resize(std::min(chosen.size(), most));
+  return chosen;
+}
+
+void AddStates(const std::vector<const control::Job*>& jobs, std::vector<MetricFamily>* out) {
+  Metric metric(out, "megascale_job_state", MetricType::Gauge,
                 "1 for the state that the job is in, 0 for the others.");
   for (const control::Job* job : jobs) {
     for (int state = control::JobState_MIN + 1; state <= control::JobState_MAX; ++state) {
       const auto value = static_cast<control::JobState>(state);
-      const std::string word = absl::AsciiStrToLower(StateWord(value));
-      metric.Add(absl::StrCat(JobLabel(*job), ",state=", PrometheusLabel(word)),
+      metric.Add({JobLabel(*job), {"state", absl::AsciiStrToLower(StateWord(value))}},
                  job->state() == value ? 1 : 0);
     }
   }
 }
 
 void AddFailures(const std::vector<const control::Job*>& jobs, const FailureHistory& failures,
-                 std::string* out) {
+                 std::vector<MetricFamily>* out) {
   {
-    Metric metric(out, "megascale_job_failures_total", "counter",
+    Metric metric(out, "megascale_job_failures_total", MetricType::Counter,
                   "Failed attempts since the driver started, by the class of the first cause.");
     for (const control::Job* job : jobs) {
       for (const auto& [failure_class, count] : failures.CountsOf(job->job_id())) {
         const std::string& name = telemetry::v1::FailureClass_Name(
             static_cast<telemetry::v1::FailureClass>(failure_class));
-        metric.Add(
-            absl::StrCat(
-                JobLabel(*job), ",failure_class=",
-                PrometheusLabel(absl::AsciiStrToLower(absl::StripPrefix(name, "FAILURE_CLASS_")))),
-            static_cast<double>(count));
+        const absl::string_view word = absl::StripPrefix(name, "FAILURE_CLASS_");
+        metric.Add({JobLabel(*job), {"failure_class", absl::AsciiStrToLower(word)}},
+                   static_cast<double>(count));
       }
     }
   }
-  Metric metric(out, "megascale_job_recovery_duration_seconds", "gauge",
+  Metric metric(out, "megascale_job_recovery_duration_seconds", MetricType::Gauge,
                 "From the newest failure to the next attempt's first completed step.");
   for (const control::Job* job : jobs) {
     const std::vector<ObservedFailure> seen = failures.Of(job->job_id());
     if (seen.empty() || seen.back().recovery_seconds < 0) continue;
-    metric.Add(JobLabel(*job), seen.back().recovery_seconds);
+    metric.Add({JobLabel(*job)}, seen.back().recovery_seconds);
   }
 }
 
-void AddNodes(const control::GetClusterResponse& cluster, std::string* out) {
+void AddNodes(const std::vector<const control::NodeView*>& nodes, std::vector<MetricFamily>* out) {
   const auto add = [&](const char* name, const char* help, const auto& value) {
-    Metric metric(out, name, "gauge", help);
-    for (const control::NodeView& node : cluster.nodes()) {
-      metric.Add(absl::StrCat("node_id=", PrometheusLabel(node.node_id())), value(node));
-    }
+    Metric metric(out, name, MetricType::Gauge, help);
+    for (const control::NodeView* node : nodes) metric.Add({NodeLabel(*node)}, value(*node));
   };
   add("megascale_node_up", "1 while the machine's agent reports.",
       [](const auto& node) { return node.alive() ? 1.0 : 0.0; });
@@ -161,43 +177,57 @@ void AddNodes(const control::GetClusterResponse& cluster, std::string* out) {
       [](const auto& node) { return node.heartbeat_age_seconds(); });
   add("megascale_node_evicted", "1 while the machine is evicted.",
       [](const auto& node) { return node.evicted() ? 1.0 : 0.0; });
-  Metric metric(out, "megascale_node_pool", "gauge", "1 for the pool that the machine is in.");
-  for (const control::NodeView& node : cluster.nodes()) {
-    const std::string& pool = control::Pool_Name(node.pool());
-    metric.Add(
-        absl::StrCat("node_id=", PrometheusLabel(node.node_id()), ",pool=",
-                     PrometheusLabel(absl::AsciiStrToLower(absl::StripPrefix(pool, "POOL_")))),
-        1);
+  Metric metric(out, "megascale_node_pool", MetricType::Gauge,
+                "1 for the pool that the machine is in.");
+  for (const control::NodeView* node : nodes) {
+    const std::string& pool = control::Pool_Name(node->pool());
+    const absl::string_view word = absl::StripPrefix(pool, "POOL_");
+    metric.Add({NodeLabel(*node), {"pool", absl::AsciiStrToLower(word)}}, 1);
   }
+}
+
+void AddCount(const char* name, const char* help, size_t count, std::vector<MetricFamily>* out) {
+  Metric(out, name, MetricType::Gauge, help).Add({}, static_cast<double>(count));
+}
+
+// The text with at most so many jobs and machines.
+std::string TextOf(const ExportedJobs& exported, size_t jobs_max, size_t nodes_max) {
+  const auto jobs = ChooseJobs(exported.jobs, jobs_max);
+  const auto nodes = ChooseNodes(exported.cluster, nodes_max);
+  std::vector<MetricFamily> families;
+  Metric(&families, "megascale_build_info", MetricType::Gauge, "The driver's version; always 1.")
+      .Add({{"version", Label(exported.cluster.version())}}, 1);
+  AddCount("megascale_jobs", "Jobs that the driver lists.", exported.jobs.size(), &families);
+  AddCount("megascale_jobs_left_out", "Jobs without metrics: there are too many.",
+           exported.jobs.size() - jobs.size(), &families);
+  AddCount("megascale_nodes_left_out", "Machines without metrics: there are too many.",
+           static_cast<size_t>(exported.cluster.nodes_size()) - nodes.size(), &families);
+  AddStates(jobs, &families);
+  for (const JobGauge& gauge : JobGauges()) {
+    Metric metric(&families, gauge.name, gauge.type, gauge.help);
+    for (const control::Job* job : jobs) {
+      if (gauge.has(*job)) metric.Add({JobLabel(*job)}, gauge.value(*job));
+    }
+  }
+  AddFailures(jobs, exported.failures, &families);
+  AddNodes(nodes, &families);
+  return prometheus::TextSerializer().Serialize(families);
 }
 
 }  // namespace
 
-std::string PrometheusLabel(const std::string& value) {
-  return absl::StrCat(
-      "\"", absl::StrReplaceAll(base::Printable(value, 200), {{"\\", "\\\\"}, {"\"", "\\\""}}),
-      "\"");
-}
-
 std::string PrometheusText(const ExportedJobs& exported) {
-  std::string out;
-  Metric(&out, "megascale_build_info", "gauge", "The driver's version; always 1.")
-      .Add(absl::StrCat("version=", PrometheusLabel(exported.cluster.version())), 1);
-  const std::vector<const control::Job*> jobs = ChooseJobs(exported.jobs);
-  Metric(&out, "megascale_jobs", "gauge", "Jobs that the driver lists.")
-      .Add("", static_cast<double>(exported.jobs.size()));
-  Metric(&out, "megascale_jobs_left_out", "gauge", "Jobs without metrics: there are too many.")
-      .Add("", static_cast<double>(exported.jobs.size() - jobs.size()));
-  AddStates(jobs, &out);
-  for (const JobGauge& gauge : JobGauges()) {
-    Metric metric(&out, gauge.name, gauge.type, gauge.help);
-    for (const control::Job* job : jobs) {
-      if (gauge.has(*job)) metric.Add(JobLabel(*job), gauge.value(*job));
-    }
+  size_t jobs_max = std::min(exported.jobs.size(), kExportedJobsMax);
+  auto nodes_max = static_cast<size_t>(exported.cluster.nodes_size());
+  std::string text = TextOf(exported, jobs_max, nodes_max);
+  while (text.size() > kExportedBytesMax && jobs_max + nodes_max > 0) {
+    const double share =
+        0.95 * static_cast<double>(kExportedBytesMax) / static_cast<double>(text.size());
+    jobs_max = static_cast<size_t>(static_cast<double>(jobs_max) * share);
+    nodes_max = static_cast<size_t>(static_cast<double>(nodes_max) * share);
+    text = TextOf(exported, jobs_max, nodes_max);
   }
-  AddFailures(jobs, exported.failures, &out);
-  AddNodes(exported.cluster, &out);
-  return out;
+  return text;
 }
 
 }  // namespace megascale::page

@@ -17,12 +17,11 @@ struct ExportedJobs {
   FailureHistory failures;
 };
 
-// Jobs that have not ended come first, then the newest; further jobs are counted in
-// `megascale_jobs_left_out`.
+// Jobs that have not ended come first, then the newest; of machines, those that are not well. What
+// is beyond kExportedJobsMax, or would make the text longer than kExportedBytesMax, is counted in
+// `megascale_jobs_left_out` and `megascale_nodes_left_out`.
 inline constexpr size_t kExportedJobsMax = 200;
+inline constexpr size_t kExportedBytesMax = 1'000'000;
 std::string PrometheusText(const ExportedJobs& exported);
-
-// Returns a label's value in quotes.
-std::string PrometheusLabel(const std::string& value);
 
 }  // namespace megascale::page

@@ -111,6 +111,16 @@ json Shortened(const std::vector<int>& ranks) {
           {"ranks", std::vector<int>(ranks.begin(), ranks.begin() + static_cast<int64_t>(count))}};
 }
 
+// Returns "attempt 2: …": of the rank's newest failure; empty: it had none.
+std::string LastErrorOf(int rank, absl::Span<const ObservedFailure> failures) {
+  for (auto failure = failures.rbegin(); failure != failures.rend(); ++failure) {
+    if (failure->culprit.rank() != rank) continue;
+    return absl::StrCat("attempt ", failure->culprit.attempt(), ": ",
+                        base::Printable(failure->culprit.evidence(), kTextBytesMax));
+  }
+  return "";
+}
+
 double Rounded(double seconds) {
   return std::isfinite(seconds) ? std::round(seconds * 10) / 10 : 0;
 }
@@ -154,7 +164,8 @@ absl::StatusOr<json> RanksJson(const control::v1::Job& job) {
               {"waits", std::move(waits)}};
 }
 
-absl::StatusOr<json> RankJson(const control::v1::Job& job, int rank) {
+absl::StatusOr<json> RankJson(const control::v1::Job& job, int rank,
+                              absl::Span<const ObservedFailure> failures) {
   ASSIGN_OR_RETURN(const plan::Mesh mesh, layout::MeshOf(job.spec()));
   if (rank < 0 || rank >= std::min(job.ranks_size(), mesh.world_size())) {
     return absl::NotFoundError(absl::StrCat("job ", job.job_id(), ": has no rank ", rank, "; ",
@@ -178,13 +189,9 @@ absl::StatusOr<json> RankJson(const control::v1::Job& job, int rank) {
                   {"device_used_bytes", status.device().used_bytes()},
                   {"with", Shortened({})},
                   {"waits_for", Shortened(WaitsFor(job, mesh, rank))},
-                  {"last_error", ""}};
+                  {"last_error", LastErrorOf(rank, failures)}};
   if (id != InstructionId() && plan::NeedsPeers(id)) {
     details["with"] = Shortened(PeersIn(mesh, rank, id));
-  }
-  if (job.has_culprit() && job.culprit().rank() == rank) {
-    details["last_error"] = absl::StrCat("attempt ", job.culprit().attempt(), ": ",
-                                         base::Printable(job.culprit().evidence(), kTextBytesMax));
   }
   return details;
 }

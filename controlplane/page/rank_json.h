@@ -3,6 +3,8 @@
 #pragma once
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "controlplane/page/failure_history.h"
 #include "nlohmann/json.hpp"
 #include "proto/control.pb.h"
 #include "runtime/plan/mesh.h"
@@ -14,8 +16,10 @@ namespace megascale::page {
 inline constexpr size_t kWaitsMax = 2000;
 absl::StatusOr<nlohmann::json> RanksJson(const control::v1::Job& job);
 
-// Returns the rank's place, its neighbours and groups, what it does and for whom it waits. Errors:
-// as above; NotFound - the job has no such rank.
-absl::StatusOr<nlohmann::json> RankJson(const control::v1::Job& job, int rank);
+// Returns the rank's place, its neighbours and groups, what it does and for whom it waits, and its
+// newest failure among `failures`, which are oldest first. Errors: as above; NotFound - the job has
+// no such rank.
+absl::StatusOr<nlohmann::json> RankJson(const control::v1::Job& job, int rank,
+                                        absl::Span<const ObservedFailure> failures);
 
 }  // namespace megascale::page

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -24,7 +24,6 @@ using timeline::TimedStep;
 // The analysis of slowdowns replays about this many operations at most: a fifth of a second.
 constexpr double kReplayedMax = 1e7;
 constexpr size_t kSlowdownStepsMin = 3;
-constexpr size_t kTimelineRanksMax = 64;
 
 double Milliseconds(int64_t nanos, int64_t count = 1) {
   return std::round(static_cast<double>(nanos) / static_cast<double>(count) / 1e3) / 1e3;
@@ -62,8 +61,13 @@ std::vector<bool> KnownRanks(const trace::JobSpans& spans) {
   return known;
 }
 
+bool HasAllRanks(const trace::JobSpans& spans) {
+  return static_cast<int>(spans.plans().size()) == spans.plans().front().mesh.world_size();
+}
+
 // Returns by rank how much longer steps take because of it; empty: not analysed.
 json Slowdowns(const trace::JobSpans& spans, absl::Span<const TimedStep> steps) {
+  if (!HasAllRanks(spans)) return json();
   size_t num_instructions = 0;
   for (const plan::RankPlan& plan : spans.plans()) num_instructions += plan.instructions.size();
   const double parts = static_cast<double>(spans.plans().size()) * 2 + 30;
@@ -110,13 +114,21 @@ const char* ClassWord(plan::OpClass op_class) {
   }
 }
 
-std::vector<int> RanksOf(const plan::Mesh& mesh, TimelineView view, int rank) {
+std::vector<int> GroupOf(const plan::Mesh& mesh, TimelineView view, int rank) {
   const plan::GroupKind kind = view == TimelineView::kPipeline ? plan::GroupKind::kPipeline
                                : view == TimelineView::kData   ? plan::GroupKind::kData
                                                                : plan::GroupKind::kTensor;
-  std::vector<int> ranks = mesh.Has(kind) ? mesh.GroupOf(kind, rank).ranks : std::vector<int>{rank};
-  ranks.resize(std::min(ranks.size(), kTimelineRanksMax));
-  return ranks;
+  return mesh.Has(kind) ? mesh.GroupOf(kind, rank).ranks : std::vector<int>{rank};
+}
+
+// Returns `count` ranks of the ascending `ranks`, with `rank` in their middle where possible.
+std::vector<int> Around(const std::vector<int>& ranks, int rank, size_t count) {
+  if (ranks.size() <= count) return ranks;
+  const auto at =
+      static_cast<size_t>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
+  const size_t first = std::min(at - std::min(at, count / 2), ranks.size() - count);
+  const auto begin = ranks.begin() + static_cast<int64_t>(first);
+  return {begin, begin + static_cast<int64_t>(count)};
 }
 
 // [stream, class, begin, end, wait before, state, name, what it depends on]; microseconds.
@@ -129,31 +141,121 @@ json SpanJson(const plan::Instruction& instruction, const SpanTime& time, int64_
                       instruction.depends_on});
 }
 
-int64_t BeginOf(const timeline::StepTime& time, const std::vector<int>& ranks) {
-  int64_t begin = time.end;
-  for (const int rank : ranks) {
-    for (const SpanTime& span : time.ranks[static_cast<size_t>(rank)]) {
-      if (span.state != SpanState::kNotBegun) begin = std::min(begin, span.ready);
-    }
+// A row of the timeline, and an instruction in it.
+using Place = std::pair<size_t, size_t>;
+
+// The ranks of a timeline in one step.
+class TimelineRows {
+ public:
+  TimelineRows(const trace::JobSpans& spans, const TimedStep& step, const std::vector<int>& ranks)
+      : spans_(spans), step_(step) {
+    for (const int rank : ranks) rows_.push_back(static_cast<size_t>(spans.IndexOf(rank)));
   }
-  return begin;
+
+  json Rows() const {
+    const int64_t origin = Begin();
+    json rows = json::array();
+    for (const size_t index : rows_) {
+      const plan::RankPlan& plan = spans_.plans()[index];
+      json instructions = json::array();
+      for (size_t i = 0; i < plan.instructions.size(); ++i) {
+        instructions.push_back(SpanJson(plan.instructions[i], step_.time.ranks[index][i], origin));
+      }
+      rows.push_back({{"rank", plan.rank},
+                      {"name", spans_.names()[index]},
+                      {"spans", std::move(instructions)}});
+    }
+    return rows;
+  }
+
+  // [row, index, row, index]: a send and its receive.
+  json Messages() const {
+    json messages = json::array();
+    for (const auto& [name, members] : Meetings(/*transfers=*/true)) {
+      if (members.size() != 2) continue;
+      const bool sends_first = ClassAt(members[0]) == plan::OpClass::kSend;
+      const Place from = members[sends_first ? 0 : 1];
+      const Place to = members[sends_first ? 1 : 0];
+      messages.push_back({from.first, from.second, to.first, to.second});
+    }
+    return messages;
+  }
+
+  // [[row, index], …] for each collective: its members that have begun, the last to come first.
+  json Collectives() const {
+    json collectives = json::array();
+    for (auto& [name, members] : Meetings(/*transfers=*/false)) {
+      std::vector<Place> came;
+      std::copy_if(members.begin(), members.end(), std::back_inserter(came),
+                   [&](Place at) { return TimeAt(at).state != SpanState::kNotBegun; });
+      if (came.size() < 2) continue;
+      std::stable_sort(came.begin(), came.end(),
+                       [&](Place a, Place b) { return TimeAt(a).ready > TimeAt(b).ready; });
+      collectives.push_back(came);
+    }
+    return collectives;
+  }
+
+ private:
+  const plan::Instruction& InstructionAt(Place at) const {
+    return spans_.plans()[rows_[at.first]].instructions[at.second];
+  }
+  const SpanTime& TimeAt(Place at) const { return step_.time.ranks[rows_[at.first]][at.second]; }
+  plan::OpClass ClassAt(Place at) const {
+    return plan::OperationOf(InstructionAt(at).id.operation()).op_class;
+  }
+
+  int64_t Begin() const {
+    int64_t begin = step_.time.end;
+    for (const size_t index : rows_) {
+      for (const SpanTime& span : step_.time.ranks[index]) {
+        if (span.state != SpanState::kNotBegun) begin = std::min(begin, span.ready);
+      }
+    }
+    return begin;
+  }
+
+  std::map<timeline::MeetingName, std::vector<Place>> Meetings(bool transfers) const {
+    std::map<timeline::MeetingName, std::vector<Place>> meetings;
+    for (size_t row = 0; row < rows_.size(); ++row) {
+      const plan::RankPlan& plan = spans_.plans()[rows_[row]];
+      for (size_t i = 0; i < plan.instructions.size(); ++i) {
+        const plan::Instruction& instruction = plan.instructions[i];
+        if (instruction.group == plan::GroupKind::kNone) continue;
+        if (plan::IsTransfer(instruction.id.operation()) != transfers) continue;
+        meetings[timeline::MeetingOf(plan, instruction)].push_back({row, i});
+      }
+    }
+    return meetings;
+  }
+
+  const trace::JobSpans& spans_;
+  const TimedStep& step_;
+  std::vector<size_t> rows_;  // index in `spans`
+};
+
+// The newest whole ones, at most `num_steps`: whole steps come before those that still run.
+absl::Span<const TimedStep> NewestWhole(absl::Span<const TimedStep> steps, int64_t num_steps) {
+  const auto is_whole = [](const TimedStep& step) { return step.whole; };
+  const auto num_whole =
+      static_cast<size_t>(std::find_if_not(steps.begin(), steps.end(), is_whole) - steps.begin());
+  const size_t count = std::min(num_whole, static_cast<size_t>(std::max<int64_t>(0, num_steps)));
+  return steps.subspan(num_whole - count, count);
 }
 
 }  // namespace
 
-json HeatMapJson(const trace::JobSpans& spans, absl::Span<const TimedStep> steps) {
-  std::vector<const TimedStep*> whole;
-  for (const TimedStep& step : steps) {
-    if (step.whole) whole.push_back(&step);
-  }
+json HeatMapJson(const trace::JobSpans& spans, absl::Span<const TimedStep> steps,
+                 int64_t num_steps) {
+  const absl::Span<const TimedStep> newest = NewestWhole(steps, num_steps);
   std::map<std::string, std::vector<double>> kinds;
-  const auto count = static_cast<int64_t>(whole.size());
+  const auto count = static_cast<int64_t>(newest.size());
   for (size_t rank = 0; count > 0 && rank < spans.plans().size(); ++rank) {
     StepBreakdown sum;
     PassTime passes;
-    for (const TimedStep* step : whole) {
-      sum += timeline::BreakDown(spans.plans()[rank], step->time.ranks[rank]);
-      AddPasses(spans.plans()[rank], step->time.ranks[rank], &passes);
+    for (const TimedStep& step : newest) {
+      sum += timeline::BreakDown(spans.plans()[rank], step.time.ranks[rank]);
+      AddPasses(spans.plans()[rank], step.time.ranks[rank], &passes);
     }
     kinds["forward"].push_back(Milliseconds(passes.forward, count));
     kinds["backward"].push_back(Milliseconds(passes.backward, count));
@@ -172,10 +274,13 @@ json HeatMapJson(const trace::JobSpans& spans, absl::Span<const TimedStep> steps
               {"known", KnownRanks(spans)},
               {"num_lost", spans.num_lost()},
               {"clock_error_us", Microseconds(spans.clock_error_nanos())}};
+  if (!HasAllRanks(spans)) {
+    for (const plan::RankPlan& plan : spans.plans()) map["ranks"].push_back(plan.rank);
+  }
   if (count > 0) {
-    map["first_step"] = whole.front()->step;
-    map["last_step"] = whole.back()->step;
-    if (json slowdowns = Slowdowns(spans, steps); !slowdowns.is_null()) {
+    map["first_step"] = newest.front().step;
+    map["last_step"] = newest.back().step;
+    if (json slowdowns = Slowdowns(spans, newest); !slowdowns.is_null()) {
       map["kinds"]["slowdown"] = std::move(slowdowns);
     }
   }
@@ -190,53 +295,33 @@ absl::StatusOr<TimelineView> TimelineViewFromWord(const std::string& word) {
       absl::StrCat("view '", base::Printable(word, 40), "': expected pipeline, data or tensor"));
 }
 
+std::vector<int> TimelineRanks(const plan::Mesh& mesh, TimelineView view, int rank) {
+  return Around(GroupOf(mesh, view, rank), rank, kTimelineRanksMax);
+}
+
 json TimelineJson(const trace::JobSpans& spans, const TimedStep& step, TimelineView view,
                   int rank) {
   const plan::Mesh& mesh = spans.plans().front().mesh;
-  std::vector<int> ranks = RanksOf(mesh, view, rank);
-  size_t num_spans = 0;
-  size_t num_shown = 0;
-  while (num_shown < ranks.size()) {
-    num_spans += spans.plans()[static_cast<size_t>(ranks[num_shown])].instructions.size();
-    if (num_shown > 0 && num_spans > kTimelineSpansMax) break;
-    ++num_shown;
+  std::vector<int> ranks = TimelineRanks(mesh, view, rank);
+  size_t instructions_max = 1;  // of a rank
+  for (const int shown : ranks) {
+    const auto index = static_cast<size_t>(spans.IndexOf(shown));
+    instructions_max = std::max(instructions_max, spans.plans()[index].instructions.size());
   }
-  const size_t num_left_out = ranks.size() - num_shown;
-  ranks.resize(num_shown);
-  const int64_t origin = BeginOf(step.time, ranks);
-  json rows = json::array();
+  ranks = Around(ranks, rank, std::max<size_t>(1, kTimelineSpansMax / instructions_max));
   json streams = json::array();
   for (int stream = 0; stream < plan::kNumStreamKinds; ++stream) {
     streams.push_back(std::string(plan::Name(static_cast<plan::StreamKind>(stream))));
   }
-  json messages = json::array();  // [row, index, row, index]
-  std::map<timeline::MeetingName, std::pair<size_t, size_t>> senders;
-  std::vector<std::pair<timeline::MeetingName, std::pair<size_t, size_t>>> receivers;
-  for (size_t row = 0; row < ranks.size(); ++row) {
-    const plan::RankPlan& plan = spans.plans()[static_cast<size_t>(ranks[row])];
-    const std::vector<SpanTime>& times = step.time.ranks[static_cast<size_t>(plan.rank)];
-    json instructions = json::array();
-    for (size_t i = 0; i < plan.instructions.size(); ++i) {
-      const plan::Instruction& instruction = plan.instructions[i];
-      instructions.push_back(SpanJson(instruction, times[i], origin));
-      const plan::OpClass op_class = plan::OperationOf(instruction.id.operation()).op_class;
-      if (op_class == plan::OpClass::kSend) {
-        senders[timeline::MeetingOf(plan, instruction)] = {row, i};
-      } else if (op_class == plan::OpClass::kReceive) {
-        receivers.push_back({timeline::MeetingOf(plan, instruction), {row, i}});
-      }
-    }
-    rows.push_back({{"rank", plan.rank},
-                    {"name", spans.names()[static_cast<size_t>(plan.rank)]},
-                    {"spans", std::move(instructions)}});
-  }
-  for (const auto& [name, to] : receivers) {
-    const auto from = senders.find(name);
-    if (from == senders.end()) continue;
-    messages.push_back({from->second.first, from->second.second, to.first, to.second});
-  }
-  return {{"step", step.step},     {"whole", step.whole},  {"rows", rows},
-          {"streams", streams},    {"messages", messages}, {"ranks_left_out", num_left_out},
+  const TimelineRows rows(spans, step, ranks);
+  return {{"step", step.step},
+          {"whole", step.whole},
+          {"rows", rows.Rows()},
+          {"streams", std::move(streams)},
+          {"messages", rows.Messages()},
+          {"collectives", rows.Collectives()},
+          {"ranks_left_out", GroupOf(mesh, view, rank).size() - ranks.size()},
+          {"other_ranks_known", HasAllRanks(spans)},
           {"mesh", MeshJson(mesh)}};
 }
 

@@ -1,6 +1,7 @@
 #include "controlplane/trace/job_spans.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -31,13 +32,23 @@ double Seconds(int64_t nanos, int64_t count) {
 
 }  // namespace
 
-absl::StatusOr<JobSpans> JobSpans::Create(const megascale::job::v1::JobSpec& spec) {
+absl::StatusOr<JobSpans> JobSpans::Create(const megascale::job::v1::JobSpec& spec,
+                                          absl::Span<const int> ranks) {
   ASSIGN_OR_RETURN(layout::RankLayout first, layout::RankLayoutOf(spec, 0));
   plan::PlanOptions& options = first.plan_options;
   ASSIGN_OR_RETURN(options.chunks, layout::ChunkCostsOf(spec));
   ASSIGN_OR_RETURN(const std::vector<plan::RankPlan> roles, plan::BuildRolePlans(options));
+  std::vector<int> chosen(ranks.begin(), ranks.end());
+  if (chosen.empty()) {
+    chosen.resize(static_cast<size_t>(options.mesh.world_size()));
+    std::iota(chosen.begin(), chosen.end(), 0);
+  }
   JobSpans spans;
-  for (int rank = 0; rank < options.mesh.world_size(); ++rank) {
+  for (const int rank : chosen) {
+    if (!options.mesh.Contains(rank)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("rank ", rank, ": the job has ranks 0 to ", options.mesh.world_size() - 1));
+    }
     spans.plans_.push_back(plan::PlanOfRank(roles, rank));
     spans.names_.push_back(timeline::NameOf(spans.plans_.back()));
   }
@@ -45,15 +56,24 @@ absl::StatusOr<JobSpans> JobSpans::Create(const megascale::job::v1::JobSpec& spe
   return spans;
 }
 
+int JobSpans::IndexOf(int rank) const {
+  const auto found =
+      std::lower_bound(plans_.begin(), plans_.end(), rank,
+                       [](const plan::RankPlan& plan, int wanted) { return plan.rank < wanted; });
+  return found == plans_.end() || found->rank != rank ? -1
+                                                      : static_cast<int>(found - plans_.begin());
+}
+
 void JobSpans::Add(const control::StreamSpansResponse& response) {
-  const auto rank = static_cast<size_t>(response.rank());
-  if (response.rank() < 0 || rank >= plans_.size()) return;
-  names_[rank] = NameOf(plans_[rank], response.node_id());
+  const int known = IndexOf(response.rank());
+  if (known < 0) return;
+  const auto index = static_cast<size_t>(known);
+  names_[index] = NameOf(plans_[index], response.node_id());
   if (!response.error().empty()) {
-    errors_.push_back(absl::StrCat("rank ", rank, ": ", response.error()));
+    errors_.push_back(absl::StrCat("rank ", response.rank(), ": ", response.error()));
     return;
   }
-  timeline::RankSpans& spans = ranks_[rank];
+  timeline::RankSpans& spans = ranks_[index];
   const auto is_time = [](int64_t nanos) { return nanos >= 0 && nanos < kClockNanosMax; };
   const int64_t ahead = std::clamp(response.clock_ahead_nanos(), -kClockNanosMax, kClockNanosMax);
   spans.known = true;
@@ -87,13 +107,13 @@ google::protobuf::RepeatedPtrField<control::StageTime> StageTimes(
     timeline::StepBreakdown sum;
     int64_t num_ranks = 0;
     int64_t last_step = 0;
-    for (const plan::RankPlan& plan : spans.plans()) {
-      const auto rank = static_cast<size_t>(plan.rank);
-      if (plan.stage() != stage || !spans.ranks()[rank].known) continue;
+    for (size_t index = 0; index < spans.plans().size(); ++index) {
+      const plan::RankPlan& plan = spans.plans()[index];
+      if (plan.stage() != stage || !spans.ranks()[index].known) continue;
       ++num_ranks;
       for (const timeline::TimedStep& step : steps) {
         if (!step.whole) continue;
-        sum += timeline::BreakDown(plan, step.time.ranks[rank]);
+        sum += timeline::BreakDown(plan, step.time.ranks[index]);
         last_step = std::max(last_step, step.step);
       }
     }

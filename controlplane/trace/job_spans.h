@@ -28,9 +28,12 @@ inline constexpr int64_t kClockNanosMax = int64_t{1} << 60;
 
 class JobSpans {
  public:
-  // Makes an object without spans, for a job with this resolved specification.
-  // Errors: InvalidArgument - the specification cannot be planned.
-  static absl::StatusOr<JobSpans> Create(const megascale::job::v1::JobSpec& spec);
+  // Makes an object without spans, for a job with this resolved specification. `ranks`: has these
+  // alone, ascending; empty: all ranks of the job. Ranks that are left out count as absent: nobody
+  // is seen to wait for them. Cost: memory for the plans of the ranks that it has.
+  // Errors: InvalidArgument - the specification cannot be planned, or has no such rank.
+  static absl::StatusOr<JobSpans> Create(const megascale::job::v1::JobSpec& spec,
+                                         absl::Span<const int> ranks = {});
 
   // Adds the driver's message about one rank. Implausible values are ignored, because they come
   // from other machines.
@@ -39,10 +42,12 @@ class JobSpans {
   // See timeline::MeasureSteps.
   std::vector<timeline::TimedStep> Measure(int num_steps) const;
 
-  // By rank.
+  // One for each rank that it has, ascending by rank.
   const std::vector<plan::RankPlan>& plans() const { return plans_; }
   const std::vector<timeline::RankSpans>& ranks() const { return ranks_; }  // the driver's clock
   const std::vector<std::string>& names() const { return names_; }  // "rank 3: node b, stage 1 …"
+  // Returns the rank's index in these; -1: it has no such rank.
+  int IndexOf(int rank) const;
 
   // Why the spans of some ranks could not be read.
   const std::vector<std::string>& errors() const { return errors_; }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <vector>
 
 #include "controlplane/trace/testing/test_spans.h"
 #include "runtime/timeline/step_breakdown.h"
@@ -142,6 +143,22 @@ TEST_F(JobSpansTest, WhatCannotBeIsIgnored) {
   for (int i = 0; i < good.size(); ++i) {
     EXPECT_EQ(again[i].SerializeAsString(), good[i].SerializeAsString());
   }
+}
+
+TEST_F(JobSpansTest, SomeRanksAreMeasuredAsIfTheOthersDidNotExist) {
+  std::vector<StreamSpansResponse> responses;
+  for (int rank = 0; rank < 4; ++rank) responses.push_back(ResponseOf(rank, 1));
+  spans_ = JobSpans::Create(TestSpec(), {1, 3}).value();
+  ASSERT_EQ(spans_.plans().size(), 2);
+  EXPECT_EQ(spans_.plans()[1].rank, 3);
+  EXPECT_EQ(spans_.IndexOf(3), 1);
+  EXPECT_EQ(spans_.IndexOf(2), -1);
+  for (const StreamSpansResponse& response : responses) spans_.Add(response);
+  const auto stages = StageTimes(spans_, spans_.Measure(3));
+  ASSERT_EQ(stages.size(), 2);
+  EXPECT_EQ(stages[0].num_ranks(), 1);
+  EXPECT_EQ(stages[1].num_ranks(), 1);
+  EXPECT_TRUE(absl::IsInvalidArgument(JobSpans::Create(TestSpec(), {1, 4}).status()));
 }
 
 TEST_F(JobSpansTest, ASpecificationWithoutPlanIsRefused) {

@@ -53,18 +53,11 @@ class Explanation {
     } else {
       return;
     }
-    flow.state = StateOf(flow, out, in);
+    flow.state = StateOf({.expected = in != nullptr ? in->receive_bytes : flow.ready_bytes,
+                          .ready = flow.ready_bytes,
+                          .transmitted = flow.transmitted_bytes,
+                          .arrived = flow.arrived_bytes});
     if (flow.state != FlowState::kDone) verdict_.stuck.push_back(flow);
-  }
-
-  static FlowState StateOf(const StuckFlow& flow, const ShownFlow* out, const ShownFlow* in) {
-    const int64_t expected = in != nullptr ? in->receive_bytes : flow.ready_bytes;
-    if (flow.arrived_bytes >= std::max(expected, flow.ready_bytes)) return FlowState::kDone;
-    if (out != nullptr && flow.ready_bytes > flow.transmitted_bytes) {
-      return flow.transmitted_bytes == 0 ? FlowState::kNotStarted : FlowState::kNotTransmitted;
-    }
-    if (flow.transmitted_bytes > flow.arrived_bytes) return FlowState::kNotDelivered;
-    return flow.ready_bytes == 0 ? FlowState::kNotStarted : FlowState::kNotReady;
   }
 
   // Whether the rank's own report shows a stuck flow of it.
@@ -176,6 +169,15 @@ ExchangeVerdict JoinExchanges(absl::Span<const ExchangeVerdict> verdicts,
     joined.machine = *common_machines.begin();
   }
   return joined;
+}
+
+FlowState StateOf(const FlowBytes& bytes) {
+  if (bytes.arrived >= std::max(bytes.expected, bytes.ready)) return FlowState::kDone;
+  if (bytes.ready > bytes.transmitted) {
+    return bytes.transmitted == 0 ? FlowState::kNotStarted : FlowState::kNotTransmitted;
+  }
+  if (bytes.transmitted > bytes.arrived) return FlowState::kNotDelivered;
+  return bytes.ready == 0 ? FlowState::kNotStarted : FlowState::kNotReady;
 }
 
 const char* Name(FlowState state) {

@@ -46,6 +46,15 @@ enum class FlowState {
   kNotReady,        // all bytes that were made ready have arrived: the device has not made the rest
 };
 
+// What is known of the bytes from one rank to another.
+struct FlowBytes {
+  int64_t expected = 0;  // by the receiver; as `ready` if only the sender is known
+  int64_t ready = 0;
+  int64_t transmitted = 0;
+  int64_t arrived = 0;
+};
+FlowState StateOf(const FlowBytes& bytes);
+
 // Returns "not started", "not transmitted" …
 const char* Name(FlowState state);
 

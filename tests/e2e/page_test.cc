@@ -2,13 +2,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/wait.h>
 
+#include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 #include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "nlohmann/json.hpp"
@@ -38,6 +43,10 @@ class PageTest : public ::testing::Test {
   // None.
   std::string Fetch(const std::string& path, const std::string& token,
                     const std::string& context = "None") const {
+    return FetchFrom(Site(), path, token, context);
+  }
+  static std::string FetchFrom(const std::string& site, const std::string& path,
+                               const std::string& token, const std::string& context) {
     const std::string program = absl::StrCat(
         "import ssl, sys, urllib.request, urllib.error\n"
         "request = urllib.request.Request(sys.argv[1], headers={'Authorization': 'Bearer ' + "
@@ -50,7 +59,7 @@ class PageTest : public ::testing::Test {
         "  answer = error\n"
         "print(answer.status, answer.read().decode())\n");
     const CommandResult result =
-        e2e::Run({"/usr/bin/python3", "-c", program, Site() + path, token}, {{"no_proxy", "*"}});
+        e2e::Run({"/usr/bin/python3", "-c", program, site + path, token}, {{"no_proxy", "*"}});
     return result.exit_code == 0 ? result.out : result.err;
   }
   json FetchJson(const std::string& path) const {
@@ -62,12 +71,53 @@ class PageTest : public ::testing::Test {
   Cluster cluster_;
 };
 
+// The whole lines of a CSV text, split.
+std::vector<std::vector<std::string>> Table(const std::string& text) {
+  std::vector<std::vector<std::string>> table;
+  for (const absl::string_view line :
+       absl::StrSplit(text.substr(0, text.rfind('\n') + 1), '\n', absl::SkipEmpty())) {
+    table.push_back(absl::StrSplit(line, ','));
+  }
+  return table;
+}
+
+// `table`: what `metrics --follow` printed of a job whose second attempt began with the first step.
+void ExpectStepsAgain(const std::vector<std::vector<std::string>>& table,
+                      const std::vector<std::string>& loss_log) {
+  int64_t step = 0;
+  std::string attempt = "1";
+  for (size_t i = 1; i < table.size(); ++i) {
+    ASSERT_EQ(table[i].size(), 9) << absl::StrJoin(table[i], ",");
+    if (table[i].back() != attempt) {
+      EXPECT_EQ(table[i].back(), "2");
+      EXPECT_GT(step, 4) << "the first attempt's steps came before";
+      attempt = table[i].back();
+      step = 0;
+    }
+    ASSERT_EQ(table[i][0], absl::StrCat(++step)) << "line " << i;
+  }
+  EXPECT_EQ(attempt, "2");
+  // "step loss norm", in hexadecimal floating point.
+  const std::vector<std::string> last = absl::StrSplit(loss_log.back(), ' ');
+  EXPECT_EQ(table.back()[0], last[0]);
+  EXPECT_EQ(table.back()[1], absl::StrFormat("%.9g", std::strtod(last[1].c_str(), nullptr)));
+}
+
 TEST_F(PageTest, ShowsARunningJobAndItsMetricsGoElsewhere) {
   cluster_.SetDriverFlags({"--http", "127.0.0.1:0"});
   cluster_.StartDriver();
   cluster_.StartAgent(0, 4);
-  cluster_.Submit("shown", {"tensorboard=true", "train.steps=100000"});
+  // Without a checkpoint, the attempt after the failure computes every step again.
+  cluster_.Submit("shown",
+                  {"tensorboard=true", "train.steps=100000", "checkpoint.interval=100000"});
   ASSERT_TRUE(cluster_.WaitForStep("shown", 5));
+  const std::string follow_log = cluster_.directory() + "/follow.log";
+  const pid_t follow = Spawn(
+      {Program(), "metrics", "shown", "--follow", "--address", cluster_.address()}, follow_log);
+  const auto followed = [&] {
+    return Table(base::ReadFile(follow_log, size_t{16} << 20).value_or(""));
+  };
+  ASSERT_TRUE(WaitUntil([&] { return followed().size() > 5; }, 30));
   EXPECT_THAT(Fetch("/api/jobs", "wrong"), HasSubstr("401 "));
 
   ASSERT_TRUE(WaitUntil(
@@ -94,11 +144,17 @@ TEST_F(PageTest, ShowsARunningJobAndItsMetricsGoElsewhere) {
       60));
   EXPECT_EQ(failures()[0]["class"], "exited");
   EXPECT_GE(failures()[0]["detection_seconds"].get<double>(), 0);
+  ASSERT_TRUE(WaitUntil([&] { return followed().back().back() == "2"; }, 30));
 
   ASSERT_EQ(cluster_.Megascale({"cancel", "shown"}).exit_code, 0);
   EXPECT_EQ(cluster_.WaitForEnd("shown"), control::v1::JOB_STATE_CANCELLED);
   const size_t num_steps = cluster_.LossLog("shown").size();
   EXPECT_EQ(FetchJson("/api/steps?job=shown&points=4000")["step"].back(), num_steps);
+
+  const int follow_status = WaitForExit(follow, 30);
+  EXPECT_TRUE(WIFEXITED(follow_status) && WEXITSTATUS(follow_status) == 0)
+      << "it ends with the job: " << follow_status;
+  ExpectStepsAgain(followed(), cluster_.LossLog("shown"));
 
   const CommandResult csv = cluster_.Megascale({"metrics", "shown"});
   EXPECT_EQ(csv.exit_code, 0) << csv.err;
@@ -119,6 +175,51 @@ TEST_F(PageTest, ShowsARunningJobAndItsMetricsGoElsewhere) {
     ++num_files;
   }
   EXPECT_EQ(num_files, 1);
+}
+
+TEST_F(PageTest, ThereIsNoPageUnlessItIsAskedFor) {
+  cluster_.StartDriver();
+  cluster_.StartAgent(0, 1);
+  EXPECT_EQ(cluster_.Megascale({"nodes"}).exit_code, 0);
+  EXPECT_EQ(StateFile("http-url"), "");
+  EXPECT_EQ(StateFile("http-token"), "");
+}
+
+TEST_F(PageTest, LocalShowsItsRunWhileItRuns) {
+  const std::string state = cluster_.directory() + "/local";
+  const std::string log = cluster_.directory() + "/local.log";
+  const pid_t local =
+      Spawn({Program(), "local", WriteJobFile(cluster_.directory()), "--set", "train.steps=100000",
+             "--slots", "4", "--state-dir", state, "--http", "127.0.0.1:0"},
+            log);
+  const auto find = [&](const std::string& name) -> std::string {
+    std::error_code error;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(state, error)) {
+      if (entry.path().filename() == name) return entry.path();
+    }
+    return "";
+  };
+  std::string url;
+  ASSERT_TRUE(WaitUntil(
+      [&] {
+        url = base::ReadFile(find("http-url"), 4096).value_or("");
+        return !url.empty();
+      },
+      60));
+  const std::string token = std::string(
+      absl::StripAsciiWhitespace(base::ReadFile(find("http-token"), 4096).value_or("")));
+  const std::string site = url.substr(0, url.find("/?"));
+  EXPECT_TRUE(WaitUntil(
+      [&] {
+        const std::string answer = FetchFrom(site, "/api/jobs", token, "None");
+        if (answer.substr(0, 4) != "200 ") return false;
+        const json jobs = json::parse(answer.substr(4))["jobs"];
+        return jobs.size() == 1 && jobs[0]["state"] == "RUNNING" && jobs[0]["step"] > 0;
+      },
+      60))
+      << base::ReadFile(log, 1 << 20).value_or("");
+  ::kill(local, SIGTERM);
+  EXPECT_NE(WaitForExit(local, 60), -1);
 }
 
 TEST_F(PageTest, LocalPrintsTheUrlOfItsPage) {

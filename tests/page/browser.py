@@ -9,7 +9,9 @@ import subprocess
 import tempfile
 import time
 
-TIMEOUT_SECONDS = 30
+TIMEOUT_SECONDS = 120  # for what hangs: that a machine is busy is no failure
+# Keys with which the browser itself does something: their number and their text.
+ACTIVE_KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), " ": (32, " ")}
 
 
 class Browser:
@@ -114,9 +116,17 @@ class Browser:
     def text(self, selector="body"):
         return self.eval(f"document.querySelector({json.dumps(selector)}).innerText")
 
-    def press(self, key, code=None):
+    def before_scripts(self, script):
+        """Runs the script in each page that is opened from now on, before the page's own."""
+        self.call("Page.addScriptToEvaluateOnNewDocument", source=script)
+
+    def press(self, key):
+        what = {"key": key, "code": key}
+        if key in ACTIVE_KEYS:
+            number, text = ACTIVE_KEYS[key]
+            what.update(windowsVirtualKeyCode=number, text=text)
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=code or key)
+            self.call("Input.dispatchKeyEvent", type=kind, **what)
 
     def click(self, x, y):
         for kind in ("mousePressed", "mouseReleased"):

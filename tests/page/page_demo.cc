@@ -1,10 +1,14 @@
 // Serves the page of a made-up fleet, for the browser test and for looking at it:
 //   page_demo PORT [DATA PIPELINE TENSOR]   prints the URL; ends when its standard input ends
-#include <unistd.h>
-
+// A number on a line of its standard input becomes the newest step of the running job.
 #include <cstdio>
 #include <cstdlib>
+#include <iostream>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "controlplane/http/http_server.h"
 #include "controlplane/page/page.h"
@@ -40,7 +44,11 @@ int main(int argc, char** argv) {
   http::HttpOptions http;
   http.address = absl::StrCat("127.0.0.1:", argc > 1 ? argv[1] : "0");
   http.token = "demo";
-  http.answer = [&](const http::Request& request) { return page.Answer(request); };
+  std::shared_mutex mutex;  // of the fleet
+  http.answer = [&](const http::Request& request) {
+    const std::shared_lock<std::shared_mutex> lock(mutex);
+    return page.Answer(request);
+  };
   http.events = [&](const http::Request& request) { return page.Events(request); };
   const auto server = http::HttpServer::Start(http);
   if (!server.ok()) {
@@ -49,8 +57,12 @@ int main(int argc, char** argv) {
   }
   std::printf("%s?token=demo\n", (*server)->url().c_str());
   std::fflush(stdout);
-  char ignored[64];
-  while (::read(STDIN_FILENO, ignored, sizeof(ignored)) > 0) {
+  for (std::string line; std::getline(std::cin, line);) {
+    int64_t step = 0;
+    if (!absl::SimpleAtoi(line, &step)) continue;
+    const std::lock_guard<std::shared_mutex> lock(mutex);
+    fleet.job().set_last_step(step);
+    page.Poll();
   }
   return 0;
 }

@@ -23,6 +23,7 @@ constexpr int64_t kFirstNanos = 5'000'000'000;
 constexpr int64_t kStepNanos = 1'000'000'000;
 // Makes a step of the plan take most of kStepNanos.
 constexpr double kPlannedStepNanos = 8.5e8;
+constexpr int kPlannedRanksMax = 512;
 
 job::v1::JobSpec SpecOf(const TestFleetOptions& options) {
   job::v1::JobSpec spec;
@@ -56,11 +57,22 @@ telemetry::v1::StepRecord RecordOf(int64_t step) {
   return record;
 }
 
-std::string MachineOf(int rank) { return absl::StrFormat("node-%03d", rank / kRanksOfMachine); }
+std::string Lengthened(std::string name, size_t num_bytes) {
+  name.resize(std::max(name.size(), num_bytes), '+');
+  return name;
+}
+
+std::string Machine(int index, const TestFleetOptions& options) {
+  return Lengthened(absl::StrFormat("node-%03d", index), options.name_bytes);
+}
+
+std::string MachineOf(int rank, const TestFleetOptions& options) {
+  return Machine(rank / kRanksOfMachine, options);
+}
 
 }  // namespace
 
-TestFleet::TestFleet(const TestFleetOptions& options) {
+TestFleet::TestFleet(const TestFleetOptions& options) : options_(options) {
   control::v1::Job ended;
   ended.set_job_id(kHostile);
   ended.mutable_spec()->set_name(kHostile);
@@ -76,9 +88,13 @@ TestFleet::TestFleet(const TestFleetOptions& options) {
   ended.mutable_culprit()->set_attempt(3);
   ended.mutable_culprit()->set_failure_class(telemetry::v1::FAILURE_CLASS_OUT_OF_MEMORY);
   ended.mutable_culprit()->set_evidence(kHostile);
+  for (int i = 0; i < options.num_ended_jobs; ++i) {
+    jobs_.push_back(ended);
+    jobs_.back().set_job_id(Lengthened(absl::StrCat("ended-", i), options.name_bytes));
+  }
   jobs_.push_back(std::move(ended));
   AddRunningJob(options);
-  AddMachines(job().ranks_size() / kRanksOfMachine + 3);
+  AddMachines(options);
 }
 
 void TestFleet::AddRunningJob(const TestFleetOptions& options) {
@@ -120,7 +136,7 @@ void TestFleet::AddRunningJob(const TestFleetOptions& options) {
   control::v1::Suspicion* suspicion = running.mutable_suspicion();
   suspicion->set_attempt(2);
   suspicion->set_rank(kSlowRank);
-  suspicion->set_node_id(MachineOf(kSlowRank));
+  suspicion->set_node_id(MachineOf(kSlowRank, options));
   suspicion->set_verdict("stuck: rank 13 is in F.c1.m3, and 7 ranks wait for it");
   suspicion->add_evidence(kHostile);
   suspicion->mutable_since()->set_seconds(kSubmittedSeconds + 290);
@@ -129,7 +145,7 @@ void TestFleet::AddRunningJob(const TestFleetOptions& options) {
   const int num_ranks = options.data * options.pipeline * options.tensor;
   for (int rank = 0; rank < num_ranks; ++rank) {
     control::v1::RankView* view = running.add_ranks();
-    view->set_node_id(MachineOf(rank));
+    view->set_node_id(MachineOf(rank, options));
     telemetry::v1::RankStatus* status = view->mutable_status();
     status->set_rank(rank);
     status->set_pid(4000 + rank);
@@ -152,11 +168,12 @@ void TestFleet::AddRunningJob(const TestFleetOptions& options) {
   jobs_.push_back(std::move(running));
 }
 
-void TestFleet::AddMachines(int num_machines) {
+void TestFleet::AddMachines(const TestFleetOptions& options) {
+  const int num_machines = job().ranks_size() / kRanksOfMachine + 3;
   cluster_.set_version("0.9-test");
   for (int i = 0; i < num_machines; ++i) {
     control::v1::NodeView* node = cluster_.add_nodes();
-    node->set_node_id(absl::StrFormat("node-%03d", i));
+    node->set_node_id(Machine(i, options));
     node->set_machine_id(absl::StrCat("m", i));
     node->set_num_slots(kRanksOfMachine);
     node->set_alive(true);
@@ -182,45 +199,67 @@ absl::StatusOr<control::v1::Job> TestFleet::GetJob(const std::string& job_id) {
   return absl::NotFoundError("no such job");
 }
 
-absl::Status TestFleet::Spans(
-    const control::v1::StreamSpansRequest& request,
-    const std::function<bool(const control::v1::StreamSpansResponse&)>& emit) {
-  ++num_span_reads_;
-  ASSIGN_OR_RETURN(const control::v1::Job job, GetJob(request.job_id()));
-  ASSIGN_OR_RETURN(const trace::JobSpans spans, trace::JobSpans::Create(job.spec()));
+// Replicas run alike but for the slow rank's: of a large job two are planned, and the second one
+// has the slow rank.
+absl::StatusOr<TestFleet::PlannedStep> TestFleet::Plan() const {
+  TestFleetOptions planned = options_;
+  if (job().ranks_size() > kPlannedRanksMax) planned.data = 2;
+  ASSIGN_OR_RETURN(trace::JobSpans spans, trace::JobSpans::Create(SpecOf(planned)));
   const auto work = [](const plan::RankPlan& plan, const plan::Instruction& instruction) {
     const double slowness = plan.rank == kSlowRank ? 1.35 : 1.0;
     return static_cast<double>(instruction.flops + instruction.bytes) * slowness;
   };
   double factor = 1;
-  timeline::StepTime planned;
+  timeline::StepTime time;
   for (int round = 0; round < 2; ++round) {
     ASSIGN_OR_RETURN(
-        planned, simulate::TimeStep(spans.plans(), [&](const auto& plan, const auto& instruction) {
+        time, simulate::TimeStep(spans.plans(), [&](const auto& plan, const auto& instruction) {
           return static_cast<int64_t>(work(plan, instruction) * factor);
         }));
     if (round == 0)
-      factor = kPlannedStepNanos / static_cast<double>(std::max<int64_t>(1, planned.end));
+      factor = kPlannedStepNanos / static_cast<double>(std::max<int64_t>(1, time.end));
   }
-  for (const plan::RankPlan& plan : spans.plans()) {
+  return PlannedStep{std::move(spans), std::move(time)};
+}
+
+absl::Status TestFleet::Spans(
+    const control::v1::StreamSpansRequest& request, const std::vector<int>& ranks,
+    const std::function<bool(const control::v1::StreamSpansResponse&)>& emit) {
+  ++num_span_reads_;
+  num_ranks_read_ = 0;
+  if (!planned_) {
+    ASSIGN_OR_RETURN(planned_, Plan());
+  }
+  const plan::Mesh& planned_mesh = planned_->spans.plans().front().mesh;
+  for (int rank = 0; rank < job().ranks_size(); ++rank) {
+    if (!ranks.empty() && std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) continue;
+    const int replica = rank / options_.tensor % options_.data;
+    const auto planned_rank = static_cast<size_t>(planned_mesh.RankOf(
+        {.data = planned_mesh.data_size() == options_.data ? replica : (replica == 1 ? 1 : 0),
+         .pipeline = rank / options_.tensor / options_.data,
+         .tensor = rank % options_.tensor}));
     control::v1::StreamSpansResponse response;
-    response.set_rank(plan.rank);
-    response.set_attempt(job.attempt());
-    response.set_node_id(job.ranks(plan.rank).node_id());
-    response.set_read_nanos(kFirstNanos + job.last_step() * kStepNanos);
-    const auto& times = planned.ranks[static_cast<size_t>(plan.rank)];
-    for (int64_t step = std::max<int64_t>(1, request.first_step()); step <= job.last_step();
+    response.set_rank(rank);
+    response.set_attempt(job().attempt());
+    response.set_node_id(job().ranks(rank).node_id());
+    response.set_read_nanos(kFirstNanos + job().last_step() * kStepNanos);
+    const plan::RankPlan& plan = planned_->spans.plans()[planned_rank];
+    const auto& times = planned_->time.ranks[planned_rank];
+    for (int64_t step = std::max<int64_t>(1, request.first_step()); step <= job().last_step();
          ++step) {
       const int64_t at = kFirstNanos + (step - 1) * kStepNanos;
+      const int64_t divisor = step < full_time_from_ ? 2 : 1;
       for (size_t i = 0; i < plan.instructions.size(); ++i) {
         telemetry::v1::Span* span = response.add_spans();
-        span->set_begin_nanos(at + times[i].ready);
-        span->set_end_nanos(at + times[i].end);
+        span->set_begin_nanos(at + times[i].ready / divisor);
+        span->set_end_nanos(at + times[i].end / divisor);
         span->set_instruction(plan.instructions[i].id.packed());
         span->set_step(step);
       }
     }
-    if (!emit(response)) break;
+    ++num_ranks_read_;
+    if (on_rank_) on_rank_();
+    if (!emit(response)) return absl::CancelledError("the reader is gone");
   }
   return absl::OkStatus();
 }

@@ -33,6 +33,7 @@ class SpanStream {
       machines_[node.node_id()] = node.machine_id();
     }
     for (const control::RankView& rank : job.ranks()) {
+      if (!ports_.ranks.empty() && ports_.ranks.count(rank.status().rank()) == 0) continue;
       if (!ports_.emit(Read(job, rank))) return absl::CancelledError("the reader is gone");
     }
     return absl::OkStatus();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <set>
 #include <string>
 
 #include "absl/status/status.h"
@@ -23,19 +24,21 @@ struct SpanStreamPorts {
   // Sends a message to the reader; false: the reader is gone.
   std::function<bool(const megascale::control::v1::StreamSpansResponse&)> emit;
   std::function<absl::Duration()> now;  // this process's monotonic clock
+  std::set<int> ranks;                  // only these are read; empty: all
 };
 
 // How many times a machine is asked for its clock. The fastest answer counts, because slower ones
 // waited in a queue.
 inline constexpr int kClockQuestions = 5;
 
-// Emits one message for each rank, in rank order; for a rank whose spans cannot be read, the
-// message says why.
+// Emits one message for each of the ranks, in rank order; for a rank whose spans cannot be read,
+// the message says why.
 //
 // Clocks: an agent's answer carries its monotonic clock, which is assumed to be read halfway
 // between question and answer; the error is at most half of that time. All ranks of a machine get
 // the same correction, so they compare without error. Errors: NotFound - no such job;
-// FailedPrecondition - the job has ended, or none of its ranks has begun.
+// FailedPrecondition - the job has ended, or none of its ranks has begun; Cancelled - the reader is
+// gone.
 absl::Status StreamSpans(const megascale::control::v1::StreamSpansRequest& request,
                          const SpanStreamPorts& ports);
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,7 @@ class SpanStreamTest : public ::testing::Test {
       return emitted_.size() < readers_patience_;
     };
     ports.now = [this] { return now_; };
+    ports.ranks = ranks_;
     control::StreamSpansRequest request;
     request.set_job_id("j");
     request.set_first_step(8);
@@ -85,6 +87,7 @@ class SpanStreamTest : public ::testing::Test {
   absl::Duration now_ = absl::Seconds(1000);
   std::string away_;
   size_t readers_patience_ = 100;
+  std::set<int> ranks_;
   size_t num_questions_ = 0;
   int num_unanswered_ = 0;
   std::vector<std::string> fetches_;
@@ -101,6 +104,14 @@ TEST_F(SpanStreamTest, AsksForEachRankWhereItRuns) {
     EXPECT_THAT(emitted_[static_cast<size_t>(rank)].spans(), SizeIs(1));
   }
   EXPECT_EQ(emitted_[2].node_id(), "c");
+}
+
+TEST_F(SpanStreamTest, ReadsOnlyTheRanksThatAreAskedFor) {
+  ranks_ = {2, 7};
+  EXPECT_EQ(Run(), absl::OkStatus());
+  EXPECT_EQ(fetches_, std::vector<std::string>{"c 2 3 8"});
+  ASSERT_THAT(emitted_, SizeIs(1));
+  EXPECT_EQ(emitted_[0].rank(), 2);
 }
 
 TEST_F(SpanStreamTest, TheFastestAnswerOfAMachineTellsItsClock) {

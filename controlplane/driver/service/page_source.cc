@@ -32,11 +32,12 @@ class LoopPageSource final : public page::PageSource {
   }
 
   absl::Status Spans(
-      const control::StreamSpansRequest& request,
+      const control::StreamSpansRequest& request, const std::vector<int>& ranks,
       const std::function<bool(const control::StreamSpansResponse&)>& emit) override {
     auto ports = PortsOf<SpanStreamPorts>(request.job_id());
     ports.now = [] { return base::RealClock().Monotonic(); };
     ports.emit = emit;
+    ports.ranks = {ranks.begin(), ranks.end()};
     return StreamSpans(request, ports);
   }
 

@@ -58,6 +58,12 @@ function colorOf(name) {
   return getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
 }
 
+// Black or white, whichever is easier to read on the color "#rrggbb".
+function inkOn(color) {
+  const [r, g, b] = [1, 3, 5].map(at => parseInt(color.slice(at, at + 2), 16));
+  return 0.3 * r + 0.6 * g + 0.1 * b > 120 ? '#111' : '#fff';
+}
+
 // Dark blue to yellow: brightness alone tells the order.
 const RAMP = [
   [0, 34, 78], [27, 57, 110], [64, 77, 107], [93, 97, 109], [123, 118, 117], [155, 140, 116], [189, 165, 106],
@@ -83,6 +89,9 @@ function ticksOf(low, high, count) {
 
 const SMOOTHED_MIN = 150;
 
+// The legend of dygraphs sets styles in a way that the content policy forbids; charts have titles.
+Dygraph.PLUGINS = Dygraph.PLUGINS.filter(plugin => plugin !== Dygraph.Plugins.Legend);
+
 // Medians around each point, over `reach` points on both sides: a spike does not widen.
 function mediansOf(points, reach) {
   return points.map(([x], i) => {
@@ -91,8 +100,10 @@ function mediansOf(points, reach) {
   });
 }
 
-// A curve over steps, with a cross-hair for the pointer and for the arrow keys. `restarts`: steps
-// with which an attempt began. `place`: says an x in words. `tick`, `tickX`: the same on the axes.
+// A curve over steps, drawn by dygraphs: drag zooms, a double click ends it. The arrow keys walk
+// along the curve. `restarts`: steps with which an attempt began. `place`: says an x in words.
+// `tick`, `tickX`: the same on the axes. dygraphs makes its labels out of HTML, so it gets numbers
+// alone: the ticks' words come from numbers, and titles stay outside of it.
 function lineChart({
   title,
   xs,
@@ -113,82 +124,46 @@ function lineChart({
     chart.append(h('p', {class: 'empty'}, points.length ? 'One value so far.' : 'Nothing is known yet.'));
     return chart;
   }
-  const width = 560, height = 170, left = 48, bottom = 20, top = 6, right = 16;
-  const sorted = points.map(p => p[1]).sort((a, b) => a - b);
-  // A single spike must not flatten all others.
-  const most = sorted[Math.floor((sorted.length - 1) * 0.99)];
-  let low = fromZero ? 0 : sorted[0], high = sorted[sorted.length - 1];
-  if (high - low > 4 * (most - low) && most > low) high = most;
-  if (high <= low) {
-    high += Math.abs(high) * 0.05 || 1;
-    low -= fromZero ? 0 : Math.abs(low) * 0.05;
-  }
   const [x0, x1] = [points[0][0], points[points.length - 1][0]];
-  const x = step => left + (step - x0) / (x1 - x0 || 1) * (width - left - right);
-  const y = v => top + (1 - (Math.min(v, high) - low) / (high - low)) * (height - top - bottom);
-  const picture = s('svg', {
-    viewBox: `0 0 ${width} ${height}`,
-    width: '100%',
+  const begun = restarts.filter(step => step > x0);
+  const plot = h('div', {
+    class: 'plot',
     role: 'img',
     tabindex: 0,
-    'aria-label': `${title}: ${newest} at ${place(x1)}, from ${show(points[0][1])} at ${place(x0)}`
-  });
-  for (const tick of ticksOf(low, high, 4)) {
-    picture.append(
-        s('line', {class: 'grid-line', x1: left, x2: width - right, y1: y(tick), y2: y(tick)}),
-        s('text', {x: left - 6, y: y(tick) + 4, 'text-anchor': 'end'}, showTick(tick)));
-  }
-  for (const tick of ticksOf(x0, x1, 6)) {
-    if (tick !== Math.round(tick)) continue;
-    picture.append(s('text', {x: x(tick), y: height - 5, 'text-anchor': 'middle'}, tickX(tick)));
-  }
-  for (const step of restarts.filter(step => step > x0)) {
-    picture.append(
-        s('line', {class: 'restart', x1: x(step), x2: x(step), y1: top, y2: height - bottom},
-          s('title', {}, `a new attempt begins with step ${step}`)));
-  }
-  const path = (points, name) => s('path', {
-    class: name,
-    d: points.map(([px, py], i) => `${i ? 'L' : 'M'}${x(px).toFixed(1)} ${y(py).toFixed(1)}`).join('')
+    'aria-label': `${title}: ${newest} at ${place(x1)}, from ${show(points[0][1])} at ${place(x0)}` +
+        (begun.length ? `; a new attempt began with step ${begun.join(', ')}` : '')
   });
   const smooth = isSmoothed && points.length > SMOOTHED_MIN ? mediansOf(points, Math.ceil(points.length / 60)) : null;
-  picture.append(path(points, smooth ? 'curve raw' : 'curve'));
-  if (smooth) picture.append(path(smooth, 'curve'));
-  const cross = s('line', {class: 'cross', y1: top, y2: height - bottom, visibility: 'hidden'});
-  const dot = s('circle', {r: 3, fill: 'currentColor', visibility: 'hidden'});
-  picture.append(cross, dot);
-  let at = points.length - 1;
-  const point = index => {
+  let graph = null, at = points.length - 1;
+  const say = index => {
     at = Math.max(0, Math.min(points.length - 1, index));
-    const [px, py] = points[at];
-    for (const [name, v] of [['x1', x(px)], ['x2', x(px)], ['visibility', 'visible']])
-      cross.setAttribute(name, v);
-    for (const [name, v] of [['cx', x(px)], ['cy', y(py)], ['visibility', 'visible']])
-      dot.setAttribute(name, v);
-    value.textContent = `${place(px)}: ${show(py)}`;
+    value.textContent = `${place(points[at][0])}: ${show(points[at][1])}`;
   };
   const clear = () => {
-    cross.setAttribute('visibility', 'hidden');
-    dot.setAttribute('visibility', 'hidden');
     value.textContent = newest;
   };
-  picture.addEventListener('pointermove', event => {
-    const box = picture.getBoundingClientRect();
-    const step =
-        x0 + ((event.clientX - box.left) / box.width * width - left) / (width - left - right) * (x1 - x0);
-    let low_ = 0, high_ = points.length - 1;
-    while (low_ < high_) {
-      const middle = (low_ + high_) >> 1;
-      if (points[middle][0] < step)
-        low_ = middle + 1;
-      else
-        high_ = middle;
-    }
-    point(low_);
+  const accent = colorOf('accent');
+  const options = {
+    labels: ['x', 'value', 'median'].slice(0, smooth ? 3 : 2),
+    colors: smooth ? [accent + '73', accent] : [accent],
+    series: {value: {strokeWidth: smooth ? 1 : 1.5}, median: {strokeWidth: 1.5}},
+    valueRange: rangeOf(points, fromZero),
+    axes: {
+      x: {axisLabelFormatter: x => (Number.isInteger(x) ? tickX(x) : ''), pixelsPerLabel: 50, drawGrid: false},
+      y: {axisLabelFormatter: y => showTick(y), pixelsPerLabel: 34, axisLabelWidth: 46}
+    },
+    axisLabelFontSize: 11,
+    axisLineColor: colorOf('line'),
+    gridLineColor: colorOf('line'),
+    highlightCallback: (event, x, shown, row) => say(row),
+    unhighlightCallback: clear,
+    underlayCallback: (context, area, drawn) => markRestarts(context, area, drawn, begun)
+  };
+  plot.addEventListener('blur', () => {
+    if (graph) graph.clearSelection();
+    clear();
   });
-  picture.addEventListener('pointerleave', clear);
-  picture.addEventListener('blur', clear);
-  picture.addEventListener('keydown', event => {
+  plot.addEventListener('keydown', event => {
     const by = {
       ArrowLeft: -1,
       ArrowRight: 1,
@@ -197,12 +172,53 @@ function lineChart({
       Home: -points.length,
       End: points.length
     }[event.key];
-    if (!by) return;
+    if (!by || !graph) return;
     event.preventDefault();
-    point(at + by);
+    say(at + by);
+    graph.setSelection(at);
   });
-  chart.append(picture);
+  // It is drawn once it has a size, and given up when it leaves the page.
+  const size = new ResizeObserver(() => {
+    if (plot.isConnected && !graph) {
+      graph = new Dygraph(plot, points.map(([x, y], i) => (smooth ? [x, y, smooth[i][1]] : [x, y])), options);
+    } else if (plot.isConnected) {
+      graph.resize();
+    } else {
+      size.disconnect();
+      if (graph) graph.destroy();
+    }
+  });
+  size.observe(plot);
+  chart.append(plot);
   return chart;
+}
+
+// The values that a chart shows. A single spike must not flatten all others.
+function rangeOf(points, fromZero) {
+  const sorted = points.map(p => p[1]).sort((a, b) => a - b);
+  const most = sorted[Math.floor((sorted.length - 1) * 0.99)];
+  let low = fromZero ? 0 : sorted[0], high = sorted[sorted.length - 1];
+  if (high - low > 4 * (most - low) && most > low) high = most;
+  if (high <= low) {
+    high += Math.abs(high) * 0.05 || 1;
+    low -= fromZero ? 0 : Math.abs(low) * 0.05;
+  }
+  return [low, high + (high - low) * 0.03];
+}
+
+// A dashed line where an attempt began.
+function markRestarts(context, area, graph, steps) {
+  context.save();
+  context.strokeStyle = colorOf('alert');
+  context.setLineDash([4, 3]);
+  for (const step of steps) {
+    const x = Math.round(graph.toDomXCoord(step)) + 0.5;
+    context.beginPath();
+    context.moveTo(x, area.y);
+    context.lineTo(x, area.y + area.h);
+    context.stroke();
+  }
+  context.restore();
 }
 
 const KINDS = [

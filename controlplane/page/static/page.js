@@ -254,7 +254,7 @@ function overview(id) {
       if (Date.now() - lastMap < TRACE_INTERVAL_MS || stages.contains(document.activeElement)) return;
       lastMap = Date.now();
       try {
-        const map = await get('api/heat-map', {job: id, steps: 5});
+        const map = wholeMap(await get('api/heat-map', {job: id, steps: 5}));
         if (!map.num_steps)
           return stages.replaceChildren(h('p', {class: 'muted'}, 'No whole step is recorded yet.'));
         const open = stages.querySelector('details[open]');
@@ -285,7 +285,7 @@ function ranksTab(id) {
       last = Date.now();
       let map = null, note = '';
       try {
-        map = await get('api/heat-map', {job: id, steps: view.steps()});
+        map = wholeMap(await get('api/heat-map', {job: id, steps: view.steps()}));
       } catch (error) {
         note = error.message;
       }
@@ -440,7 +440,8 @@ function machinesPage() {
   const table = h('div', {});
   let sort = 'node', down = false;
   const columns = [
-    ['node', 'machine'], ['pool', 'pool'], ['condition', 'condition'], ['slots', 'slots used', true],
+    ['node', 'machine'], ['pool', 'pool'], ['condition', 'condition'], ['verdict', 'suspicion'],
+    ['slots', 'slots used', true],
     ['jobs', 'jobs', true], ['heartbeat_seconds', 'last report', true], ['cores', 'cores', true],
     ['memory_bytes', 'memory', true]
   ];
@@ -473,7 +474,9 @@ function machinesPage() {
                           down = sort === name && !down;
                           sort = name;
                           draw();
-                        }
+                          table.querySelector(`button[data-column=${name}]`).focus();
+                        },
+                        'data-column': name
                       },
                         words + (sort === name ? (down ? ' ↓' : ' ↑') : '')))))),
         h('tbody', {},
@@ -482,9 +485,16 @@ function machinesPage() {
                   h('tr', {},
                     h('td', {class: 'mono'},
                       h('a', {href: '#/machine/' + encodeURIComponent(m.node)}, m.node)),
-                    h('td', {}, m.pool),
+                    h('td', {class: 'pool'}, m.pool),
                     h('td', {class: m.condition[0] === '✕' ? 'alert' : null}, m.condition,
                       m.why ? h('span', {class: 'muted'}, ' ' + m.why) : null),
+                    h('td', {},
+                      m.suspect ?
+                          [
+                            h('span', {class: 'alert'}, '✕ ' + m.suspect.verdict), h('br'),
+                            h('a', {href: `#/job/${encodeURIComponent(m.suspect.job)}/overview`}, m.suspect.job)
+                          ] :
+                          '–'),
                     h('td', {class: 'number'}, `${m.used} / ${m.slots}`), h('td', {class: 'number'}, m.jobs),
                     h('td', {class: 'number'}, m.alive ? format.duration(m.heartbeat_seconds) + ' ago' : '–'),
                     h('td', {class: 'number'}, format.number(m.cores, 3)),
@@ -494,11 +504,13 @@ function machinesPage() {
     element: h('div', {}, h('div', {class: 'title'}, h('h1', {}, 'Machines')), note, h('h2', {}, ' '), table),
     async update() {
       const answer = await get('api/machines');
-      machines = answer.machines.map(m => ({...m, condition: condition(m)}));
+      machines = answer.machines.map(
+          m => ({...m, condition: condition(m), verdict: m.suspect ? m.suspect.verdict : ''}));
       const slots = machines.reduce((sum, m) => sum + (m.alive ? m.slots : 0), 0),
             used = machines.reduce((sum, m) => sum + m.used, 0);
       note.textContent = `${machines.filter(m => m.alive).length} of ${answer.total} machines report; ${
-          used} of ${slots} slots are used; driver ${answer.version}`;
+          used} of ${slots} slots are used; driver ${answer.version}` +
+          (answer.left_out ? `; ${answer.left_out} machines that are well are not shown` : '');
       if (!table.contains(document.activeElement)) draw();
     },
   };
@@ -599,10 +611,11 @@ function open() {
   update();
 }
 
-let updating = false;
+let updating = false, isOutdated = false;
 async function update() {
   if (updating || document.hidden || !state.view) return;
   updating = true;
+  isOutdated = false;
   const view = state.view;
   try {
     await view.update();
@@ -613,7 +626,7 @@ async function update() {
     if (view === state.view) connection(error.message, true);
   }
   updating = false;
-  if (view !== state.view) update();
+  if (view !== state.view || isOutdated) update();
 }
 
 function connection(words, isBad) {
@@ -631,6 +644,8 @@ function take(list) {
     open();
   else {
     showJobs();
+    // An event that comes while the view reads is not lost: it reads again.
+    isOutdated = true;
     update();
   }
 }
@@ -649,6 +664,11 @@ async function begin() {
 }
 
 window.addEventListener('hashchange', open);
+// The address names the view, so the link to the content must not change it.
+document.querySelector('.skip').addEventListener('click', event => {
+  event.preventDefault();
+  main.focus();
+});
 window.addEventListener('resize', () => {
   if (state.view && state.view.redraw) state.view.redraw();
 });

@@ -30,6 +30,20 @@ const placeOf = (mesh, rank) => ({
 });
 const sizeOf = mesh => mesh.data * mesh.pipeline * mesh.tensor;
 
+// The answer of /api/heat-map, with the arrays of all ranks. Of a large job it has one rank of each
+// tensor-parallel group, which stands for the others: they do each pass together.
+function wholeMap(map) {
+  if (!map.ranks) return map;
+  const spread = (values, rest) => {
+    const whole = new Array(sizeOf(map.mesh)).fill(rest);
+    map.ranks.forEach((rank, i) => whole.fill(values[i], rank, rank + map.mesh.tensor));
+    return whole;
+  };
+  const kinds = {};
+  for (const [kind, values] of Object.entries(map.kinds)) kinds[kind] = spread(values);
+  return {...map, kinds, known: spread(map.known, false), read: spread(map.ranks)};
+}
+
 const MEASURES = {
   slowdown: ['slowdown', '×'],
   total: ['whole step', ' ms'],
@@ -70,6 +84,8 @@ function heatMapView({onChoose}) {
     return map && map.kinds[measure];
   };
   const known = i => !map || ['progress', 'step'].includes(select.value) || map.known[i];
+  const isOfAnother = i => map && map.read && !['progress', 'step'].includes(select.value) && known(i) &&
+      map.read[i] !== i;
   const digits = value => (select.value === 'slowdown' ? value.toFixed(2) : format.number(value, 3));
   const show = value => (value === undefined ? '–' : digits(value) + MEASURES[select.value][1]);
 
@@ -134,7 +150,8 @@ function heatMapView({onChoose}) {
         ranks && ranks.ranks.node[rank] !== undefined ? ', ' + ranks.nodes[ranks.ranks.node[rank]] : '';
     chosen.textContent =
         `rank ${rank}: stage ${at.pipeline}, data ${at.data}, tensor ${at.tensor}${nodes} – ` +
-        `${MEASURES[select.value][0]} ${known(rank) ? show(values[rank]) : 'unknown'}`;
+        `${MEASURES[select.value][0]} ${known(rank) ? show(values[rank]) : 'unknown'}` +
+        (isOfAnother(rank) ? `, as rank ${map.read[rank]}, which is read for its tensor-parallel group` : '');
     canvas.setAttribute(
         'aria-label',
         `heat map of ${sizeOf(mesh)} ranks: ${MEASURES[select.value][0]} from ${show(low)} to ${
@@ -161,7 +178,11 @@ function heatMapView({onChoose}) {
       select.replaceChildren(...names.map(name => h('option', {value: name}, MEASURES[name][0])));
       select.value = names.includes(before) ? before : names[0];
     }
-    note.textContent = error || (map && map.num_steps ? `steps ${map.first_step} to ${map.last_step}` : '');
+    const sample = map && map.ranks ? `; ${format.integer(map.ranks.length)} of ${
+                                          format.integer(sizeOf(map.mesh))} ranks are read` :
+                                      '';
+    note.textContent =
+        error || (map && map.num_steps ? `steps ${map.first_step} to ${map.last_step}${sample}` : '');
     draw();
   }
 
@@ -438,8 +459,9 @@ function exchangesView(exchanges, open) {
         link(state.peer), h('br'), h('span', {class: 'hint'}, words));
   const flow = (done, all) => `${format.bytes(done) === '–' ? '0 B' : format.bytes(done)} of ${format.bytes(all)}`;
   const running = state => {
-    if (state.send_bytes + state.receive_bytes === 0) return `${state.instruction}; waits for the others`;
-    return `${state.instruction}; sent ${flow(state.transmitted_bytes, state.send_bytes)}, taken ` +
+    if (state.send_bytes + state.receive_bytes === 0)
+      return `${state.instruction}; ${state.state}; waits for the others`;
+    return `${state.instruction}; ${state.state}: sent ${flow(state.transmitted_bytes, state.send_bytes)}, taken ` +
         `${flow(state.delivered_bytes, state.send_bytes)}, received ` +
         `${flow(state.received_bytes, state.receive_bytes)}; no byte for ${format.duration(state.quiet_seconds)}`;
   };

@@ -94,7 +94,7 @@ function timelineView() {
         // Narrow passes have the number of their micro-batch alone.
         const label = size > 56 ? name : (/\.m(\d+)/.exec(name) || [])[1];
         if (lane.key === -1 && label && size > 4 + 7 * label.length) {
-          context.fillStyle = kind === 'forward' ? '#fff' : '#111';
+          context.fillStyle = inkOn(colorOf(kind));
           context.textAlign = 'left';
           context.save();
           context.beginPath();
@@ -116,6 +116,10 @@ function timelineView() {
     }
   }
 
+  // The collective of the chosen instruction: its members, of which the first came last; or none.
+  const membersOf = ([r, i]) =>
+      data.collectives.find(members => members.some(([r1, i1]) => r1 === r && i1 === i)) || [];
+
   // Links of the chosen instruction, as [row, index] pairs.
   function linksOf([r, i]) {
     const links = data.rows[r].spans[i][7].map(d => [[r, d], [r, i]]);
@@ -128,6 +132,28 @@ function timelineView() {
     return links;
   }
 
+  // From the member of a collective that came last to those that waited for it.
+  function arrowsOf(at) {
+    const [last, ...others] = membersOf(at);
+    if (!last) return [];
+    return others.filter(other => [last, other].some(([r, i]) => r === at[0] && i === at[1]))
+        .map(other => [last, other]);
+  }
+
+  function drawArrow(context, x1, y1, x2, y2) {
+    const bend = Math.max(12, Math.abs(x2 - x1) / 3);
+    context.beginPath();
+    context.moveTo(x1, y1);
+    context.bezierCurveTo(x1 + bend, y1, x2 - bend, y2, x2, y2);
+    context.stroke();
+    context.fillStyle = colorOf('ink');
+    context.beginPath();
+    context.moveTo(x2, y2);
+    context.lineTo(x2 - 6, y2 - 3);
+    context.lineTo(x2 - 6, y2 + 3);
+    context.fill();
+  }
+
   function drawChosen(context, width) {
     const [r, i] = chosen;
     const lane = laneOf(r, i);
@@ -135,22 +161,15 @@ function timelineView() {
     const span = data.rows[r].spans[i];
     context.strokeStyle = colorOf('ink');
     context.lineWidth = 1.25;
-    for (const [[r1, i1], [r2, i2]] of linksOf(chosen)) {
-      const [a, b] = [laneOf(r1, i1), laneOf(r2, i2)];
-      if (!a || !b) continue;
-      const x1 = xOf(data.rows[r1].spans[i1][3], width), y1 = a.y + a.height / 2;
-      const x2 = xOf(data.rows[r2].spans[i2][2], width), y2 = b.y + b.height / 2;
-      const bend = Math.max(12, Math.abs(x2 - x1) / 3);
-      context.beginPath();
-      context.moveTo(x1, y1);
-      context.bezierCurveTo(x1 + bend, y1, x2 - bend, y2, x2, y2);
-      context.stroke();
-      context.fillStyle = colorOf('ink');
-      context.beginPath();
-      context.moveTo(x2, y2);
-      context.lineTo(x2 - 6, y2 - 3);
-      context.lineTo(x2 - 6, y2 + 3);
-      context.fill();
+    // A dependency begins after another has ended; members of a collective begin together.
+    for (const [links, side] of [[linksOf(chosen), 3], [arrowsOf(chosen), 2]]) {
+      for (const [[r1, i1], [r2, i2]] of links) {
+        const [a, b] = [laneOf(r1, i1), laneOf(r2, i2)];
+        if (!a || !b) continue;
+        drawArrow(
+            context, xOf(data.rows[r1].spans[i1][side], width), a.y + a.height / 2,
+            xOf(data.rows[r2].spans[i2][2], width), b.y + b.height / 2);
+      }
     }
     const x = xOf(span[2], width);
     context.lineWidth = 2;
@@ -179,6 +198,15 @@ function timelineView() {
       ['waited before', `${format.number(span[4] / 1000, 4)} ms`], ['needs', names(1, 0)],
       ['is needed by', names(0, 1)]
     ];
+    const members = membersOf(chosen);
+    if (members.length) {
+      const ranks = members.map(([r1]) => data.rows[r1].rank);
+      rows.push([
+        'runs together with',
+        `rank ${ranks.filter(rank => rank !== row.rank).sort((a, b) => a - b).join(', ')}; rank ${
+            ranks[0]} came last`
+      ]);
+    }
     detail.replaceChildren(
         h('dl', {}, rows.flatMap(([key, value]) => [h('dt', {}, key), h('dd', {class: 'mono'}, value)])));
     draw();
@@ -277,7 +305,8 @@ function timelineView() {
       [from, to] = [0, end];
       title.textContent =
           `step ${data.step}${data.whole ? '' : ', still running'}: ${format.number(end / 1000, 4)} ms` +
-          (data.ranks_left_out ? `; ${data.ranks_left_out} further ranks are not shown` : '');
+          (data.ranks_left_out ? `; ${data.ranks_left_out} further ranks are not shown` : '') +
+          (data.other_ranks_known ? '' : '; waits for ranks that are not shown are unknown');
       const count = data.rows.reduce((sum, row) => sum + row.spans.length, 0);
       canvas.setAttribute(
           'aria-label', `timeline of step ${data.step}: ${data.rows.length} ranks, ${count} instructions`);

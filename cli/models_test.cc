@@ -172,18 +172,18 @@ TEST_F(ModelsTest, EvaluateMeasuresWeightsThatNoJobHasTrained) {
   folder.Write("tokenizer.json", kTokenizer);
   const std::string imported = directory_ + "/weights";
   ASSERT_EQ(Run(absl::StrCat("checkpoint import ", folder.path(), " --out ", imported)).code, 0);
-  const std::string options = absl::StrCat(" --data ", text_, " --whole --seq-length 64");
+  const std::string options = absl::StrCat(" --data ", text_, " --whole --seq-length ");
   for (const std::string& model : {folder.path(), imported}) {
     const std::string evaluate = absl::StrCat("evaluate --checkpoint ", model, options);
-    const Outcome json = RunWithState(evaluate + " -o json");
+    const Outcome json = RunWithState(evaluate + "64 -o json");
     EXPECT_EQ(json.code, 0) << json.error;
     EXPECT_TRUE(absl::StrContains(json.out, "\"loss\": 2.30258")) << json.out;
     EXPECT_TRUE(absl::StrContains(json.out, "\"num_tokens\": 4992")) << json.out;
     EXPECT_FALSE(absl::StrContains(json.out, "step")) << json.out;
-    EXPECT_EQ(RunWithState(evaluate).out,
+    EXPECT_EQ(RunWithState(evaluate + "64").out,
               "3.3219 bits per byte over 4,992 bytes, 4,992 of 5,001 tokens\n"
               "loss 2.3026 nats per token, perplexity 10.00\n");
-    const Outcome long_windows = RunWithState(evaluate + " --seq-length 2049");
+    const Outcome long_windows = RunWithState(evaluate + "2049");
     EXPECT_EQ(long_windows.code, 2);
     EXPECT_EQ(long_windows.error,
               "megascale: --seq-length: 2049 is out of range; expected 1 to 2048, the model's "
@@ -210,8 +210,8 @@ TEST_F(ModelsTest, WeightsThatReadBytesNeedNoTokenizer) {
   const Outcome generated = Run(generate + " --temperature 0 --prompt ab --tokenizer bytes");
   EXPECT_EQ(generated.code, 0) << generated.error;
   EXPECT_EQ(generated.out, std::string("ab\0\0\0\n", 6));
-  const Outcome measured = RunWithState(
-      absl::StrCat("evaluate --tokenizer bytes --checkpoint ", imported, " --data ", text_));
+  const Outcome measured = RunWithState(absl::StrCat(
+      "evaluate --tokenizer bytes --checkpoint ", imported, " --data ", text_, " --seq-length 64"));
   EXPECT_EQ(measured.code, 0) << measured.error;
   EXPECT_TRUE(absl::StrContains(measured.out, "8.0000 bits per byte over ")) << measured.out;
 }
@@ -221,11 +221,14 @@ constexpr char kTrainText[] = "tests/golden/tokenizer/train.txt";
 std::string OneLine(const std::string& text) { return std::string(absl::StripSuffix(text, "\n")); }
 
 TEST_F(ModelsTest, TokenizersAreTrainedAndGiveTheTextBackUnderEverySplit) {
+  std::ofstream numbers(text_);
+  for (int i = 0; i < 50; ++i) numbers << "12345 12345\n";
+  numbers.close();
   std::vector<std::string> ids;
   for (const std::string split : {"gpt2", "llama3", "qwen2"}) {
     const std::string file = absl::StrCat(directory_, "/", split, ".json");
     const Outcome trained = Run(absl::StrCat("tokenizer train --vocab-size 500 --split ", split,
-                                             " ", kTrainText, " --out ", file));
+                                             " ", kTrainText, " ", text_, " --out ", file));
     EXPECT_EQ(trained.code, 0) << trained.error;
     EXPECT_TRUE(absl::StartsWith(trained.out, file + ": 500 tokens from ")) << trained.out;
     const Outcome shown = Run("tokenizer inspect " + file);

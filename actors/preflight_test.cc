@@ -134,9 +134,10 @@ TEST_F(PreflightTest, TextIsEncodedOnceAndThePreflightSaysSo) {
   ASSERT_TRUE(base::WriteFileDurably(directory_ + "/text", "\xff" + std::string(4000, 'x')).ok());
   const Preflight refused = Run(assignment, keep);
   EXPECT_EQ(refused.state(), Preflight::STATE_REFUSED);
-  EXPECT_EQ(refused.message(), absl::StrCat(directory_,
-                                            "/text: is not UTF-8 at byte 0; convert it, "
-                                            "or leave such bytes out with --skip-bad"));
+  EXPECT_EQ(refused.message(),
+            absl::StrCat(directory_,
+                         "/text:1: is not UTF-8 at byte 0 of the file; convert it, "
+                         "or leave such bytes out with --skip-bad"));
 }
 
 TEST_F(PreflightTest, WaitingForAnotherJobsTokensIsProgress) {

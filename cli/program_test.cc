@@ -17,17 +17,15 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "cli/testing/test_program.h"
 #include "gtest/gtest.h"
 #include "runtime/base/fd.h"
-#include "runtime/hugging_face/testing/test_folder.h"
 
 namespace {
 
-struct Outcome {
-  int code = -1;
-  std::string out;  // standard output
-  std::string error;
-};
+using megascale::cli::Outcome;
+using megascale::cli::ProgramTest;
+using megascale::cli::ReadAll;
 
 // An example for planning: it needs thousands of machines.
 constexpr char kForPlanning[] = "megascale-175b-12288";
@@ -40,38 +38,6 @@ double NumberIn(const std::string& json, const std::string& name) {
   EXPECT_NE(at, std::string::npos) << name << " is not in " << json;
   return at == std::string::npos ? -1 : std::stod(json.substr(at + key.size()));
 }
-
-std::string ReadAll(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-class ProgramTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    directory_ = absl::StrCat(::testing::TempDir(), "/",
-                              ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    std::filesystem::remove_all(directory_);
-    std::filesystem::create_directories(directory_);
-    text_ = directory_ + "/text.txt";
-    std::ofstream(text_) << std::string(5000, 'a');
-  }
-
-  // Runs `megascale <words>`; `words` is for the shell.
-  Outcome Run(const std::string& words) {
-    return Shell(absl::StrCat("timeout 60 cli/megascale ", words));
-  }
-
-  Outcome Shell(const std::string& line) {
-    const std::string command =
-        absl::StrCat("(", line, ") >", directory_, "/out 2>", directory_, "/error");
-    const int status = std::system(command.c_str());
-    return {WEXITSTATUS(status), ReadAll(directory_ + "/out"), ReadAll(directory_ + "/error")};
-  }
-
-  std::string directory_;
-  std::string text_;
-};
 
 // On a busy machine a thread that spins while it waits takes the core from the thread that it waits
 // for.
@@ -648,30 +614,6 @@ TEST_F(ProgramTest, CheckpointsThatAreNotThereAreFour) {
   EXPECT_EQ(Run("generate").code, 2);
 }
 
-TEST_F(ProgramTest, AHuggingFaceFolderComesBackFromACheckpoint) {
-  const megascale::hugging_face::TestFolder folder;
-  const std::string weights = directory_ + "/weights", out = directory_ + "/out-folder";
-  const Outcome imported =
-      Run(absl::StrCat("checkpoint import ", folder.path(), " --out ", weights));
-  EXPECT_EQ(imported.code, 0) << imported.error;
-  EXPECT_TRUE(absl::StrContains(imported.out, "/weights: 9 tensors in 1 file, "));
-  const Outcome seen = Run(absl::StrCat("checkpoint inspect -o json ", weights));
-  EXPECT_TRUE(absl::StrContains(seen.out, "CHECKPOINT_KIND_WEIGHTS")) << seen.out;
-  EXPECT_EQ(Run(absl::StrCat("checkpoint verify ", weights)).code, 0);
-  const std::string exporting = absl::StrCat("checkpoint export ", weights, " --out ", out);
-  EXPECT_EQ(Run(exporting + " --format hf --dtype bf16").code, 0);
-  EXPECT_TRUE(std::filesystem::exists(out + "/model.safetensors"));
-  EXPECT_TRUE(absl::StrContains(Run(exporting).error, "is not empty: expected a new folder"));
-  EXPECT_EQ(Run(absl::StrCat("checkpoint export ", weights)).code, 2);
-  EXPECT_EQ(Run(absl::StrCat(exporting, " --dtype fp8")).error,
-            "megascale: --dtype fp8: expected fp32, bf16 or fp16\n");
-  folder.Remove("model.safetensors");
-  const Outcome refused =
-      Run(absl::StrCat("checkpoint import ", folder.path(), " --out ", directory_, "/other"));
-  EXPECT_EQ(refused.code, 4);
-  EXPECT_TRUE(absl::StrContains(refused.error, ": has no weights: expected model.safetensors"));
-}
-
 TEST_F(ProgramTest, AFolderThatIsNotOneOfCheckpointsIsNamed) {
   const auto list = [&](const std::string& folder) {
     return Run(absl::StrCat("checkpoint list ", directory_, "/", folder));
@@ -696,55 +638,6 @@ TEST_F(ProgramTest, AFolderThatIsNotOneOfCheckpointsIsNamed) {
   EXPECT_EQ(none.code, 0) << none.error;
   EXPECT_EQ(none.out, "");
   EXPECT_EQ(none.error, job + "/checkpoints: has no complete checkpoint yet\n");
-}
-
-TEST_F(ProgramTest, GenerateChecksItsOptionsFirst) {
-  for (const char* option :
-       {"--tokens -1", "--temperature -1", "--top-k -1", "--prompt ''", "--top-p 0", "--batch 0",
-        "--precision int8", "--threads -1", "--prompt a --prompts -"}) {
-    const Outcome refused = Run(absl::StrCat("generate --checkpoint /nonexistent ", option));
-    EXPECT_EQ(refused.code, 2) << refused.error;
-    EXPECT_EQ(refused.out, "") << "the prompt";
-    EXPECT_TRUE(absl::StartsWith(refused.error, "megascale: --")) << refused.error;
-  }
-}
-
-// The weights are zero, so that the most likely token is always 0: in this tokenizer a byte.
-TEST_F(ProgramTest, GenerateContinuesPromptsOfAHuggingFaceFolder) {
-  const megascale::hugging_face::TestFolder folder;
-  folder.Write("tokenizer.json", R"({"version": "1.0", "added_tokens": [
-      {"id": 9, "content": "<|endoftext|>", "single_word": false, "lstrip": false, "rstrip": false,
-       "normalized": false, "special": true}],
-      "normalizer": null, "post_processor": null,
-      "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true},
-      "decoder": {"type": "ByteLevel"},
-      "model": {"type": "BPE", "dropout": null, "unk_token": null, "vocab":
-        {"a": 0, "b": 1, "c": 2, "d": 3, "e": 4, "f": 5, "g": 6, "h": 7, "i": 8,
-         "<|endoftext|>": 9}, "merges": []}})");
-  const std::string generate =
-      absl::StrCat("generate --checkpoint ", folder.path(), " --temperature 0 --tokens 3 ");
-  const Outcome two = Run(generate + "--prompt bad --prompt i");
-  EXPECT_EQ(two.code, 0) << two.error;
-  EXPECT_EQ(two.out, "badaaa\n\niaaa\n");
-  std::ofstream(directory_ + "/prompts") << "bad\ni\n";
-  EXPECT_EQ(Run(absl::StrCat(generate, "--batch 1 --prompts ", directory_, "/prompts")).out,
-            two.out);
-  const Outcome json =
-      Run(absl::StrCat(generate, "-o json --prompts - < ", directory_, "/prompts"));
-  EXPECT_EQ(json.out,
-            "{\"prompt\": \"bad\", \"text\": \"aaa\", \"prompt_tokens\": 3, \"tokens\": 3, "
-            "\"end\": \"tokens\"}\n"
-            "{\"prompt\": \"i\", \"text\": \"aaa\", \"prompt_tokens\": 1, \"tokens\": 3, "
-            "\"end\": \"tokens\"}\n");
-  const Outcome ended = Run(generate + "-o json --prompt bad --stop-token a");
-  EXPECT_TRUE(absl::StrContains(ended.out, "\"tokens\": 0, \"end\": \"end token\"")) << ended.out;
-  std::ofstream(directory_ + "/prompts") << "bad\n\ni\n";
-  EXPECT_EQ(Run(absl::StrCat(generate, "--prompts ", directory_, "/prompts")).error,
-            absl::StrCat("megascale: ", directory_, "/prompts:2: is empty; expected a prompt\n"));
-  std::ofstream(directory_ + "/prompts") << "bad\n\xFF\n";
-  EXPECT_EQ(Run(absl::StrCat(generate, "--prompts ", directory_, "/prompts")).error,
-            absl::StrCat("megascale: ", directory_,
-                         "/prompts:2: is not UTF-8; expected text in UTF-8\n"));
 }
 
 TEST_F(ProgramTest, WhatAScriptWritesForAnEmptyVariableIsAMistake) {

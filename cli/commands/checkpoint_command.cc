@@ -22,6 +22,7 @@
 #include "runtime/checkpoint/reader.h"
 #include "runtime/hugging_face/import.h"
 #include "runtime/inference/inference.h"
+#include "runtime/inference/text_source.h"
 
 namespace megascale::cli {
 namespace {
@@ -200,9 +201,11 @@ absl::Status Export(const ConvertFlags& flags) {
         absl::StrCat("--format ", flags.file_format, ": expected hf"));
   }
   ASSIGN_OR_RETURN(const std::string step_directory, FindCheckpoint(flags.from));
+  ASSIGN_OR_RETURN(const auto end_token, inference::FindJobEndToken(step_directory));
   return ShowConverted(flags, hugging_face::Export({.checkpoint = step_directory,
                                                     .folder = flags.to,
-                                                    .dtype = std::string(dtype->second)}));
+                                                    .dtype = std::string(dtype->second),
+                                                    .end_token = end_token}));
 }
 
 void RunConversion(Command* command, const std::shared_ptr<ConvertFlags>& flags,

@@ -194,9 +194,10 @@ void AddGenerateCommand(CommandLine* line) {
                   "choose among the most likely tokens that have this probability together");
   command->Integer("--seed", &flags->seed, "the same seed gives the same text");
   command->Integer("--batch", &flags->text.batch, "how many prompts to continue at once");
-  command->Path("--tokenizer", &flags->tokenizer,
-                "a tokenizer.json, a SentencePiece .model, or a folder with one of them (default: "
-                "the model's own)");
+  command->Path(
+      "--tokenizer", &flags->tokenizer,
+      "a tokenizer.json, a SentencePiece .model, a folder with one of them, or bytes: every "
+      "byte is a token (default: the model's own)");
   command->Repeated("--stop-token", &flags->stop_tokens,
                     "a further token that ends the text, as the tokenizer writes it");
   command->Text("--precision", &flags->precision,

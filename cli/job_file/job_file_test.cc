@@ -367,6 +367,17 @@ TEST_F(ModelFromTest, AContradictionIsRefusedAtItsPlaceWithBothValues) {
                    " has false; leave the field out, or start from other weights"));
 }
 
+TEST_F(ModelFromTest, ALayoutThatDoesNotDivideTheFoldersModelIsRefusedWithItsSum) {
+  const absl::Status refused =
+      LoadJobText("job.yaml", Text(""), {.overrides = {"parallel.tensor_model_parallel_size=3"}})
+          .status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(absl::StartsWith(refused.message(),
+                               "job.yaml:3:3: model.num_attention_heads: 4 is not a multiple of "
+                               "parallel.tensor_model_parallel_size = 3 (4 = 1 × 3 + 1)"))
+      << refused;
+}
+
 TEST_F(ModelFromTest, AFieldOfRopeScalingChangesThatOfTheFolder) {
   folder_.Write("config.json", R"({"architectures": ["LlamaForCausalLM"], "vocab_size": 300,
       "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -27,8 +27,7 @@ constexpr int kLabelColumns = 12;
 absl::Status MeasureHeldOut(Inference* inference, const EvaluateOptions& options,
                             TrainingReport* report) {
   ASSIGN_OR_RETURN(const EvaluationText text,
-                   OpenEvaluationText(inference->manifest().spec(), report->checkpoint,
-                                      {.held_out_only = true}));
+                   OpenEvaluationText(inference->manifest().spec(), {.held_out_only = true}));
   ASSIGN_OR_RETURN(report->held_out, inference->Evaluate(text.text(), options));
   const absl::StatusOr<int64_t> xz = XzSize(report->held_out.text);
   if (xz.ok()) {
@@ -78,7 +77,7 @@ absl::StatusOr<TrainingReport> MakeTrainingReport(const control::v1::Job& job,
   TrainingReport report;
   options.keep_text = true;
   report.checkpoint = job.last_checkpoint().directory();
-  ASSIGN_OR_RETURN(const auto inference, Inference::Load(report.checkpoint, 0));
+  ASSIGN_OR_RETURN(const auto inference, Inference::Load({.path = report.checkpoint}));
   report.has_tokenizer = inference->tokenizer() != nullptr;
   const absl::Status measured = MeasureHeldOut(inference.get(), options, &report);
   if (!measured.ok()) report.not_measured = std::string(measured.message());

@@ -242,5 +242,28 @@ TEST(NumericsTest, ChangedTextIsRefusedByItsFirstDifference) {
                                 "data.files was 2, is 3; data.total_bytes was 100, is 150"));
 }
 
+TEST(NumericsTest, AnotherTokenizerIsRefusedWithBothValues) {
+  v1::DataFingerprint kept;
+  kept.add_file_sha256(std::string(64, 'a'));
+  kept.set_tokenizer("sha256:0123");
+  kept.set_total_tokens(1000);
+  kept.set_tokens_sha256("one");
+  v1::DataFingerprint now = kept;
+  now.set_tokenizer("sha256:4567");
+  EXPECT_EQ(CompareFingerprints(kept, now, {}),
+            absl::FailedPreconditionError(
+                "the checkpoint was made under other conditions: data.tokenizer was sha256:0123, "
+                "is sha256:4567; restore them, or go on with other bits by --allow-changed data"));
+  now.set_total_tokens(900);
+  EXPECT_TRUE(absl::StrContains(CompareFingerprints(kept, now, {}).message(),
+                                "data.total_tokens was 1000, is 900"));
+  EXPECT_TRUE(CompareFingerprints(kept, now, {"data"}).ok());
+  // The same tokenizer and counts, but other tokens.
+  now = kept;
+  now.set_tokens_sha256("other");
+  EXPECT_TRUE(absl::StrContains(CompareFingerprints(kept, now, {}).message(),
+                                "data.tokens_sha256 was one, is other"));
+}
+
 }  // namespace
 }  // namespace megascale::checkpoint

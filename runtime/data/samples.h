@@ -13,8 +13,8 @@
 
 namespace megascale::data {
 
-// Deals the numbers 0, 1, 2 … to sources so that among the first n each has its share, to within
-// one sample for each source. Integers only.
+// Deals the numbers 0, 1, 2 … to sources so that among the first n each has its share: it is at
+// most one sample behind, and ahead by at most one for each source before it. Integers only.
 class Mixture {
  public:
   // Requires: at least one weight; all are positive and finite.

@@ -7,6 +7,7 @@
 #include "runtime/base/status.h"
 #include "runtime/base/text/json_nesting.h"
 #include "runtime/hugging_face/folder.h"
+#include "runtime/hugging_face/kept_files.h"
 #include "runtime/hugging_face/weights.h"
 
 namespace megascale::hugging_face {
@@ -14,7 +15,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr absl::string_view kGenerationConfigFile = "generation_config.json";
 constexpr char kField[] = "eos_token_id";
 
 absl::Status Refused(absl::string_view file, absl::string_view what) {
@@ -47,7 +47,7 @@ absl::StatusOr<std::vector<int32_t>> ParseEndTokens(absl::string_view json,
 }
 
 absl::StatusOr<std::vector<int32_t>> ReadEndTokens(const std::string& folder) {
-  for (const absl::string_view name : {kGenerationConfigFile, kConfigFile}) {
+  for (const absl::string_view name : {absl::string_view(kGenerationConfigFile), kConfigFile}) {
     const std::string path = absl::StrCat(folder, "/", name);
     const absl::StatusOr<std::string> text = base::ReadFile(path, kConfigBytesMax);
     if (absl::IsNotFound(text.status())) continue;

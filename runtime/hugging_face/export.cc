@@ -23,6 +23,7 @@
 #include "runtime/hugging_face/import.h"
 #include "runtime/hugging_face/json_fields.h"
 #include "runtime/hugging_face/kept_files.h"
+#include "runtime/hugging_face/text_files.h"
 #include "runtime/hugging_face/weights.h"
 #include "runtime/model/config.h"
 
@@ -33,7 +34,6 @@ using checkpoint::CheckpointReader;
 using job::v1::ModelSpec;
 using Json = nlohmann::ordered_json;
 
-constexpr char kGenerationConfigFile[] = "generation_config.json";
 constexpr int64_t kBlockElements = 1 << 20;  // read and written at a time
 
 // One of their tensors, to be written.
@@ -234,15 +234,19 @@ const char* TorchName(absl::string_view dtype) {
 
 // Returns the text of config.json: that of the origin, if it still describes the model.
 absl::StatusOr<std::string> ConfigText(const std::string& origin, ModelSpec model,
-                                       const char* dtype) {
+                                       const char* dtype, const TextFiles& text_files) {
   model.clear_from();
+  const auto make_new = [&]() -> absl::StatusOr<std::string> {
+    ASSIGN_OR_RETURN(const std::string made, WriteConfig(model, dtype));
+    return text_files.WithEndTokens(made, /*is_new=*/true);
+  };
   const auto original =
       origin.empty() ? absl::StatusOr<std::string>(absl::NotFoundError("no origin"))
                      : base::ReadFile(absl::StrCat(origin, "/", kConfigFile), kConfigBytesMax);
-  if (!original.ok()) return WriteConfig(model, dtype);
+  if (!original.ok()) return make_new();
   const auto config = ParseConfig(*original, origin);
   if (!config.ok() || !google::protobuf::util::MessageDifferencer::Equals(config->model, model)) {
-    return WriteConfig(model, dtype);
+    return make_new();
   }
   Json json = Json::parse(*original, nullptr, /*allow_exceptions=*/false);
   bool differs = false;
@@ -251,33 +255,17 @@ absl::StatusOr<std::string> ConfigText(const std::string& origin, ModelSpec mode
     json[key] = dtype;
     differs = true;
   }
-  return differs ? json.dump(2) + "\n" : *original;
+  return text_files.WithEndTokens(differs ? json.dump(2) + "\n" : *original, /*is_new=*/false);
 }
 
-bool HasTokenizer(const std::string& folder) {
-  for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
-    if (::access(absl::StrCat(folder, "/", name).c_str(), F_OK) == 0) return true;
-  }
-  return false;
-}
-
-// Copies the tokenizer and generation_config.json. The tokenizer with which a job was trained,
-// which is in its checkpoint, takes the place of all files of the origin's.
-absl::Status CopySmallFiles(const std::string& origin, const ExportOptions& options) {
-  if (!HasTokenizer(options.checkpoint)) {
-    return origin.empty() ? absl::OkStatus() : CopyKeptFiles(origin, options.folder);
-  }
-  const auto generation =
-      origin.empty()
-          ? absl::StatusOr<std::string>(absl::NotFoundError("no origin"))
-          : base::ReadFile(absl::StrCat(origin, "/", kGenerationConfigFile), kConfigBytesMax);
-  if (generation.ok()) {
-    RETURN_IF_ERROR(base::WriteFileDurably(absl::StrCat(options.folder, "/", kGenerationConfigFile),
-                                           *generation));
-  } else if (!absl::IsNotFound(generation.status())) {
-    return generation.status();
-  }
-  return CopyKeptFiles(options.checkpoint, options.folder);
+absl::StatusOr<TextFiles> FindTextFiles(const ExportOptions& options, const std::string& origin,
+                                        const checkpoint::v1::Manifest& manifest) {
+  return TextFiles::Find({.checkpoint = options.checkpoint,
+                          .is_of_job = manifest.kind() != checkpoint::v1::CHECKPOINT_KIND_WEIGHTS,
+                          .origin = origin,
+                          .tokenizer = manifest.spec().data().tokenizer(),
+                          .end_token = options.end_token,
+                          .positions = manifest.spec().model().max_position_embeddings()});
 }
 
 // Unless it is kept, its end removes what is in the folder, and the folder itself if it is new.
@@ -323,8 +311,9 @@ absl::StatusOr<Converted> Export(const ExportOptions& options) {
   if (!config.ok()) return base::Annotate(config.status(), options.checkpoint);
   const std::vector<TensorMap> maps = MapTensors(architecture, *config);
   const std::vector<OutputFile> files = PlanFiles(maps, *reader, options);
+  ASSIGN_OR_RETURN(const TextFiles text_files, FindTextFiles(options, origin, reader->manifest()));
   ASSIGN_OR_RETURN(const std::string config_text,
-                   ConfigText(origin, model, TorchName(files[0].tensors[0].dtype)));
+                   ConfigText(origin, model, TorchName(files[0].tensors[0].dtype), text_files));
   std::error_code error;
   const bool is_new = !std::filesystem::exists(options.folder, error);
   RETURN_IF_ERROR(MakeEmptyFolder(options.folder));
@@ -338,7 +327,7 @@ absl::StatusOr<Converted> Export(const ExportOptions& options) {
   }
   result.num_files = static_cast<int64_t>(files.size());
   if (files.size() > 1) RETURN_IF_ERROR(WriteIndex(files, options.folder));
-  RETURN_IF_ERROR(CopySmallFiles(origin, options));
+  RETURN_IF_ERROR(text_files.Write(options.folder));
   // Last: a folder without it cannot be loaded.
   RETURN_IF_ERROR(
       base::WriteFileDurably(absl::StrCat(options.folder, "/", kConfigFile), config_text));

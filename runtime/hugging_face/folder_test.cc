@@ -4,11 +4,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/base/fd.h"
+#include "runtime/checkpoint/directory.h"
+#include "runtime/checkpoint/writer.h"
+#include "runtime/hugging_face/end_tokens.h"
 #include "runtime/hugging_face/import.h"
 #include "runtime/hugging_face/initial_weights.h"
 #include "runtime/hugging_face/testing/test_folder.h"
@@ -150,22 +157,113 @@ TEST(HuggingFaceFolder, TokenizersTravelWithTheWeights) {
   EXPECT_FALSE(std::filesystem::exists(out + "/README.md"));
 }
 
-TEST(HuggingFaceFolder, TheTokenizerOfACheckpointReplacesAllFilesOfTheOrigins) {
-  const TestFolder folder;
-  for (const char* name : {"tokenizer.model", "vocab.json", "tokenizer_config.json"}) {
-    folder.Write(name, "of the origin");
+constexpr char kTokenizer[] = R"({"version": "1.0"})";
+
+// A checkpoint that a job wrote, which began with the weights of a folder.
+class JobExportTest : public testing::Test {
+ protected:
+  JobExportTest() {
+    for (const char* name : {"tokenizer_config.json", "special_tokens_map.json",
+                             "chat_template.jinja", "vocab.json"}) {
+      folder_.Write(name, "of the origin");
+    }
+    folder_.Write("tokenizer.json", kTokenizer);
+    folder_.Write("generation_config.json", R"({"bos_token_id": 1, "eos_token_id": [2, 3]})");
+    folder_.Write(
+        "config.json",
+        absl::StrCat(absl::string_view(kLlamaConfig).substr(0, std::strlen(kLlamaConfig) - 2),
+                     R"(, "bos_token_id": 1, "eos_token_id": 2})"));
+    EXPECT_EQ(Import(folder_.path(), checkpoint_).status(), absl::OkStatus());
+    std::filesystem::remove_all(checkpoint_ + "/hugging_face");
+    manifest_ = *checkpoint::ReadManifest(checkpoint_);
+    manifest_.set_kind(checkpoint::v1::CHECKPOINT_KIND_UNSPECIFIED);
+    manifest_.mutable_spec()->mutable_model()->set_from(folder_.path());
   }
-  folder.Write("generation_config.json", "{}");
-  const std::string weights = folder.path() + "/weights", out = folder.path() + "/out";
-  ASSERT_EQ(Import(folder.path(), weights).status(), absl::OkStatus());
-  folder.Write("weights/tokenizer.json", "{}");
-  ASSERT_EQ(Export({.checkpoint = weights, .folder = out}).status(), absl::OkStatus());
-  for (const char* name : {"tokenizer.model", "vocab.json", "tokenizer_config.json"}) {
-    EXPECT_FALSE(std::filesystem::exists(absl::StrCat(out, "/", name))) << name;
+  // Writes the manifest and the job's tokenizer, and exports with `end_token`.
+  void Export(const std::string& tokenizer, std::optional<EndToken> end_token) {
+    ASSERT_EQ(checkpoint::WriteManifest(checkpoint_, manifest_), absl::OkStatus());
+    if (!tokenizer.empty()) folder_.Write("checkpoint/tokenizer.json", tokenizer);
+    std::filesystem::remove_all(out_);
+    const auto exported = hugging_face::Export(
+        {.checkpoint = checkpoint_, .folder = out_, .end_token = std::move(end_token)});
+    ASSERT_EQ(exported.status(), absl::OkStatus());
   }
-  for (const char* name : {"tokenizer.json", "generation_config.json", "config.json"}) {
-    EXPECT_TRUE(std::filesystem::exists(absl::StrCat(out, "/", name))) << name;
+  bool Exported(const std::string& name) const {
+    return std::filesystem::exists(absl::StrCat(out_, "/", name));
   }
+  std::string Text(const std::string& name) const {
+    return base::ReadFile(absl::StrCat(out_, "/", name), 1 << 20).value_or("");
+  }
+
+  const TestFolder folder_;
+  const std::string checkpoint_ = folder_.path() + "/checkpoint";
+  const std::string out_ = folder_.path() + "/out";
+  checkpoint::v1::Manifest manifest_;
+};
+
+TEST_F(JobExportTest, WithTheOriginsTokenizerKeepsAllItsFiles) {
+  Export(kTokenizer, EndToken{2, "</s>"});
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+        "vocab.json", "generation_config.json", "config.json"}) {
+    EXPECT_EQ(Text(name), *base::ReadFile(absl::StrCat(folder_.path(), "/", name), 1 << 20))
+        << name;
+  }
+}
+
+TEST_F(JobExportTest, AnEndTokenOfItsOwnJoinsThoseOfTheOrigin) {
+  Export(kTokenizer, EndToken{7, "!"});
+  EXPECT_THAT(*ReadEndTokens(out_), testing::ElementsAre(2, 3, 7));
+  EXPECT_THAT(*ParseEndTokens(Text("config.json"), ""), testing::ElementsAre(2, 3, 7));
+  EXPECT_THAT(Text("generation_config.json"), HasSubstr("\"bos_token_id\": 1"));
+}
+
+TEST_F(JobExportTest, ANewConfigurationKeepsTheTokensOfTheOrigin) {
+  manifest_.mutable_spec()->mutable_model()->set_sliding_window(4);
+  Export(kTokenizer, EndToken{2, "</s>"});
+  EXPECT_THAT(Text("config.json"), HasSubstr("\"bos_token_id\": 1"));
+  EXPECT_THAT(*ParseEndTokens(Text("config.json"), ""), testing::ElementsAre(2, 3));
+}
+
+TEST_F(JobExportTest, ALearntTokenizerReplacesAllFilesOfTheOriginsAndGetsAConfiguration) {
+  Export(R"({"version": "2"})", EndToken{7, "<|endoftext|>"});
+  for (const char* name : {"vocab.json", "chat_template.jinja", "special_tokens_map.json"}) {
+    EXPECT_FALSE(Exported(name)) << name;
+  }
+  EXPECT_EQ(Text("tokenizer.json"), R"({"version": "2"})");
+  const std::string config = Text("tokenizer_config.json");
+  EXPECT_THAT(config, HasSubstr(R"("tokenizer_class": "PreTrainedTokenizerFast")"));
+  EXPECT_THAT(config, HasSubstr(R"("eos_token": "<|endoftext|>")"));
+  // The ids of the origin's tokens mean other tokens now.
+  EXPECT_THAT(*ReadEndTokens(out_), testing::ElementsAre(7));
+  EXPECT_THAT(*ParseEndTokens(Text("config.json"), ""), testing::ElementsAre(7));
+  EXPECT_THAT(Text("config.json"), HasSubstr("\"bos_token_id\": null"));
+  EXPECT_THAT(Text("generation_config.json"), testing::Not(HasSubstr("bos_token_id")));
+}
+
+TEST_F(JobExportTest, WithoutAnOriginAnEndTokenIsInTheConfiguration) {
+  manifest_.mutable_spec()->mutable_model()->clear_from();
+  Export(R"({"version": "2"})", EndToken{7, "<|endoftext|>"});
+  EXPECT_THAT(*ReadEndTokens(out_), testing::ElementsAre(7));
+  EXPECT_TRUE(Exported("tokenizer_config.json"));
+  EXPECT_FALSE(Exported("generation_config.json"));
+}
+
+TEST_F(JobExportTest, ANamedTokenizerKeepsTheFilesBesideIt) {
+  manifest_.mutable_spec()->mutable_model()->clear_from();
+  for (const char* named : {"", "/tokenizer.json"}) {
+    manifest_.mutable_spec()->mutable_data()->set_tokenizer(folder_.path() + named);
+    Export(kTokenizer, EndToken{7, "!"});
+    EXPECT_EQ(Text("tokenizer_config.json"), "of the origin");
+    EXPECT_THAT(*ReadEndTokens(out_), testing::ElementsAre(7));
+  }
+}
+
+TEST_F(JobExportTest, AJobOnBytesHasNoTokenizerWhateverItsWeightsHad) {
+  Export("", std::nullopt);
+  EXPECT_FALSE(Exported("tokenizer.json"));
+  EXPECT_FALSE(Exported("tokenizer_config.json"));
+  EXPECT_THAT(*ReadEndTokens(out_), testing::IsEmpty());
 }
 
 TEST(HuggingFaceFolder, NumbersThatWouldBecomeInfiniteAreNotExported) {

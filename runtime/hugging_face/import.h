@@ -4,11 +4,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "runtime/hugging_face/text_files.h"
 
 namespace megascale::hugging_face {
 
@@ -32,11 +34,14 @@ struct ExportOptions {
   std::string dtype = {};  // "F32", "BF16" or "F16"; empty: as stored
   // A file with weights ends before it has more bytes than this, if it has at least one tensor.
   int64_t file_bytes_max = 5'000'000'000;
+  // Ends every document of the job that wrote the checkpoint: a token of the tokenizer that the
+  // checkpoint keeps. Exported as an end token of the model.
+  std::optional<EndToken> end_token = std::nullopt;
 };
 
 // Writes a Hugging Face folder that `transformers` loads. config.json is that of the folder from
-// which the weights came, if it still describes the model, else a new one; its tokenizer's files
-// are copied if they can be found. Errors: InvalidArgument - no architecture has this model, or
+// which the weights came, if it still describes the model, else a new one; text_files.h says which
+// files of tokenizers are there. Errors: InvalidArgument - no architecture has this model, or
 // `dtype` has no room for a number of a tensor, which is named;
 // AlreadyExists - the folder is not empty; those of CheckpointReader; those of the file system.
 // After a failure the folder has no config.json.

@@ -12,10 +12,9 @@ namespace {
 
 constexpr size_t kFileBytesMax = 64 << 20;
 
-constexpr absl::string_view kKeptFiles[] = {
-    "tokenizer.json",    "tokenizer.model",     "tokenizer_config.json",
-    "vocab.json",        "merges.txt",          "special_tokens_map.json",
-    "added_tokens.json", "chat_template.jinja", "generation_config.json",
+constexpr absl::string_view kTokenizerFiles[] = {
+    "tokenizer.json", "tokenizer.model",         kTokenizerConfigFile, "vocab.json",
+    "merges.txt",     "special_tokens_map.json", "added_tokens.json",  "chat_template.jinja",
 };
 
 absl::Status CopyIfThere(const std::string& from, const std::string& to, absl::string_view name) {
@@ -41,12 +40,17 @@ absl::Status MakeEmptyFolder(const std::string& path) {
       absl::StrCat(path, ": is not empty: expected a new folder, or an empty one"));
 }
 
-absl::Status CopyKeptFiles(const std::string& from, const std::string& to) {
+absl::Status CopyTokenizerFiles(const std::string& from, const std::string& to) {
   RETURN_IF_ERROR(base::MakeDirectories(to));
-  for (const absl::string_view name : kKeptFiles) {
+  for (const absl::string_view name : kTokenizerFiles) {
     RETURN_IF_ERROR(CopyIfThere(from, to, name));
   }
   return absl::OkStatus();
+}
+
+absl::Status CopyKeptFiles(const std::string& from, const std::string& to) {
+  RETURN_IF_ERROR(CopyTokenizerFiles(from, to));
+  return CopyIfThere(from, to, kGenerationConfigFile);
 }
 
 }  // namespace megascale::hugging_face

@@ -10,15 +10,20 @@
 
 namespace megascale::hugging_face {
 
+inline constexpr char kTokenizerConfigFile[] = "tokenizer_config.json";
+inline constexpr char kGenerationConfigFile[] = "generation_config.json";
+
 // Returns the folder in which a checkpoint keeps them.
 std::string KeptFolderOf(const std::string& checkpoint);
 
 // Makes a folder, or does nothing if it exists and is empty. Errors: AlreadyExists - it is not.
 absl::Status MakeEmptyFolder(const std::string& path);
 
-// Copies those that `from` has into `to`, which is made: the files of tokenizers and
-// generation_config.json, not config.json. Errors: those of the file system; a file of more than
-// 64 MiB.
+// Copies the files of tokenizers that `from` has into `to`, which is made. Errors: those of the
+// file system; a file of more than 64 MiB.
+absl::Status CopyTokenizerFiles(const std::string& from, const std::string& to);
+
+// As CopyTokenizerFiles, and copies generation_config.json; not config.json.
 absl::Status CopyKeptFiles(const std::string& from, const std::string& to);
 
 }  // namespace megascale::hugging_face

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -22,10 +23,12 @@
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/checkpoint/directory.h"
-#include "runtime/checkpoint/reader.h"
 #include "runtime/data/batches/document_begins.h"
 #include "runtime/device/cpu_device.h"
 #include "runtime/device/host_window.h"
+#include "runtime/hugging_face/initial_weights.h"
+#include "runtime/inference/read_weights.h"
+#include "runtime/inference/text_source.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/layout/rank_layout.h"
 #include "runtime/model/chunk_layout.h"
@@ -46,23 +49,77 @@ using tensor::Vector;
 constexpr int64_t kEvaluationBatch = 8;
 constexpr int64_t kWindowsMax = 1'000'000'000;
 constexpr double kAutoFlops = 2e13;
+constexpr double kHeldOutFraction = 0.1;  // as the default of data.held_out_fraction
 
 int ThreadsOrAll(int num_threads) {
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   return num_threads > 0 ? num_threads : cores;
 }
 
-Vector Part(const Vector& whole, int64_t begin, int64_t count) {
-  char* data = whole.as<char>() + begin * static_cast<int64_t>(tensor::SizeOf(whole.dtype));
-  return {data, whole.dtype, count};
+// Describes weights alone as a job would.
+absl::StatusOr<checkpoint::v1::Manifest> DescribeWeights(const InferenceOptions& options) {
+  ASSIGN_OR_RETURN(const inference::TextSource text,
+                   inference::FindTextSource(options.path, options.tokenizer));
+  checkpoint::v1::Manifest manifest;
+  manifest.set_kind(checkpoint::v1::CHECKPOINT_KIND_WEIGHTS);
+  job::v1::JobSpec& spec = *manifest.mutable_spec();
+  *spec.mutable_model() = text.model;
+  spec.mutable_train()->set_precision(text.compute == DType::kBF16 ? job::v1::PRECISION_BF16
+                                                                   : job::v1::PRECISION_FP32);
+  spec.mutable_train()->set_seq_length(
+      static_cast<int32_t>(std::min(text.context, kWindowOfWeights)));
+  job::v1::DataSpec& data = *spec.mutable_data();
+  data.set_held_out_fraction(kHeldOutFraction);
+  const tokenizer::Tokenizer* tokenizer = text.codec.tokenizer();
+  if (tokenizer == nullptr) return manifest;
+  data.set_tokenizer(text.tokenizer);
+  if (!tokenizer->EndOfDocument() && !text.end_tokens.empty()) {
+    data.set_end_token(tokenizer->TokenOf(text.end_tokens[0]));
+  }
+  return manifest;
 }
 
-// Names the copy of the tokenizer that a checkpoint keeps.
-job::v1::DataSpec WithTokenizerOf(job::v1::DataSpec data, const std::string& step_directory) {
-  if (!data::UsesTokenizer(data)) return data;
-  data.clear_tokenizer_vocab_size();
-  data.set_tokenizer(step_directory);
-  return data;
+// Describes the job that wrote a checkpoint.
+absl::StatusOr<checkpoint::v1::Manifest> DescribeJob(const InferenceOptions& options,
+                                                     const std::string& step_directory,
+                                                     checkpoint::v1::Manifest manifest) {
+  if (!options.tokenizer.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--tokenizer: ", step_directory,
+        " keeps the tokenizer of its job; the option is for weights that no job wrote"));
+  }
+  job::v1::JobSpec& spec = *manifest.mutable_spec();
+  if (spec.train().seq_length() <= 0) {
+    return absl::DataLossError(
+        absl::StrCat(step_directory, ": its manifest has no train.seq_length"));
+  }
+  spec.mutable_model()->set_from(step_directory);
+  if (data::UsesTokenizer(spec.data())) {
+    spec.mutable_data()->clear_tokenizer_vocab_size();
+    spec.mutable_data()->set_tokenizer(step_directory);
+  }
+  return manifest;
+}
+
+absl::StatusOr<checkpoint::v1::Manifest> Describe(const InferenceOptions& options) {
+  ASSIGN_OR_RETURN(const hugging_face::Source source, hugging_face::FindSource(options.path));
+  if (!source.is_checkpoint) return DescribeWeights(options);
+  ASSIGN_OR_RETURN(checkpoint::v1::Manifest manifest, checkpoint::ReadManifest(source.path));
+  if (manifest.kind() == checkpoint::v1::CHECKPOINT_KIND_WEIGHTS) return DescribeWeights(options);
+  return DescribeJob(options, source.path, std::move(manifest));
+}
+
+absl::Status SetSeqLength(int64_t seq_length, job::v1::JobSpec* spec) {
+  if (seq_length == 0) return absl::OkStatus();
+  const int64_t positions = spec->model().max_position_embeddings();
+  const int64_t most = positions > 0 ? positions : std::numeric_limits<int32_t>::max();
+  if (seq_length < 0 || seq_length > most) {
+    return absl::InvalidArgumentError(absl::StrCat("--seq-length: ", seq_length,
+                                                   " is out of range; expected 1 to ", most,
+                                                   ", the model's longest sequence"));
+  }
+  spec->mutable_train()->set_seq_length(static_cast<int32_t>(seq_length));
+  return absl::OkStatus();
 }
 
 // Turns ids into the text that they stand for, counting its bytes.
@@ -107,6 +164,7 @@ class TextCount {
 
 struct Inference::Impl {
   checkpoint::v1::Manifest manifest;
+  std::vector<std::string> warnings;
   std::unique_ptr<device::Device> device;
   std::vector<std::unique_ptr<device::Memory>> memory;
   std::unique_ptr<stream::Stream> stream;
@@ -123,34 +181,8 @@ struct Inference::Impl {
   }
   absl::Status WriteTokens(absl::Span<const int32_t> tokens, Vector to);
   int64_t WindowsWithin(const WindowLimit& limit, int64_t num_windows) const;
-  absl::Status ReadWeights(checkpoint::CheckpointReader* reader, const model::ChunkLayout& layout,
-                           const Vector& weights);
   absl::Status EvaluateBatch(absl::Span<const int32_t> tokens, int64_t batch);
 };
-
-absl::Status Inference::Impl::ReadWeights(checkpoint::CheckpointReader* reader,
-                                          const model::ChunkLayout& layout, const Vector& weights) {
-  device::HostWindow window(device.get(), stream.get());
-  std::vector<float> buffer;
-  for (const model::Parameter& parameter : layout.parameters()) {
-    const Vector target = Part(weights, parameter.offset, parameter.size);
-    RETURN_IF_ERROR(window.Write(target, [&](int64_t first, const HostVector& piece) {
-      const auto count = static_cast<size_t>(piece.size);
-      if (piece.dtype == DType::kF64) {
-        return reader->ReadSlice(parameter.name, first, absl::MakeSpan(piece.as<double>(), count));
-      }
-      if (piece.dtype == DType::kF32) {
-        return reader->ReadSlice(parameter.name, first, absl::MakeSpan(piece.as<float>(), count));
-      }
-      buffer.resize(count);
-      absl::Status read = reader->ReadSlice(parameter.name, first, absl::MakeSpan(buffer));
-      std::transform(buffer.begin(), buffer.end(), piece.as<tensor::BFloat16>(),
-                     tensor::ToBFloat16);
-      return read;
-    }));
-  }
-  return absl::OkStatus();
-}
 
 absl::Status Inference::Impl::WriteTokens(absl::Span<const int32_t> tokens, Vector to) {
   to.size = static_cast<int64_t>(tokens.size());
@@ -166,36 +198,27 @@ Inference::~Inference() = default;
 
 const checkpoint::v1::Manifest& Inference::manifest() const { return impl_->manifest; }
 
+const std::vector<std::string>& Inference::warnings() const { return impl_->warnings; }
+
 const tokenizer::Tokenizer* Inference::tokenizer() const {
   return impl_->tokenizer.tokenizer.get();
 }
 
-absl::StatusOr<std::unique_ptr<Inference>> Inference::Load(const std::string& step_directory,
-                                                           int num_threads,
-                                                           std::unique_ptr<device::Device> device) {
-  ASSIGN_OR_RETURN(const auto reader, checkpoint::CheckpointReader::Open(step_directory));
+absl::StatusOr<std::unique_ptr<Inference>> Inference::Load(InferenceOptions load) {
   auto impl = std::make_unique<Impl>();
-  impl->manifest = reader->manifest();
+  ASSIGN_OR_RETURN(impl->manifest, Describe(load));
+  RETURN_IF_ERROR(SetSeqLength(load.seq_length, impl->manifest.mutable_spec()));
   const job::v1::JobSpec& spec = impl->manifest.spec();
   impl->seq = spec.train().seq_length();
-  if (impl->manifest.kind() == checkpoint::v1::CHECKPOINT_KIND_WEIGHTS) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(step_directory,
-                     ": holds imported weights, whose sequences and tokens are not known; use a "
-                     "checkpoint of a job that began with them by model.from"));
-  }
-  if (impl->seq <= 0) {
-    return absl::DataLossError(
-        absl::StrCat(step_directory, ": its manifest has no train.seq_length"));
-  }
+  ASSIGN_OR_RETURN(const auto source, hugging_face::InitialWeights::Open(spec.model()));
+  impl->warnings = source->warnings();
   if (data::UsesTokenizer(spec.data())) {
-    ASSIGN_OR_RETURN(impl->tokenizer,
-                     data::LoadJobTokenizer(WithTokenizerOf(spec.data(), step_directory)));
+    ASSIGN_OR_RETURN(impl->tokenizer, data::LoadJobTokenizer(spec.data()));
   }
   const DType compute = layout::ComputeType(spec.train().precision());
-  impl->device = device != nullptr ? std::move(device) : device::MakeCpuDevice();
+  impl->device = load.device != nullptr ? std::move(load.device) : device::MakeCpuDevice();
   ASSIGN_OR_RETURN(impl->stream, impl->device->MakeStream("inference"));
-  impl->ops = impl->device->MakeOps(impl->stream.get(), compute, ThreadsOrAll(num_threads));
+  impl->ops = impl->device->MakeOps(impl->stream.get(), compute, ThreadsOrAll(load.num_threads));
 
   model::ChunkOptions options;
   ASSIGN_OR_RETURN(options.config, model::MakeModelConfig(spec.model()));
@@ -211,7 +234,8 @@ absl::StatusOr<std::unique_ptr<Inference>> Inference::Load(const std::string& st
                                   tensor::Arena::BytesFor(DType::kF64, 1)));
   const Vector weights = arena.Allocate(compute, layout.num_elements());
   impl->loss_sum = arena.Allocate(DType::kF64, 1);
-  RETURN_IF_ERROR(impl->ReadWeights(reader.get(), layout, weights));
+  RETURN_IF_ERROR(inference::ReadWeights(source.get(), layout,
+                                         {impl->device.get(), impl->stream.get(), weights}));
   ASSIGN_OR_RETURN(impl->chunk, model::TransformerChunk::Create(
                                     options, impl->ops.get(), {weights, Vector()}, nullptr,
                                     [&](size_t bytes) { return impl->Allocate(bytes); }));
@@ -304,10 +328,8 @@ absl::StatusOr<std::string> FindCheckpoint(const std::string& directory) {
                    "; expected a folder with manifest.json, or a folder of such"));
 }
 
-absl::StatusOr<EvaluationText> OpenEvaluationText(job::v1::JobSpec spec,
-                                                  const std::string& step_directory,
+absl::StatusOr<EvaluationText> OpenEvaluationText(const job::v1::JobSpec& spec,
                                                   const data::DatasetOptions& options) {
-  *spec.mutable_data() = WithTokenizerOf(spec.data(), step_directory);
   EvaluationText opened;
   ASSIGN_OR_RETURN(opened.dataset, data::Dataset::Open(spec, options));
   return opened;

@@ -1,11 +1,12 @@
-// A trained model in one process, from a checkpoint of any layout: measures how well the model
-// predicts text. text_generator.h continues text. Threads: one at a time.
+// A model in one process, from a checkpoint of any layout or from a Hugging Face folder: measures
+// how well the model predicts text. text_generator.h continues text. Threads: one at a time.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -20,7 +21,7 @@ namespace megascale::cli {
 absl::StatusOr<std::string> FindCheckpoint(const std::string& directory);
 
 // How many windows to measure, from the text's beginning. A window has the training's sequence
-// length.
+// length, or InferenceOptions::seq_length.
 struct WindowLimit {
   int64_t num_windows = 0;  // maximum number; 0: all
   double flops = 0;         // as many as this many FLOP suffice for, at least 1; 0: no limit
@@ -51,17 +52,34 @@ struct HeldOutLoss {
   std::string text;  // the measured bytes, if they are wanted
 };
 
+// Of weights alone, whose training is not known; a model with fewer positions has shorter windows.
+inline constexpr int64_t kWindowOfWeights = 1024;
+
+struct InferenceOptions {
+  // A checkpoint, a folder of them (the newest counts), imported weights, or a Hugging Face folder.
+  std::string path;
+  // For weights alone: another tokenizer than their own; "bytes": every byte is a token.
+  std::string tokenizer = {};
+  // Tokens of a window. 0: those of the training's sequences; for weights alone kWindowOfWeights.
+  int64_t seq_length = 0;
+  int num_threads = 0;                               // 0: all cores
+  std::unique_ptr<device::Device> device = nullptr;  // null: the CPU
+};
+
 class Inference {
  public:
-  // Reads and verifies the weights of a checkpoint (a step directory), and computes in the
-  // precision in which it was trained. `num_threads` 0: all cores. `device`: null is the CPU.
-  // Errors: NotFound, DataLoss - the checkpoint; ResourceExhausted - no memory.
-  static absl::StatusOr<std::unique_ptr<Inference>> Load(
-      const std::string& step_directory, int num_threads,
-      std::unique_ptr<device::Device> device = nullptr);
+  // Reads and verifies the weights, and computes in the precision in which they were trained; for
+  // weights alone, in that in which they are stored. Errors: NotFound, DataLoss - the checkpoint;
+  // ResourceExhausted - no memory; InvalidArgument - an option that the model does not allow, a
+  // folder that is wrong; FailedPrecondition - weights alone without a tokenizer.
+  static absl::StatusOr<std::unique_ptr<Inference>> Load(InferenceOptions options);
   ~Inference();
 
+  // The checkpoint's manifest, whose data section names the tokenizer that the checkpoint keeps. Of
+  // weights alone: what is known of them, as the specification of a job without text.
   const checkpoint::v1::Manifest& manifest() const;
+  // What a Hugging Face folder says that this program ignores, one line each.
+  const std::vector<std::string>& warnings() const;
 
   // The tokenizer with which it was trained, from the checkpoint's folder; null: bytes are tokens.
   const tokenizer::Tokenizer* tokenizer() const;
@@ -81,10 +99,9 @@ struct EvaluationText {
   std::unique_ptr<data::Dataset> dataset;
   const data::TokenText& text() const { return dataset->held_out(); }
 };
-// Opens the held-out part of the text that a job's data section names, or with `whole` all of it,
-// encoded by the tokenizer of the checkpoint in `step_directory`. Errors: those of Dataset::Open.
-absl::StatusOr<EvaluationText> OpenEvaluationText(job::v1::JobSpec spec,
-                                                  const std::string& step_directory,
+// Opens the held-out part of the text that the data section of Inference::manifest names, or with
+// `whole` all of it, encoded by the tokenizer that it names. Errors: those of Dataset::Open.
+absl::StatusOr<EvaluationText> OpenEvaluationText(const job::v1::JobSpec& spec,
                                                   const data::DatasetOptions& options);
 
 // Returns the size in bytes of `text` compressed by `xz -9`. Errors: NotFound - xz is not

@@ -120,7 +120,8 @@ class InferenceTest : public ::testing::Test {
     job::v1::JobSpec spec = SmallSpec();
     spec.mutable_parallel()->set_tensor_model_parallel_size(tensor_size);
     spec.mutable_train()->set_precision(precision);
-    auto inference = Inference::Load(WriteInitialCheckpoint(root_, spec), 2);
+    auto inference =
+        Inference::Load({.path = WriteInitialCheckpoint(root_, spec), .num_threads = 2});
     EXPECT_TRUE(inference.ok()) << inference.status();
     return std::move(inference).value();
   }
@@ -223,8 +224,8 @@ TEST_F(InferenceTest, MemoryThatTheHostCannotTouchGivesTheSameLoss) {
   for (const auto precision :
        {job::v1::PRECISION_FP32, job::v1::PRECISION_BF16, job::v1::PRECISION_FP64}) {
     const auto cpu = Load(precision);
-    const auto strict =
-        Inference::Load(FindCheckpoint(root_).value(), 2, device::StrictDevice::Create());
+    const auto strict = Inference::Load(
+        {.path = root_, .num_threads = 2, .device = device::StrictDevice::Create()});
     ASSERT_TRUE(strict.ok()) << strict.status();
     EXPECT_EQ(strict.value()->Evaluate(Bytes(SomeText(500)))->bits_per_byte,
               cpu->Evaluate(Bytes(SomeText(500)))->bits_per_byte);
@@ -248,7 +249,8 @@ TEST_F(InferenceTest, ACorruptShardIsDataLoss) {
   std::fseek(file, -1, SEEK_END);
   std::fputc(0x55, file);
   std::fclose(file);
-  EXPECT_EQ(Inference::Load(directory, 1).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(Inference::Load({.path = directory, .num_threads = 1}).status().code(),
+            absl::StatusCode::kDataLoss);
 }
 
 using inference::Continuation;
@@ -456,6 +458,30 @@ TEST_F(FolderGenerationTest, TheEndTokenOfAJobEndsItsTexts) {
   EXPECT_EQ(source->end_tokens, std::vector<int32_t>{*source->codec.IdOf("!")});
 }
 
+// All weights are zero, so that the most likely token is 0: "<unk>", which ends nothing by itself.
+TEST_F(FolderGenerationTest, AnExportStopsAtTheEndTokenOfItsJob) {
+  SetVocabulary(903);
+  CopyTokenizer("llama2");
+  EXPECT_EQ(Run(kGreedy)->ends[0].end, EndOf::kNumTokens);
+  const std::string job = folder_.path() + "/job", out = folder_.path() + "/out";
+  ASSERT_TRUE(hugging_face::Import(folder_.path(), job).ok());
+  checkpoint::v1::Manifest manifest = *checkpoint::ReadManifest(job);
+  manifest.set_kind(checkpoint::v1::CHECKPOINT_KIND_UNSPECIFIED);
+  manifest.mutable_spec()->mutable_data()->set_tokenizer("/unused");
+  manifest.mutable_spec()->mutable_data()->set_end_token("<unk>");
+  ASSERT_TRUE(checkpoint::WriteManifest(job, manifest).ok());
+  std::filesystem::copy_file(folder_.path() + "/tokenizer.json", job + "/tokenizer.json");
+  const auto end_token = inference::FindJobEndToken(job);
+  ASSERT_TRUE(end_token.ok()) << end_token.status();
+  const auto exported =
+      hugging_face::Export({.checkpoint = job, .folder = out, .end_token = *end_token});
+  ASSERT_TRUE(exported.ok()) << exported.status();
+  const auto generated = Generate({.path = out}, {"Love is"}, kGreedy);
+  ASSERT_TRUE(generated.ok()) << generated.status();
+  EXPECT_EQ(generated->ends[0].end, EndOf::kEndToken);
+  EXPECT_EQ(generated->ends[0].num_tokens, 0);
+}
+
 // Token ids, as they come.
 class Ids : public data::TokenText {
  public:
@@ -490,7 +516,7 @@ TEST_F(FolderGenerationTest, EvaluationKeepsAttentionWithinDocuments) {
     std::filesystem::create_directories(root);
     const std::string checkpoint = WriteInitialCheckpoint(root, spec);
     std::filesystem::copy_file(folder_.path() + "/tokenizer.json", checkpoint + "/tokenizer.json");
-    auto inference = Inference::Load(checkpoint, 1);
+    auto inference = Inference::Load({.path = checkpoint, .num_threads = 1});
     EXPECT_TRUE(inference.ok()) << inference.status();
     return (*inference)->Evaluate(Ids(ids))->nats_per_token;
   };
@@ -498,6 +524,39 @@ TEST_F(FolderGenerationTest, EvaluationKeepsAttentionWithinDocuments) {
   EXPECT_NEAR(nats(job::v1::ATTENTION_WITHIN_DOCUMENTS, 2 * kDocument), alone, 1e-9 * alone);
   const double across = nats(job::v1::ATTENTION_ACROSS_DOCUMENTS, 2 * kDocument);
   EXPECT_GT(std::abs(across - alone), 1e-5 * alone);
+}
+
+TEST_F(FolderGenerationTest, WeightsAloneAreMeasuredInWindowsOfTheirOwnLength) {
+  const std::string imported = folder_.path() + "/imported";
+  ASSERT_TRUE(hugging_face::Import(folder_.path(), imported).ok());
+  std::vector<int32_t> ids(3000, 5);
+  for (const std::string& path : {folder_.path(), imported}) {
+    auto inference = Inference::Load({.path = path, .num_threads = 1});
+    ASSERT_TRUE(inference.ok()) << inference.status();
+    EXPECT_EQ((*inference)->tokenizer()->vocabulary_size(), 700);
+    const auto loss = (*inference)->Evaluate(Ids(ids));
+    ASSERT_TRUE(loss.ok()) << loss.status();
+    EXPECT_EQ(loss->num_tokens, 2 * kWindowOfWeights);
+    // All weights are zero.
+    EXPECT_NEAR(loss->nats_per_token, std::log(kVocabulary), 1e-5);
+    auto shorter = Inference::Load({.path = path, .seq_length = 100, .num_threads = 1});
+    ASSERT_TRUE(shorter.ok()) << shorter.status();
+    EXPECT_EQ((*shorter)->Evaluate(Ids(ids))->num_tokens, 2900);
+    EXPECT_EQ(Inference::Load({.path = path, .seq_length = 2049}).status(),
+              absl::InvalidArgumentError("--seq-length: 2049 is out of range; expected 1 to 2048, "
+                                         "the model's longest sequence"));
+  }
+  auto bytes = Inference::Load({.path = imported, .tokenizer = "bytes", .num_threads = 1});
+  ASSERT_TRUE(bytes.ok()) << bytes.status();
+  EXPECT_EQ((*bytes)->tokenizer(), nullptr);
+}
+
+TEST_F(InferenceTest, AJobsCheckpointKeepsItsTokenizer) {
+  const std::string directory = WriteInitialCheckpoint(root_, SmallSpec());
+  EXPECT_EQ(Inference::Load({.path = root_, .tokenizer = "bytes"}).status(),
+            absl::InvalidArgumentError(absl::StrCat(
+                "--tokenizer: ", directory,
+                " keeps the tokenizer of its job; the option is for weights that no job wrote")));
 }
 
 TEST_F(InferenceTest, AJobThatBeganWithItsOwnCheckpointIsFound) {
@@ -532,7 +591,8 @@ TEST_F(FolderGenerationTest, MistakesAreNamed) {
   folder_.Remove("tokenizer.json");
   EXPECT_EQ(ErrorOf(), folder_.path() +
                            ": has neither tokenizer.json nor tokenizer.model; name "
-                           "one by --tokenizer");
+                           "one by --tokenizer, or say --tokenizer bytes if every byte is a "
+                           "token");
 }
 
 TEST(XzSizeTest, CompressesOrSaysThatThereIsNoXz) {

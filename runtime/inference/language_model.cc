@@ -13,6 +13,7 @@
 #include "runtime/device/cpu_device.h"
 #include "runtime/device/host_window.h"
 #include "runtime/hugging_face/initial_weights.h"
+#include "runtime/inference/read_weights.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/transformer_chunk.h"
 #include "runtime/ops/ops.h"
@@ -43,11 +44,6 @@ double ElementAt(const HostVector& vector, int64_t index) {
     default:
       return vector.as<float>()[index];
   }
-}
-
-Vector Part(const Vector& whole, int64_t begin, int64_t count) {
-  char* data = whole.as<char>() + begin * static_cast<int64_t>(tensor::SizeOf(whole.dtype));
-  return {data, whole.dtype, count};
 }
 
 absl::Status CheckOptions(const LanguageModelOptions& options, const model::ModelConfig& config) {
@@ -85,8 +81,6 @@ struct LanguageModel::Impl {
     return Arena::Over(memory.back()->data(), bytes);
   }
   absl::Status MakeCache(int64_t num_sequences, DType compute);
-  absl::Status ReadWeights(hugging_face::InitialWeights* source, const model::ChunkLayout& layout,
-                           const Vector& weights);
   absl::Status WriteNumbers(const std::vector<int32_t>& numbers, Vector to);
   // Runs one pass; `logits` receives those after the last `num_logits` tokens.
   absl::Status Run(const std::vector<int32_t>& ids, const std::vector<int32_t>& at,
@@ -102,33 +96,6 @@ absl::Status LanguageModel::Impl::MakeCache(int64_t num_sequences, DType compute
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     cache.keys.push_back(arena.AllocateMatrix(compute, rows, cols));
     cache.values.push_back(arena.AllocateMatrix(compute, rows, cols));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status LanguageModel::Impl::ReadWeights(hugging_face::InitialWeights* source,
-                                              const model::ChunkLayout& layout,
-                                              const Vector& weights) {
-  device::HostWindow window(device.get(), stream.get());
-  std::vector<float> buffer;
-  for (const model::Parameter& parameter : layout.parameters()) {
-    const checkpoint::Box whole = checkpoint::WholeBox(parameter.global_shape);
-    const auto read = [&](int64_t first, const HostVector& piece) {
-      const auto count = static_cast<size_t>(piece.size);
-      if (piece.dtype == DType::kF64) {
-        return source->Read(parameter.name, whole, first,
-                            absl::MakeSpan(piece.as<double>(), count));
-      }
-      if (piece.dtype == DType::kF32) {
-        return source->Read(parameter.name, whole, first, absl::MakeSpan(piece.as<float>(), count));
-      }
-      buffer.resize(count);
-      absl::Status done = source->Read(parameter.name, whole, first, absl::MakeSpan(buffer));
-      std::transform(buffer.begin(), buffer.end(), piece.as<tensor::BFloat16>(),
-                     tensor::ToBFloat16);
-      return done;
-    };
-    RETURN_IF_ERROR(window.Write(Part(weights, parameter.offset, parameter.size), read));
   }
   return absl::OkStatus();
 }
@@ -210,7 +177,8 @@ absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(LanguageModel
       impl->step_bytes += parameter.size * static_cast<int64_t>(tensor::SizeOf(compute));
   }
   RETURN_IF_ERROR(impl->MakeCache(options.num_sequences, compute));
-  RETURN_IF_ERROR(impl->ReadWeights(source.get(), layout, weights));
+  RETURN_IF_ERROR(
+      ReadWeights(source.get(), layout, {impl->device.get(), impl->stream.get(), weights}));
   ASSIGN_OR_RETURN(impl->chunk,
                    model::TransformerChunk::Create(
                        chunk, impl->ops.get(), {weights, Vector()}, nullptr,

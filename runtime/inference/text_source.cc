@@ -22,6 +22,7 @@ namespace {
 using tensor::DType;
 
 constexpr int64_t kByteTokens = 256;
+constexpr char kBytes[] = "bytes";  // as in data.tokenizer
 constexpr int kJobsMax = 16;
 constexpr int64_t kNoContext = int64_t{1} << 20;  // where nothing limits a sequence
 
@@ -69,23 +70,23 @@ absl::StatusOr<DType> StoredType(const hugging_face::Source& source) {
   return TypeOfStored(weights->DtypeOf(weights->tensors()[0]));
 }
 
-// Returns null for bytes.
-absl::StatusOr<std::unique_ptr<tokenizer::Tokenizer>> FindTokenizer(const Found& found,
-                                                                    const std::string& given) {
-  if (!given.empty()) return tokenizer::LoadTokenizer(given);
+// Returns where the tokenizer is: a file or folder; empty: bytes are tokens.
+absl::StatusOr<std::string> FindTokenizer(const Found& found, const std::string& given) {
+  if (given == kBytes) return std::string();
+  if (!given.empty()) return given;
   if (found.of_job) {
-    // Whatever its first weights were trained with, it was trained on bytes.
-    if (!data::UsesTokenizer(found.of_job->spec().data())) return nullptr;
-    // A checkpoint keeps a copy of the tokenizer with which it was trained.
-    return tokenizer::LoadTokenizer(found.source.path);
+    // Whatever its first weights were trained with, it may have been trained on bytes. A checkpoint
+    // keeps a copy of the tokenizer with which it was trained.
+    return data::UsesTokenizer(found.of_job->spec().data()) ? found.source.path : std::string();
   }
-  if (!found.files.empty()) {
-    auto own = tokenizer::LoadTokenizer(found.files);
-    if (own.ok() || !absl::IsNotFound(own.status())) return own;
+  if (!found.files.empty() &&
+      !absl::IsNotFound(tokenizer::FindTokenizerFile(found.files).status())) {
+    return found.files;
   }
   return absl::FailedPreconditionError(
       absl::StrCat(found.source.path,
-                   ": has neither tokenizer.json nor tokenizer.model; name one by --tokenizer"));
+                   ": has neither tokenizer.json nor tokenizer.model; name one by --tokenizer, or "
+                   "say --tokenizer bytes if every byte is a token"));
 }
 
 absl::Status CheckVocabulary(const TextCodec& codec, const hugging_face::Source& source) {
@@ -101,12 +102,11 @@ absl::Status CheckVocabulary(const TextCodec& codec, const hugging_face::Source&
                                                  model, ": expected no more; use the model's own"));
 }
 
-// Returns the token that the job put after every document, if it names one.
-std::optional<int32_t> EndTokenOfJob(const Found& found, const TextCodec& codec) {
-  if (!found.of_job) return std::nullopt;
-  const job::v1::DataSpec& data = found.of_job->spec().data();
-  if (!data::UsesTokenizer(data) || data.end_token().empty()) return std::nullopt;
-  return codec.IdOf(data.end_token());
+// Returns the token that the job put after every document, if it has one.
+std::optional<int32_t> EndTokenOfJob(const job::v1::DataSpec& data,
+                                     const tokenizer::Tokenizer& tokenizer) {
+  if (!data::UsesTokenizer(data)) return std::nullopt;
+  return data.end_token().empty() ? tokenizer.EndOfDocument() : tokenizer.IdOf(data.end_token());
 }
 
 absl::StatusOr<std::vector<int32_t>> FindEndTokens(const Found& found, const TextCodec& codec) {
@@ -121,7 +121,9 @@ absl::StatusOr<std::vector<int32_t>> FindEndTokens(const Found& found, const Tex
         absl::StrCat(found.files, ": eos_token_id is ", id, ": expected a token below ",
                      found.source.model.vocab_size(), ", the model's vocabulary"));
   }
-  if (const auto of_job = EndTokenOfJob(found, codec);
+  if (const auto of_job = found.of_job
+                              ? EndTokenOfJob(found.of_job->spec().data(), *codec.tokenizer())
+                              : std::nullopt;
       of_job && std::find(ids.begin(), ids.end(), *of_job) == ids.end()) {
     ids.push_back(*of_job);
   }
@@ -168,11 +170,25 @@ absl::StatusOr<TextSource> FindTextSource(const std::string& path,
   } else {
     ASSIGN_OR_RETURN(text.compute, StoredType(found.source));
   }
-  ASSIGN_OR_RETURN(auto tokenizer, FindTokenizer(found, tokenizer_path));
-  text.codec = TextCodec(std::move(tokenizer));
+  ASSIGN_OR_RETURN(text.tokenizer, FindTokenizer(found, tokenizer_path));
+  if (!text.tokenizer.empty()) {
+    ASSIGN_OR_RETURN(auto loaded, tokenizer::LoadTokenizer(text.tokenizer));
+    text.codec = TextCodec(std::move(loaded));
+  }
   RETURN_IF_ERROR(CheckVocabulary(text.codec, found.source));
   ASSIGN_OR_RETURN(text.end_tokens, FindEndTokens(found, text.codec));
   return text;
+}
+
+absl::StatusOr<std::optional<hugging_face::EndToken>> FindJobEndToken(
+    const std::string& checkpoint) {
+  ASSIGN_OR_RETURN(const checkpoint::v1::Manifest manifest, checkpoint::ReadManifest(checkpoint));
+  const job::v1::DataSpec& data = manifest.spec().data();
+  if (!data::UsesTokenizer(data)) return std::nullopt;
+  ASSIGN_OR_RETURN(const auto tokenizer, tokenizer::LoadTokenizer(checkpoint));
+  const std::optional<int32_t> id = EndTokenOfJob(data, *tokenizer);
+  if (!id) return std::nullopt;
+  return hugging_face::EndToken{.id = *id, .text = tokenizer->TokenOf(*id)};
 }
 
 }  // namespace megascale::inference

@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "proto/job.pb.h"
 #include "runtime/data/tokenizer/tokenizer.h"
+#include "runtime/hugging_face/text_files.h"
 #include "runtime/tensor/tensor.h"
 
 namespace megascale::inference {
@@ -43,17 +44,24 @@ struct TextSource {
   int64_t context = 0;                          // longest sequence
   std::optional<int64_t> step;                  // of a checkpoint that a job wrote
   TextCodec codec{nullptr};
+  std::string tokenizer;  // where the codec's was found; empty: bytes
   std::vector<int32_t> end_tokens;
   std::vector<std::string> warnings;
 };
 
 // Reads a checkpoint, a folder of them (the newest counts) or a Hugging Face folder.
-// `tokenizer_path`: a tokenizer to use instead of the path's own; empty: its own. A job that was
-// trained without a tokenizer reads bytes, even if it began with weights that have one. Errors:
-// those of hugging_face::FindSource and tokenizer::LoadTokenizer; FailedPrecondition - no
-// tokenizer; InvalidArgument - a tokenizer with more tokens than the model, an end token that the
-// model does not have.
+// `tokenizer_path`: a tokenizer to use instead of the path's own; "bytes": none; empty: its own. A
+// job that was trained without a tokenizer reads bytes, even if it began with weights that have
+// one. Errors: those of hugging_face::FindSource and tokenizer::LoadTokenizer; FailedPrecondition -
+// no tokenizer; InvalidArgument - a tokenizer with more tokens than the model, an end token that
+// the model does not have.
 absl::StatusOr<TextSource> FindTextSource(const std::string& path,
                                           const std::string& tokenizer_path);
+
+// Returns the token that ends every document of the job that wrote a checkpoint; nullopt: it was
+// trained on bytes, or the checkpoint has imported weights. Errors: those of
+// checkpoint::ReadManifest and of tokenizer::LoadTokenizer.
+absl::StatusOr<std::optional<hugging_face::EndToken>> FindJobEndToken(
+    const std::string& checkpoint);
 
 }  // namespace megascale::inference

@@ -1,9 +1,11 @@
 // Generation of one sequence by a model of GPT-2's 124M, beside the rate that the memory allows:
 // each token reads all weights but the embeddings that are looked up, so tokens/s <= read bandwidth
 // / bytes of those weights. Both are measured by turns in this run, on the code that `megascale
-// generate` runs; what it leaves out is choosing tokens and text.
+// generate` runs; what it leaves out is choosing tokens and text. Exits 1 if the median share of
+// that rate is below --least-share.
 //
 //   tests/bench/generation_benchmark [--threads 2] [--tokens 32] [--rounds 7] [--precision bf16]
+//     [--least-share 0.6]
 #include <omp.h>
 #include <stdlib.h>
 
@@ -42,6 +44,7 @@ struct Options {
   int rounds = 7;
   int prompt_tokens = 128;
   std::string precision = "bf16";
+  double least_share = 0.6;  // of the memory's rate
 };
 
 constexpr char kConfig[] = R"({"architectures": ["GPT2LMHeadModel"], "vocab_size": 50257,
@@ -175,7 +178,9 @@ int Run(const Options& options) {
   const double best = *std::max_element(bandwidths.begin(), bandwidths.end());
   std::printf("at best reads %.1f GB/s and generates %.1f tokens/s: %.0f %%\n", best / 1e9,
               best_rate, 100 * best_rate * static_cast<double>(model->step_bytes()) / best);
-  return 0;
+  if (Median(shares) >= options.least_share) return 0;
+  std::printf("FAILED: the share is below %.0f %%\n", 100 * options.least_share);
+  return 1;
 }
 
 }  // namespace
@@ -195,6 +200,10 @@ int main(int argc, char** argv) {
   app.add_option("--precision", options.precision)
       ->capture_default_str()
       ->check(CLI::IsMember({"bf16", "fp32"}));
+  app.add_option("--least-share", options.least_share,
+                 "exit 1 if the median share of the memory's rate is below this; 0: never")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 1.0));
   CLI11_PARSE(app, argc, argv);
   return megascale::bench::Run(options);
 }

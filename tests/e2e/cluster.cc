@@ -37,7 +37,6 @@ namespace {
 using control::v1::Job;
 using std::chrono::steady_clock;
 
-constexpr int kCommandSeconds = 120;
 constexpr std::chrono::milliseconds kPoll(20);
 
 std::vector<char*> Arguments(const std::vector<std::string>& command) {
@@ -101,7 +100,7 @@ std::string Runfile(const std::string& path) {
 std::string Program() { return Runfile("cli/megascale"); }
 
 CommandResult Run(const std::vector<std::string>& command,
-                  const std::map<std::string, std::string>& environment) {
+                  const std::map<std::string, std::string>& environment, int seconds_max) {
   char out_path[] = "/tmp/ms-out-XXXXXX";
   char err_path[] = "/tmp/ms-err-XXXXXX";
   const base::UniqueFd out(::mkostemp(out_path, O_CLOEXEC));
@@ -112,7 +111,7 @@ CommandResult Run(const std::vector<std::string>& command,
     for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
     Exec(arguments, out.get(), err.get());
   }
-  const int status = WaitForExit(pid, kCommandSeconds);
+  const int status = WaitForExit(pid, seconds_max);
   CommandResult result;
   if (status == -1) {
     KillAndReap(pid);

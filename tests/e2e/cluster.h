@@ -28,9 +28,11 @@ struct CommandResult {
   std::string err;
 };
 
-// Runs a command to its end, at most 120 s; `environment` is added to the test's.
+// Runs a command to its end, and kills it after `seconds_max`; `environment` is added to the
+// test's.
 CommandResult Run(const std::vector<std::string>& command,
-                  const std::map<std::string, std::string>& environment = {});
+                  const std::map<std::string, std::string>& environment = {},
+                  int seconds_max = 120);
 
 // Starts a process with its output in `log_path`; it dies with this test.
 pid_t Spawn(const std::vector<std::string>& command, const std::string& log_path);

@@ -347,6 +347,17 @@ TEST_F(CommandsTest, AJobThatDoesNotFitWaitsAndSaysWhy) {
   EXPECT_EQ(cluster_.WaitForEnd("large"), control::v1::JOB_STATE_CANCELLED);
 }
 
+// Nine letters and an end token.
+constexpr char kTokenizer[] = R"({"version": "1.0", "added_tokens": [
+    {"id": 9, "content": "<|endoftext|>", "single_word": false, "lstrip": false, "rstrip": false,
+     "normalized": false, "special": true}],
+    "normalizer": null, "post_processor": null,
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true},
+    "decoder": {"type": "ByteLevel"},
+    "model": {"type": "BPE", "dropout": null, "unk_token": null, "vocab":
+      {"a": 0, "b": 1, "c": 2, "d": 3, "e": 4, "f": 5, "g": 6, "h": 7, "i": 8,
+       "<|endoftext|>": 9}, "merges": []}})";
+
 struct Mistake {
   std::vector<std::string> arguments;  // "JOB" stands for the job file
   int exit_code;
@@ -355,6 +366,8 @@ struct Mistake {
 
 TEST_F(CommandsTest, MistakesGetOneClearLineAndTheRightExitCode) {
   Start();
+  const std::string tokenizer = cluster_.directory() + "/tokenizer.json";
+  ASSERT_TRUE(base::WriteFileDurably(tokenizer, kTokenizer).ok());
   const std::vector<Mistake> mistakes = {
       {{"submit", "JOB", "--set", "model.hiden_size=64"}, 2, "hidden_size"},
       {{"submit", "JOB", "--set", "model.hidden_size=wide"}, 2, "hidden_size"},
@@ -379,6 +392,9 @@ TEST_F(CommandsTest, MistakesGetOneClearLineAndTheRightExitCode) {
       {{"minder", "watch", "nobody", "--continuity", "20m"}, 2, "20m"},
       {{"minder", "train", "/nowhere.csv", "--out", "/tmp/none.json"}, 4, "/nowhere.csv"},
       {{"minder", "train", "JOB", "--out", "/tmp/none.json"}, 2, "is no header"},
+      {{"submit", "JOB", "--tokenizer", tokenizer, "--set", "model.vocab_size=9"},
+       2,
+       "model.vocab_size: is 9, but the tokenizer " + tokenizer + " has 10 tokens"},
       {{"local", "JOB", "--agents", "1", "--slots", "2"}, 2, "4 slots"},
       {{"local", "JOB", "--agents", "2", "--slots", "2", "--data", "/nowhere"}, 2, "/nowhere"},
   };
@@ -400,7 +416,21 @@ TEST_F(CommandsTest, MistakesGetOneClearLineAndTheRightExitCode) {
 struct BadData {
   std::string path;
   std::string says;
+  std::vector<std::string> sets = {};  // beside data.files
 };
+
+// A folder with half of its weights: the index names a file that is missing.
+std::string WriteFolderWithoutAShard(const std::string& folder) {
+  const auto write = [&](const std::string& name, const std::string& text) {
+    EXPECT_TRUE(base::WriteFileDurably(absl::StrCat(folder, "/", name), text).ok());
+  };
+  std::filesystem::create_directory(folder);
+  write("config.json", R"({"architectures": ["GPT2LMHeadModel"], "vocab_size": 256, "n_embd": 64,
+                           "n_layer": 4, "n_head": 4, "n_positions": 32})");
+  write("model.safetensors.index.json",
+        R"({"weight_map": {"wte.weight": "model-00001-of-00002.safetensors"}})");
+  return folder;
+}
 
 TEST_F(CommandsTest, DataThatTheAgentCannotReadIsRefusedBeforeAnyWorkerStarts) {
   if (::geteuid() == 0) {  // root reads every file, unless it gives that up
@@ -413,8 +443,11 @@ TEST_F(CommandsTest, DataThatTheAgentCannotReadIsRefusedBeforeAnyWorkerStarts) {
   ASSERT_TRUE(base::WriteFileDurably(folder + "empty", "").ok());
   ASSERT_TRUE(base::WriteFileDurably(folder + "short", "to be").ok());
   ASSERT_TRUE(base::WriteFileDurably(folder + "secret", "to be or not to be").ok());
+  ASSERT_TRUE(
+      base::WriteFileDurably(folder + "bad.jsonl", "{\"text\": \"to be\"}\n{\"body\": 1}\n").ok());
   ASSERT_EQ(::chmod((folder + "secret").c_str(), 0), 0);
   ASSERT_EQ(::mkfifo((folder + "fifo").c_str(), 0600), 0);
+  const std::string half = WriteFolderWithoutAShard(folder + "half");
   const std::vector<BadData> mistakes = {
       {"/nowhere/text", "No such file or directory; expected a file that user "},
       {folder + "empty", ": is empty; expected a file with text in it"},
@@ -422,15 +455,25 @@ TEST_F(CommandsTest, DataThatTheAgentCannotReadIsRefusedBeforeAnyWorkerStarts) {
        " has 5 bytes for training (of 5), expected at least train.seq_length + 1"},
       {folder + "fifo", ": is a FIFO; expected a regular file"},
       {folder + "secret", "Permission denied; expected a file that user "},
+      {folder + "bad.jsonl",
+       "bad.jsonl:2: has no field 'text'; expected one with the text",
+       {"data.json_field=text", "data.tokenizer_vocab_size=300",
+        absl::StrCat("data.token_cache=", folder, "tokens")}},
+      {folder + "text",
+       "model-00001-of-00002.safetensors: is missing",
+       {absl::StrCat("model.from=", half)}},
   };
   for (size_t i = 0; i < mistakes.size(); ++i) {
     const std::string id = absl::StrCat("data-", i);
-    cluster_.Submit(id, {absl::StrCat("data.files=[", mistakes[i].path, "]")});
+    std::vector<std::string> sets = mistakes[i].sets;
+    sets.push_back(absl::StrCat("data.files=[", mistakes[i].path, "]"));
+    cluster_.Submit(id, sets);
     const CommandResult wait = cluster_.Megascale({"wait", id});
     EXPECT_EQ(wait.exit_code, 1);
     const Job job = cluster_.Status(id);
     EXPECT_EQ(job.state(), control::v1::JOB_STATE_FAILED);
-    for (const std::string& part : {mistakes[i].path, mistakes[i].says}) {
+    const std::string named = mistakes[i].path == folder + "text" ? half : mistakes[i].path;
+    for (const std::string& part : {named, mistakes[i].says}) {
       EXPECT_NE(job.message().find(part), std::string::npos) << part << ": " << job.message();
     }
     EXPECT_EQ(job.message().find('\n'), std::string::npos) << job.message();

@@ -60,7 +60,8 @@ int64_t PeakMebibytes() {
 CommandResult Checkpoint(const std::vector<std::string>& arguments) {
   std::vector<std::string> command = {Program(), "checkpoint"};
   command.insert(command.end(), arguments.begin(), arguments.end());
-  return e2e::Run(command);
+  constexpr int kSoakSeconds = 1800;  // 7B: 27 GB are written and synced
+  return IsSoak() ? e2e::Run(command, {}, kSoakSeconds) : e2e::Run(command);
 }
 
 // `./dev soak` takes 7B, 13.5 GB that are read and written, and exports them again.
@@ -80,6 +81,12 @@ TEST(LargeModelTest, IsImportedWithinAGibibyte) {
   const CommandResult exported = Checkpoint({"export", weights, "--out", out});
   EXPECT_EQ(exported.exit_code, 0) << exported.err;
   EXPECT_LE(PeakMebibytes(), kMebibytesMax);
+  int num_files = 0;
+  for (const auto& file : std::filesystem::directory_iterator(out)) {
+    if (file.path().extension() == ".safetensors") ++num_files;
+  }
+  EXPECT_GE(num_files, 3) << "13.5 GB in files of at most 5 GB";
+  EXPECT_TRUE(std::filesystem::exists(out + "/model.safetensors.index.json"));
   const auto again = hugging_face::Weights::Open(out);
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ((*again)->config().model.num_hidden_layers(), shape.layers);

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <map>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "runtime/base/fd.h"
 #include "tests/e2e/cluster.h"
@@ -148,6 +150,7 @@ TEST_F(LocalTest, LearnsATokenizerAndKeepsItWithEveryCheckpoint) {
       e2e::Run({Program(), "checkpoint", "export", checkpoint, "--out", out});
   EXPECT_EQ(exported.exit_code, 0) << exported.err;
   EXPECT_TRUE(std::filesystem::exists(out + "/tokenizer.json"));
+  EXPECT_TRUE(std::filesystem::exists(out + "/tokenizer_config.json"));
   const std::string book = directory_ + "/lines.jsonl";
   std::string lines = "{\"body\": 1}\n";
   for (int i = 0; i < 40; ++i) {
@@ -169,6 +172,15 @@ TEST_F(LocalTest, LearnsATokenizerAndKeepsItWithEveryCheckpoint) {
   EXPECT_GT(bytes, tokens);
   EXPECT_NEAR(NumberOf(evaluated.out, "bits_per_byte"),
               NumberOf(evaluated.out, "loss") * tokens / bytes / std::log(2.0), 1e-3);
+  const double loss = NumberOf(evaluated.out, "loss");
+  const double perplexity = NumberOf(evaluated.out, "perplexity");
+  EXPECT_NEAR(perplexity, std::exp(loss), 1e-4 * perplexity);
+  command.erase(std::find(command.begin(), command.end(), "-o"));
+  command.erase(std::find(command.begin(), command.end(), "json"));
+  const CommandResult shown = e2e::Run(command, state);
+  const std::string line =
+      absl::StrFormat("\nloss %.4f nats per token, perplexity %.2f\n", loss, perplexity);
+  EXPECT_NE(shown.out.find(line), std::string::npos) << line << shown.out;
 }
 
 // The first stage keeps the weights of both ends; what reads a checkpoint must not miss them.

@@ -23,14 +23,17 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "runtime/base/fd.h"
 #include "runtime/checkpoint/format/safetensors.h"
 #include "runtime/checkpoint/reader.h"
+#include "runtime/data/token_text.h"
 #include "runtime/hugging_face/folder.h"
 #include "runtime/hugging_face/import.h"
 #include "runtime/hugging_face/initial_weights.h"
 #include "runtime/hugging_face/weights.h"
 #include "runtime/inference/generate.h"
+#include "runtime/inference/inference.h"
 #include "runtime/inference/language_model.h"
 #include "runtime/model/config.h"
 #include "runtime/model/testing/test_pipeline.h"
@@ -128,6 +131,64 @@ TEST(GoldenFolders, TheCpuAgreesWithTransformersInFloat32) {
 TEST(GoldenFolders, TheCpuIsNearTransformersInBFloat16) {
   for (const char* name : kFolders) {
     ExpectGolden(name, ops::MakeCpuOps(DType::kBF16, 2).get(), {3e-2, 1e-2, 1e-1});
+  }
+}
+
+// The tokens of one sample.
+class Sample : public data::TokenText {
+ public:
+  Sample(const std::vector<int32_t>& tokens, int64_t index)
+      : ids_(tokens.begin() + index * (kSeq + 1), tokens.begin() + (index + 1) * (kSeq + 1)) {}
+  int64_t num_tokens() const override { return kSeq + 1; }
+  absl::Status Read(int64_t begin, absl::Span<int32_t> out) const override {
+    std::copy_n(ids_.begin() + begin, out.size(), out.begin());
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::vector<int32_t> ids_;
+};
+
+constexpr char kTokenizer[] = R"({"version": "1.0", "added_tokens": [
+    {"id": 0, "content": "<|endoftext|>", "single_word": false, "lstrip": false, "rstrip": false,
+     "normalized": false, "special": true}],
+    "normalizer": null, "post_processor": null,
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true},
+    "decoder": {"type": "ByteLevel"},
+    "model": {"type": "BPE", "dropout": null, "unk_token": null, "merges": [],
+              "vocab": {"<|endoftext|>": 0 OTHERS}}})";
+
+// Returns the path of a tokenizer for these models: an end token and 49 letters.
+std::string WriteTokenizer() {
+  std::string others;
+  for (int id = 1; id < 50; ++id) {
+    const char letter = static_cast<char>('A' + id);
+    absl::StrAppend(&others, ", \"", letter == '\\' ? "!" : std::string(1, letter), "\": ", id);
+  }
+  const std::string path = absl::StrCat(::getenv("TEST_TMPDIR"), "/tokenizer.json");
+  const std::string text = absl::StrReplaceAll(kTokenizer, {{"OTHERS", others}});
+  EXPECT_TRUE(base::WriteFileDurably(path, text).ok());
+  return path;
+}
+
+// As `megascale evaluate` does it, in the type in which the weights are stored.
+TEST(GoldenFolders, EvaluationOfAFolderGivesTheLossOfTransformers) {
+  const std::string tokenizer = WriteTokenizer();
+  for (const std::string name : kFolders) {
+    SCOPED_TRACE(name);
+    const std::string expected = PathOf(name) + "/expected.safetensors";
+    const auto tokens = ReadTensor<int32_t>(expected, "tokens");
+    const double loss = ReadTensor<float>(expected, "loss").at(0);
+    auto inference = cli::Inference::Load(
+        {.path = PathOf(name), .tokenizer = tokenizer, .seq_length = kSeq, .num_threads = 2});
+    ASSERT_TRUE(inference.ok()) << inference.status();
+    double sum = 0;
+    for (int64_t sample = 0; sample < kBatch; ++sample) {
+      sum += (*inference)->Evaluate(Sample(tokens, sample))->nats_per_token;
+    }
+    const bool is_bf16 =
+        (*inference)->manifest().spec().train().precision() == job::v1::PRECISION_BF16;
+    EXPECT_NEAR(sum / kBatch, loss, (is_bf16 ? 1e-2 : 1e-6) * loss);
   }
 }
 

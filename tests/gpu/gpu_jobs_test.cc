@@ -31,6 +31,7 @@ struct Layout {
   job::v1::OptimizerType optimizer = job::v1::OPTIMIZER_TYPE_ADAMW;
   bool llama = false;  // RMSNorm, rotary positions, SwiGLU, grouped queries
   bool tied = false;
+  bool within_documents = false;
 };
 
 JobSpec Toy(const Layout& layout, int steps) {
@@ -42,6 +43,9 @@ JobSpec Toy(const Layout& layout, int steps) {
   spec.mutable_train()->set_precision(layout.precision);
   spec.mutable_optimizer()->set_type(layout.optimizer);
   spec.mutable_parallel()->set_tensor_model_parallel_size(layout.tensor);
+  if (layout.within_documents) {
+    spec.mutable_data()->set_attention(job::v1::ATTENTION_WITHIN_DOCUMENTS);
+  }
   if (layout.llama) {
     auto& model = *spec.mutable_model();
     model.set_num_key_value_heads(1);
@@ -79,19 +83,19 @@ TEST_P(GpuJobsTest, LossesAreTheCpus) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, GpuJobsTest,
-                         ::testing::Values(Layout{.name = "Alone"},
-                                           Layout{.name = "Llama", .llama = true},
-                                           Layout{.name = "LlamaBF16",
-                                                  .precision = job::v1::PRECISION_BF16,
-                                                  .llama = true},
-                                           Layout{.name = "DataTensor", .data = 2, .tensor = 2},
-                                           Layout{.name = "PipelineLambTied",
-                                                  .pipeline = 2,
-                                                  .precision = job::v1::PRECISION_BF16,
-                                                  .optimizer = job::v1::OPTIMIZER_TYPE_LAMB,
-                                                  .tied = true}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, GpuJobsTest,
+    ::testing::Values(Layout{.name = "Alone"}, Layout{.name = "Llama", .llama = true},
+                      Layout{
+                          .name = "LlamaBF16", .precision = job::v1::PRECISION_BF16, .llama = true},
+                      Layout{.name = "DataTensor", .data = 2, .tensor = 2},
+                      Layout{.name = "WithinDocuments", .pipeline = 2, .within_documents = true},
+                      Layout{.name = "PipelineLambTied",
+                             .pipeline = 2,
+                             .precision = job::v1::PRECISION_BF16,
+                             .optimizer = job::v1::OPTIMIZER_TYPE_LAMB,
+                             .tied = true}),
+    [](const auto& info) { return info.param.name; });
 
 TEST_P(GpuJobsTest, GraphsLeaveTheBits) {
   const auto digest_of = [spec = Toy(GetParam(), /*steps=*/4)](bool uses_graphs) {

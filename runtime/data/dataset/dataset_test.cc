@@ -206,9 +206,9 @@ TEST_F(DatasetTest, ABadLineIsNamedWithFileAndLineOrCounted) {
               ::testing::ElementsAre(absl::StrCat("data.files: ", path, ": skipped 2 bad lines")));
 }
 
-TEST_F(DatasetTest, TextThatIsNotUtf8IsNamedWithItsByteOrCounted) {
+TEST_F(DatasetTest, TextThatIsNotUtf8IsNamedWithItsLineOrCounted) {
   const std::string path = Add("a.txt", Lines(30) + "\xff" + Lines(90));
-  EXPECT_THAT(Refusal(), HasSubstr(path + ": is not UTF-8 at byte "));
+  EXPECT_THAT(Refusal(), HasSubstr(path + ":31: is not UTF-8 at byte "));
   spec_.mutable_data()->set_skip_bad(true);
   EXPECT_THAT(Open()->warnings(),
               ::testing::ElementsAre(

@@ -1,5 +1,6 @@
 #include "runtime/data/source/plain_text.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -53,13 +54,14 @@ absl::StatusOr<bool> PlainText::Next(std::string* piece) {
     const size_t good = WholeCharacters(rest);
     piece->append(rest.data(), good);
     num_bytes_ += static_cast<int64_t>(good);
+    line_ += std::count(rest.begin(), rest.begin() + good, '\n');
     rest.remove_prefix(good);
     // Few bytes may be the begin of a character whose end comes later.
     if (rest.empty() || (rest.size() < kCharacterBytesMax && !has_ended_)) break;
     if (!options_.skip_bad) {
       return absl::InvalidArgumentError(
-          absl::StrCat(path_, ": is not UTF-8 at byte ", num_bytes_,
-                       "; convert it, or leave such bytes out with --skip-bad"));
+          absl::StrCat(path_, ":", line_, ": is not UTF-8 at byte ", num_bytes_,
+                       " of the file; convert it, or leave such bytes out with --skip-bad"));
     }
     rest.remove_prefix(1);
     ++num_bytes_;

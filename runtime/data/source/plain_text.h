@@ -24,7 +24,7 @@ class PlainText {
                                                          const PlainTextOptions& options);
 
   // Replaces `piece` by the next whole characters; false: the file has ended. A piece may be empty.
-  // Errors: InvalidArgument, with the path and the byte - not UTF-8; those of ByteStream.
+  // Errors: InvalidArgument, with the path, the line and the byte - not UTF-8; those of ByteStream.
   absl::StatusOr<bool> Next(std::string* piece);
 
   int64_t num_skipped() const { return num_skipped_; }  // bytes
@@ -38,6 +38,7 @@ class PlainText {
   std::unique_ptr<ByteStream> stream_;
   std::string bytes_;      // read and not yet given: at most a block and the begin of a character
   int64_t num_bytes_ = 0;  // given or skipped
+  int64_t line_ = 1;       // in which they end
   int64_t num_skipped_ = 0;
   bool has_ended_ = false;
 };

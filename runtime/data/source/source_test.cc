@@ -174,11 +174,16 @@ TEST_F(SourceTest, PlainTextComesInWholeCharactersWhateverTheBlocks) {
     EXPECT_EQ(PlainTextOf(path, {.block_bytes = block}), "aé日\xF0\x9F\x98\x80z|0");
     EXPECT_EQ(PlainTextOf(bad, {.skip_bad = true, .block_bytes = block}), "aé日b|4");
     EXPECT_THAT(PlainTextOf(bad, {.block_bytes = block}),
-                HasSubstr("/bad: is not UTF-8 at byte 3; convert it"));
+                HasSubstr("/bad:1: is not UTF-8 at byte 3 of the file; convert it"));
   }
   EXPECT_EQ(PlainTextOf(Write("packed", Gzip("aé")), {}), "aé|0");
   EXPECT_EQ(PlainTextOf(Write("none", ""), {}), "|0");
   EXPECT_THAT(PlainTextOf(Write("cut", "a\xC3"), {}), HasSubstr("not UTF-8 at byte 1"));
+  const std::string lines = Write("lines", "a\n\né\nb\xFF\n");
+  for (size_t block = 1; block <= 8; ++block) {
+    EXPECT_THAT(PlainTextOf(lines, {.block_bytes = block}),
+                HasSubstr("/lines:4: is not UTF-8 at byte 7 of the file"));
+  }
 }
 
 }  // namespace

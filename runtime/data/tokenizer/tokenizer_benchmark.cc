@@ -102,7 +102,7 @@ absl::StatusOr<std::string> ReadAll(const std::vector<std::string>& paths) {
   return all;
 }
 
-std::unique_ptr<Tokenizer> TrainOn(const std::string& text, SplitPattern split) {
+ByteLevelBpe Learn(const std::string& text, SplitPattern split) {
   WordCounter counter(split);
   counter.Feed(text);
   counter.Finish();
@@ -112,8 +112,55 @@ std::unique_ptr<Tokenizer> TrainOn(const std::string& text, SplitPattern split) 
   BpeTrainOptions options;
   options.num_tokens_max = kVocabulary - 257;
   bpe.merges = TrainBpe(counter.words(), options);
+  return bpe;
+}
+
+// As the family of the split has it: Qwen2 normalises.
+std::unique_ptr<Tokenizer> ByteLevel(const ByteLevelBpe& bpe) {
   auto parts = ParseTokenizerJson(WriteTokenizerJson(bpe));
+  if (bpe.split == SplitPattern::kQwen2) {
+    parts->normalizer.push_back({NormalizerStep::Kind::kNfc, "", ""});
+  }
   return *Tokenizer::Create(*std::move(parts));
+}
+
+// As Llama 2 has it, with the merges of a byte-level one: spaces are "▁", a whole text is one
+// piece, and characters that are no token become bytes.
+std::unique_ptr<Tokenizer> LikeLlama2(const ByteLevelBpe& bpe) {
+  constexpr char kMarker[] = "▁";
+  TokenizerParts parts;
+  BpeSpec& spec = parts.model;
+  absl::flat_hash_map<std::string, int32_t> ids;
+  const auto add = [&](const std::string& token) {
+    const auto [at, added] = ids.try_emplace(token, static_cast<int32_t>(parts.tokens.size()));
+    if (added) parts.tokens.push_back(token);
+    return at->second;
+  };
+  spec.unknown = add("<unk>");
+  for (int byte = 0; byte < 256; ++byte) {
+    spec.byte_fallback.push_back(add(absl::StrCat("<0x", absl::Hex(byte, absl::kZeroPad2), ">")));
+  }
+  const auto add_symbol = [&](const std::string& text) {
+    if (ids.contains(text)) return;
+    spec.symbols.emplace_back(text, add(text));
+  };
+  add_symbol(kMarker);
+  for (char c = '!'; c <= '~'; ++c) add_symbol(std::string(1, c));
+  for (const auto& [left, right] : bpe.merges) {
+    const auto first = ids.find(ReplaceEach(left, " ", kMarker));
+    const auto second = ids.find(ReplaceEach(right, " ", kMarker));
+    if (first == ids.end() || second == ids.end()) continue;  // parts of characters, line ends
+    const BpeMerge halves = {first->second, second->second, 0};
+    const std::string whole = first->first + second->first;
+    add_symbol(whole);
+    spec.merges.push_back({halves.left, halves.right, ids.at(whole)});
+  }
+  spec.start = BpeStart::kCharacters;
+  spec.fuse_unknown = true;
+  spec.word_begin = kMarker;
+  parts.normalizer = {{NormalizerStep::Kind::kPrepend, "", kMarker},
+                      {NormalizerStep::Kind::kReplace, " ", kMarker}};
+  return *Tokenizer::Create(std::move(parts));
 }
 
 // Encodes the text in documents. Returns the CPU seconds.
@@ -157,14 +204,22 @@ int Main(const std::vector<std::string>& paths) {
   std::printf("%.1f MB of text; MB/s of one thread's CPU time, %d texts of %zu MiB, each once\n",
               static_cast<double>(sample->size()) / 1e6, kRounds, kTextBytes >> 20);
   std::printf("  %-44s %7s %7s %10s\n", "", "median", "least", "bytes/token");
-  for (const auto split : {SplitPattern::kLlama3, SplitPattern::kGpt2}) {
+  const auto measure = [&](const Tokenizer& tokenizer) {
+    Measure("the text itself", tokenizer, {*sample});
+    Measure("new text, five bytes decide the next", tokenizer, near);
+    Measure("new text, three bytes decide the next", tokenizer, far);
+  };
+  for (const auto split : {SplitPattern::kLlama3, SplitPattern::kQwen2, SplitPattern::kGpt2}) {
     const double begin = CpuSeconds();
-    const auto tokenizer = TrainOn(*sample, split);
+    const ByteLevelBpe bpe = Learn(*sample, split);
+    const auto tokenizer = ByteLevel(bpe);
     std::printf("split as %s: %d tokens learnt in %.1f s\n", std::string(NameOf(split)).c_str(),
                 tokenizer->vocabulary_size(), CpuSeconds() - begin);
-    Measure("the text itself", *tokenizer, {*sample});
-    Measure("new text, five bytes decide the next", *tokenizer, near);
-    Measure("new text, three bytes decide the next", *tokenizer, far);
+    measure(*tokenizer);
+    if (split != SplitPattern::kGpt2) continue;
+    const auto like_llama2 = LikeLlama2(bpe);
+    std::printf("as Llama 2, with %d tokens of those\n", like_llama2->vocabulary_size());
+    measure(*like_llama2);
   }
   return 0;
 }

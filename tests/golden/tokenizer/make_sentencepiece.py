@@ -6,9 +6,11 @@
 Run it from the repository's root, after make_golden.py, whose cases it encodes. It writes
 
     sentencepiece-NAME.model          small models: "fallback" as Llama 2 has it, "plain" without bytes and prefix
-    sentencepiece-NAME.expected.json  for each case the ids, run-length encoded: "5 7*3" is 5 7 7 7
+    sentencepiece-NAME.expected.json  for each case the ids, run-length encoded: "5 7*3" is 5 7 7 7; and of the text that
+                                      they decode to, the first 16 digits of the SHA-256
 """
 
+import hashlib
 import json
 import pathlib
 
@@ -36,6 +38,12 @@ def text_of(case):
     return b"".join(bytes.fromhex(part) * repeats for part, repeats in case[1]).decode("utf-8", errors="replace")
 
 
+def answer(processor, text):
+    ids = processor.encode(text)
+    decoded = processor.decode(ids)
+    return {"ids": run_lengths(ids), "text": hashlib.sha256(decoded.encode()).hexdigest()[:16]}
+
+
 def main():
     assert sentencepiece.__version__ == VERSION, f"needs {VERSION}, found {sentencepiece.__version__}"
     cases = json.loads((FOLDER / "cases.json").read_text())
@@ -47,7 +55,7 @@ def main():
             max_sentence_length=100000, minloglevel=2, **options)
         prefix.with_suffix(".vocab").unlink()
         processor = sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
-        answers = [json.dumps({"ids": run_lengths(processor.encode(text_of(case)))}) for case in cases]
+        answers = [json.dumps(answer(processor, text_of(case))) for case in cases]
         pathlib.Path(f"{prefix}.expected.json").write_text("[\n" + ",\n".join(answers) + "\n]\n")
 
 

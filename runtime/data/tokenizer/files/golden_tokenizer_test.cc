@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -148,6 +149,27 @@ TEST(SentencePieceTest, EncodesEveryCaseAsTheLibrary) {
       (*tokenizer)->Encode(cases[i].text, {}, &ids);
       EXPECT_EQ(Join(ids), Join(ReadIds(expected[i]["ids"]))) << cases[i].name;
     }
+  }
+}
+
+// The unknown token is shown as the file writes it, where the library writes " ⁇ ".
+TEST(SentencePieceTest, DecodesEveryCaseAsTheLibrary) {
+  const std::vector<Case> cases = ReadCases();
+  for (const std::string name : {"sentencepiece-fallback", "sentencepiece-plain"}) {
+    const auto tokenizer = LoadTokenizer(PathOf(name + ".model"));
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    const auto expected = ReadGolden(name + ".expected.json");
+    size_t num_compared = 0;
+    for (size_t i = 0; i < cases.size(); ++i) {
+      const std::vector<int32_t> ids = ReadIds(expected[i]["ids"]);
+      if (std::find(ids.begin(), ids.end(), (*tokenizer)->IdOf("<unk>")) != ids.end()) continue;
+      const auto decoded = (*tokenizer)->Decode(ids, {});
+      ASSERT_TRUE(decoded.ok()) << decoded.status();
+      EXPECT_EQ(base::Sha256Hex(*decoded).substr(0, 16), expected[i]["text"])
+          << cases[i].name << ": " << *decoded;
+      ++num_compared;
+    }
+    EXPECT_GT(num_compared, 10u) << name;
   }
 }
 

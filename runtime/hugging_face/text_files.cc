@@ -1,0 +1,166 @@
+#include "runtime/hugging_face/text_files.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/fd.h"
+#include "runtime/base/status.h"
+#include "runtime/hugging_face/end_tokens.h"
+#include "runtime/hugging_face/folder.h"
+#include "runtime/hugging_face/kept_files.h"
+#include "runtime/hugging_face/weights.h"
+
+namespace megascale::hugging_face {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr size_t kTokenizerBytesMax = 64 << 20;
+constexpr char kEndTokens[] = "eos_token_id";
+// Tokens that belong to the origin's tokenizer, beside the end tokens.
+constexpr const char* kOtherTokens[] = {"bos_token_id", "pad_token_id"};
+
+bool Exists(const std::string& folder, absl::string_view name) {
+  std::error_code error;
+  return std::filesystem::exists(absl::StrCat(folder, "/", name), error);
+}
+
+// Returns a folder's tokenizer file of the kinds that a checkpoint keeps; "" without one.
+std::string TokenizerNameIn(const std::string& folder) {
+  for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
+    if (Exists(folder, name)) return name;
+  }
+  return "";
+}
+
+bool HasFile(const std::string& folder, const std::string& name, const std::string& content) {
+  if (folder.empty()) return false;
+  const auto found = base::ReadFile(absl::StrCat(folder, "/", name), kTokenizerBytesMax);
+  return found.ok() && *found == content;
+}
+
+// Returns the folder of what `data.tokenizer` names.
+std::string FolderOf(const std::string& tokenizer) {
+  std::error_code error;
+  const std::filesystem::path path(tokenizer);
+  return std::filesystem::is_directory(path, error) ? tokenizer : path.parent_path().string();
+}
+
+Json ReadObject(const std::string& path) {
+  const auto text = base::ReadFile(path, kConfigBytesMax);
+  return text.ok() ? Json::parse(*text, nullptr, /*allow_exceptions=*/false) : Json();
+}
+
+Json ToJson(const std::vector<int32_t>& ids) {
+  if (ids.empty()) return nullptr;
+  return ids.size() == 1 ? Json(ids[0]) : Json(ids);
+}
+
+}  // namespace
+
+absl::StatusOr<TextFiles> TextFiles::Find(TextFilesOptions options) {
+  TextFiles files(std::move(options));
+  RETURN_IF_ERROR(files.FindTokenizer());
+  RETURN_IF_ERROR(files.FindEndTokens());
+  return files;
+}
+
+absl::Status TextFiles::FindTokenizer() {
+  if (!options_.is_of_job) {
+    tokenizer_folder_ = options_.origin;
+    keeps_origins_ = true;
+    return absl::OkStatus();
+  }
+  const std::string name = TokenizerNameIn(options_.checkpoint);
+  if (name.empty()) return absl::OkStatus();  // it was trained on bytes
+  ASSIGN_OR_RETURN(
+      const std::string content,
+      base::ReadFile(absl::StrCat(options_.checkpoint, "/", name), kTokenizerBytesMax));
+  if (HasFile(options_.origin, name, content)) {
+    tokenizer_folder_ = options_.origin;
+    keeps_origins_ = true;
+    return absl::OkStatus();
+  }
+  const std::string named = FolderOf(options_.tokenizer);
+  const bool has_config = HasFile(named, name, content) && Exists(named, kTokenizerConfigFile);
+  tokenizer_folder_ = has_config ? named : options_.checkpoint;
+  // A SentencePiece model is loaded by the class of its architecture.
+  needs_config_ = !has_config && name == "tokenizer.json";
+  return absl::OkStatus();
+}
+
+absl::Status TextFiles::FindEndTokens() {
+  if (keeps_origins_ && !options_.origin.empty()) {
+    auto found = ReadEndTokens(options_.origin);
+    // What is only copied need not be understood.
+    if (!found.ok() && options_.is_of_job) return found.status();
+    if (found.ok()) end_tokens_ = *std::move(found);
+  }
+  has_other_end_tokens_ = !keeps_origins_;
+  if (!options_.end_token) return absl::OkStatus();
+  const int32_t id = options_.end_token->id;
+  if (std::find(end_tokens_.begin(), end_tokens_.end(), id) != end_tokens_.end()) {
+    return absl::OkStatus();
+  }
+  end_tokens_.push_back(id);
+  has_other_end_tokens_ = true;
+  return absl::OkStatus();
+}
+
+std::string TextFiles::WithEndTokens(const std::string& config, bool is_new) const {
+  if (!is_new && !has_other_end_tokens_) return config;
+  Json json = Json::parse(config, nullptr, /*allow_exceptions=*/false);
+  json[kEndTokens] = ToJson(end_tokens_);
+  Json of_origin;
+  if (is_new && keeps_origins_ && !options_.origin.empty()) {
+    of_origin = ReadObject(absl::StrCat(options_.origin, "/", kConfigFile));
+  }
+  for (const char* field : kOtherTokens) {
+    if (of_origin.is_object() && of_origin.contains(field)) json[field] = of_origin[field];
+    if (!keeps_origins_ && json.contains(field)) json[field] = nullptr;
+  }
+  return json.dump(2) + "\n";
+}
+
+std::string TextFiles::TokenizerConfig() const {
+  Json json;
+  // Without a class `transformers` takes that of the architecture, which may add tokens of its own.
+  json["tokenizer_class"] = "PreTrainedTokenizerFast";
+  if (options_.end_token) json["eos_token"] = options_.end_token->text;
+  if (options_.positions > 0) json["model_max_length"] = options_.positions;
+  json["clean_up_tokenization_spaces"] = false;
+  return json.dump(2) + "\n";
+}
+
+absl::Status TextFiles::WriteGenerationConfig(const std::string& folder) const {
+  if (options_.origin.empty()) return absl::OkStatus();
+  auto text =
+      base::ReadFile(absl::StrCat(options_.origin, "/", kGenerationConfigFile), kConfigBytesMax);
+  if (absl::IsNotFound(text.status())) return absl::OkStatus();
+  if (!text.ok()) return text.status();
+  if (has_other_end_tokens_) {
+    Json json = Json::parse(*text, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object()) json = Json::object();
+    json[kEndTokens] = ToJson(end_tokens_);
+    for (const char* field : kOtherTokens) {
+      if (!keeps_origins_) json.erase(field);
+    }
+    *text = json.dump(2) + "\n";
+  }
+  return base::WriteFileDurably(absl::StrCat(folder, "/", kGenerationConfigFile), *text);
+}
+
+absl::Status TextFiles::Write(const std::string& folder) const {
+  if (!tokenizer_folder_.empty()) RETURN_IF_ERROR(CopyTokenizerFiles(tokenizer_folder_, folder));
+  if (needs_config_) {
+    RETURN_IF_ERROR(
+        base::WriteFileDurably(absl::StrCat(folder, "/", kTokenizerConfigFile), TokenizerConfig()));
+  }
+  return WriteGenerationConfig(folder);
+}
+
+}  // namespace megascale::hugging_face

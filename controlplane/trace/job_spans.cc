@@ -31,23 +31,31 @@ double Seconds(int64_t nanos, int64_t count) {
 
 }  // namespace
 
-absl::StatusOr<JobSpans> JobSpans::Create(const megascale::job::v1::JobSpec& spec) {
+absl::StatusOr<JobSpans> JobSpans::Create(const megascale::job::v1::JobSpec& spec,
+                                          PlannedRanks planned) {
   ASSIGN_OR_RETURN(layout::RankLayout first, layout::RankLayoutOf(spec, 0));
   plan::PlanOptions& options = first.plan_options;
   ASSIGN_OR_RETURN(options.chunks, layout::ChunkCostsOf(spec));
-  ASSIGN_OR_RETURN(const std::vector<plan::RankPlan> roles, plan::BuildRolePlans(options));
   JobSpans spans;
+  ASSIGN_OR_RETURN(spans.roles_, plan::BuildRolePlans(options));
   for (int rank = 0; rank < options.mesh.world_size(); ++rank) {
-    spans.plans_.push_back(plan::PlanOfRank(roles, rank));
+    spans.plans_.push_back({.mesh = options.mesh, .rank = rank});
+    if (planned == PlannedRanks::kAll) spans.Plan(rank);
     spans.names_.push_back(timeline::NameOf(spans.plans_.back()));
   }
   spans.ranks_.resize(spans.plans_.size(), timeline::RankSpans{.known = false, .spans = {}});
   return spans;
 }
 
+void JobSpans::Plan(int rank) {
+  plan::RankPlan& plan = plans_[static_cast<size_t>(rank)];
+  if (plan.instructions.empty()) plan = plan::PlanOfRank(roles_, rank);
+}
+
 void JobSpans::Add(const control::StreamSpansResponse& response) {
   const auto rank = static_cast<size_t>(response.rank());
   if (response.rank() < 0 || rank >= plans_.size()) return;
+  Plan(response.rank());
   names_[rank] = NameOf(plans_[rank], response.node_id());
   if (!response.error().empty()) {
     errors_.push_back(absl::StrCat("rank ", rank, ": ", response.error()));

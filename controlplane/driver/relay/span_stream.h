@@ -29,8 +29,8 @@ struct SpanStreamPorts {
 // waited in a queue.
 inline constexpr int kClockQuestions = 5;
 
-// Emits one message for each rank, in rank order; for a rank whose spans cannot be read, the
-// message says why.
+// Emits one message for each rank that is asked for, in rank order; for a rank whose spans cannot
+// be read, the message says why.
 //
 // Clocks: an agent's answer carries its monotonic clock, which is assumed to be read halfway
 // between question and answer; the error is at most half of that time. All ranks of a machine get

@@ -246,21 +246,25 @@ void AddTimes(const JobRecord& job, const JobSources& sources, control::Job* vie
 
 }  // namespace
 
-std::vector<control::RankView> ViewRanks(const JobRecord& job, const ReportLookup& report) {
-  std::vector<control::RankView> ranks;
-  for (const auto& placement : job.placements()) {
-    control::RankView& rank = ranks.emplace_back();
-    rank.set_node_id(placement.node_id());
-    rank.mutable_status()->set_rank(placement.rank());
-    const auto* actual = report(placement.node_id());
-    if (actual == nullptr || actual->attempt() != job.attempt()) continue;
-    for (const auto& reported : actual->ranks()) {
-      if (reported.status().rank() == placement.rank()) {
-        *rank.mutable_status() = reported.status();
-        rank.mutable_status()->set_doing(telemetry::DescribeDoing(reported.status()));
-      }
+control::RankView ViewRank(const JobRecord& job, int index, const ReportLookup& report) {
+  const auto& placement = job.placements(index);
+  control::RankView rank;
+  rank.set_node_id(placement.node_id());
+  rank.mutable_status()->set_rank(placement.rank());
+  const auto* actual = report(placement.node_id());
+  if (actual == nullptr || actual->attempt() != job.attempt()) return rank;
+  for (const auto& reported : actual->ranks()) {
+    if (reported.status().rank() == placement.rank()) {
+      *rank.mutable_status() = reported.status();
+      rank.mutable_status()->set_doing(telemetry::DescribeDoing(reported.status()));
     }
   }
+  return rank;
+}
+
+std::vector<control::RankView> ViewRanks(const JobRecord& job, const ReportLookup& report) {
+  std::vector<control::RankView> ranks;
+  for (int i = 0; i < job.placements_size(); ++i) ranks.push_back(ViewRank(job, i, report));
   return ranks;
 }
 

@@ -241,6 +241,19 @@ absl::StatusOr<telemetry::v1::Evidence> TestFleet::Evidence(const std::string& j
       sample->set_memory_available_bytes(int64_t{400} << 30);
       sample->set_disk_free_bytes(int64_t{900} << 30);
       sample->set_disk_read_bytes(2e7 + 1e7 * wave);
+      for (int local = 0; local < 8; ++local) {
+        sample->add_ranks()->set_tokens_per_second(500 + 10 * wave);
+      }
+      for (int gpu = 0; gpu < 8 && second % 5 == 0; ++gpu) {
+        telemetry::v1::GpuSample* shown = sample->add_gpus();
+        shown->set_index(gpu);
+        shown->set_busy_share(0.9 + 0.05 * wave);
+        shown->set_temperature_celsius(60 + gpu);
+        shown->set_power_watts(600);
+        shown->set_memory_used_bytes(int64_t{70} << 30);
+        shown->set_core_clock_megahertz(gpu == 3 ? 1200 : 1980);
+        if (gpu == 3) shown->add_throttled_by(kHostile);
+      }
       for (const char* name : {"eth0", kHostile}) {
         telemetry::v1::InterfaceSample* interface = sample->add_interfaces();
         interface->set_name(name);

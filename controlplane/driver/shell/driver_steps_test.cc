@@ -237,6 +237,28 @@ TEST_F(DriverStepsTest, StepsThatWereRolledBackAreCutFromALogThatWorksAgainAfter
   EXPECT_THAT(LoggedSteps(), ElementsAre()) << "attempt 2 began at step 0";
 }
 
+// A list reads no files, and the best step of an attempt is logged once.
+TEST_F(DriverStepsTest, AListKnowsTheLastStepOfAJobThatEndedBeforeTheDriverStarted) {
+  for (int64_t step = 1; step <= 5; ++step) {
+    Complete(step);
+    Pass(absl::Seconds(1));
+  }
+  ASSERT_EQ(job().best_step(), 1);
+  Event cancel = Cancelled(true);
+  cancel.mutable_cancel_requested()->set_job_id("j");
+  FailRank(2);
+  Round([&] { EXPECT_TRUE(shell_->Cancel(cancel.cancel_requested()).ok()); });
+  Pass(absl::Minutes(2));
+  ASSERT_EQ(job().stage(), pb::STAGE_ENDED);
+  DriverShell::Options options;
+  options.state_directory = "/state";
+  options.files = &disk_;
+  Begin(&disk_, std::move(options));
+  const auto list = shell_->view()->List({}, clock_.Wall());
+  ASSERT_TRUE(list.ok()) << list.status();
+  EXPECT_EQ(list->jobs(0).last_step(), 5);
+}
+
 // --- which jobs deserve a diagnosis --------------------------------------------------------------
 
 class JobTriggersTest : public DriverStepsTest {

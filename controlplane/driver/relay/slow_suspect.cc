@@ -57,16 +57,29 @@ std::vector<int> AllRanks(const control::Job& job) {
   return ranks;
 }
 
-// Reads the sample, and then the ranks for which those that were read wait longer than before.
-absl::StatusOr<Measured> ReadAwaited(const StepRange& range, std::vector<int> next,
-                                     FewRanks* ranks) {
+// Returns the ranks on the machine of a rank: all of them may compute longer.
+std::vector<int> RanksBeside(const control::Job& job, int rank) {
+  std::vector<int> ranks;
+  for (int other = 0; other < job.ranks_size(); ++other) {
+    if (job.ranks(other).node_id() == job.ranks(rank).node_id()) ranks.push_back(other);
+  }
+  return ranks;
+}
+
+// Reads the sample, and then the ranks for which those that were read wait longer than before,
+// until one is found that computes longer.
+absl::StatusOr<Measured> ReadAwaited(const control::Job& job, const StepRange& range,
+                                     std::vector<int> next, FewRanks* ranks) {
   Measured measured;
   for (;;) {
     ASSIGN_OR_RETURN(const bool any, ranks->Read(next));
     if (any) measured = Measure(ranks->spans(), range);
     if (!any || measured.before.empty() || measured.now.empty()) break;
-    next = diagnose::RanksAwaited(ranks->spans().plans(), ranks->Known(),
-                                  {measured.before, measured.now});
+    const diagnose::ComparedSteps steps = {measured.before, measured.now};
+    const auto& plans = ranks->spans().plans();
+    const int found = diagnose::RankThatComputesLonger(plans, ranks->Known(), steps);
+    next =
+        found >= 0 ? RanksBeside(job, found) : diagnose::RanksAwaited(plans, ranks->Known(), steps);
     std::erase_if(next, [&](int rank) { return ranks->WasAsked(rank); });
     next = ranks->RarestFirst(std::move(next));
     next.resize(std::min(next.size(), kRanksOfRound));
@@ -157,7 +170,7 @@ absl::StatusOr<control::Suspicion> FindSlowSuspect(const control::Job& job,
                                                      }}));
   const bool is_small = job.ranks_size() <= kRanksOfSmallJob;
   ASSIGN_OR_RETURN(const Measured measured,
-                   ReadAwaited(range, is_small ? AllRanks(job) : sample, &ranks));
+                   ReadAwaited(job, range, is_small ? AllRanks(job) : sample, &ranks));
   if (measured.now.empty()) return absl::NotFoundError("no step is known of all ranks");
   ASSIGN_OR_RETURN(const Judged judged, Judge(job, measured, &ranks));
   const std::optional<std::string> words = WordsOf(job, judged);

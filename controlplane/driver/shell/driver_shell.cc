@@ -181,7 +181,7 @@ absl::Status DriverShell::Suspect(const pb::SuspectFound& found) {
   // Asking its agents takes time: the job may have gone on meanwhile.
   const JobRecord* job = index_.Find(state_, found.job_id());
   if (job == nullptr || HasStallSuspicion(*job)) return absl::OkStatus();
-  const control::Suspicion& suspicion = found.suspicion();
+  const megascale::control::v1::Suspicion& suspicion = found.suspicion();
   const bool stands_still = counts_.StandsStill(*job, monitor_.reports().awake());
   if (stands_still != IsOfStall(suspicion)) return absl::OkStatus();
   if (!stands_still && !MayReplaceSuspicion(*job, suspicion, options_.clock->Wall())) {

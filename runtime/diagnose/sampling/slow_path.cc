@@ -57,7 +57,40 @@ std::vector<int> MembersOf(const plan::Mesh& mesh, const Wait& wait) {
   return peer >= 0 ? std::vector<int>{peer} : mesh.GroupOf(group, rank).ranks;
 }
 
+// What a rank computes, without its waits.
+double MedianWork(absl::Span<const TimedStep> steps, const RankPlan& plan) {
+  std::vector<double> work;
+  for (const TimedStep& step : steps) {
+    const std::vector<SpanTime>& spans = step.time.ranks[static_cast<size_t>(plan.rank)];
+    double sum = 0;
+    for (size_t i = 0; i < spans.size(); ++i) {
+      const bool is_pass = plan::IsPass(plan.instructions[i].kind());
+      if (!is_pass && plan.instructions[i].group != plan::GroupKind::kNone) continue;
+      sum += static_cast<double>(spans[i].end - spans[i].begin - spans[i].exchange);
+    }
+    work.push_back(sum);
+  }
+  return base::UpperMedian(std::move(work));
+}
+
 }  // namespace
+
+int RankThatComputesLonger(absl::Span<const RankPlan> plans, const std::vector<bool>& known,
+                           const ComparedSteps& steps) {
+  MEGASCALE_CHECK(plans.size() == known.size());
+  double largest = (MedianStep(steps.now) - MedianStep(steps.before)) / 2;
+  if (largest <= 0) return -1;
+  int found = -1;
+  for (size_t rank = 0; rank < plans.size(); ++rank) {
+    if (!known[rank]) continue;
+    const double growth =
+        MedianWork(steps.now, plans[rank]) - MedianWork(steps.before, plans[rank]);
+    if (growth < largest) continue;
+    largest = growth;
+    found = static_cast<int>(rank);
+  }
+  return found;
+}
 
 std::vector<int> RanksAwaited(absl::Span<const RankPlan> plans, const std::vector<bool>& known,
                               const ComparedSteps& steps) {

@@ -24,4 +24,10 @@ struct ComparedSteps {
 std::vector<int> RanksAwaited(absl::Span<const plan::RankPlan> plans,
                               const std::vector<bool>& known, const ComparedSteps& steps);
 
+// Returns the known rank that itself computes longer by the larger part of what a step takes
+// longer, the one with the largest growth; -1: there is none, and others must be read. Requires and
+// cost: as above.
+int RankThatComputesLonger(absl::Span<const plan::RankPlan> plans, const std::vector<bool>& known,
+                           const ComparedSteps& steps);
+
 }  // namespace megascale::diagnose

@@ -85,15 +85,19 @@ TriggerVerdict Trigger::Stuck(double now_seconds, absl::Span<const SampledReport
                             .normal_step = normal_step_};
   const double usual = std::max(verdict.usual_step_seconds, mean_step_seconds);
   const double limit = std::max(kStuckSecondsMin, kStuckSteps * usual);
+  // How long a step takes must be known before its absence says anything.
+  const bool has_no_step = usual > 0 && verdict.step_seconds >= limit;
+  double quiet = 0;
   for (const SampledReport& report : reports) {
     if (!report.trains) continue;
-    const bool has_no_step = report.step == step_ && verdict.step_seconds >= limit;
-    if (report.quiet_seconds < limit && !has_no_step) continue;
+    if (report.quiet_seconds < limit && !(has_no_step && report.step == step_)) continue;
+    const bool is_first = verdict.reason == TriggerReason::kNone;
     verdict.reason = TriggerReason::kStuck;
+    if (!is_first && report.quiet_seconds <= quiet) continue;
+    quiet = report.quiet_seconds;
     verdict.rank = report.rank;
-    return verdict;
   }
-  return {};
+  return verdict.reason == TriggerReason::kNone ? TriggerVerdict() : verdict;
 }
 
 TriggerVerdict Trigger::Slow(double now_seconds, const SampledReport& slowest) {

@@ -147,16 +147,13 @@ class ComputedJob {
     }
   }
 
-  // `times_slower`: of the culprit's passes.
-  timeline::StepTime StepWith(int64_t times_slower) const {
-    return simulate::TimeStep(plans_,
-                              [&](const plan::RankPlan& plan, const plan::Instruction& i) {
-                                const bool is_pass = plan::IsPass(i.kind());
-                                const int64_t nanos = is_pass ? 10'000'000 : 1'000'000;
-                                return is_pass && plan.rank == culprit_ ? nanos * times_slower
-                                                                        : nanos;
-                              })
-        .value();
+  // `pass_nanos`: of the culprit's passes; those of others take kPassNanos.
+  timeline::StepTime StepWith(int64_t pass_nanos) const {
+    const auto nanos_of = [&](const plan::RankPlan& plan, const plan::Instruction& i) {
+      if (!plan::IsPass(i.kind())) return kPassNanos / 10;
+      return plan.rank == culprit_ ? pass_nanos : kPassNanos;
+    };
+    return simulate::TimeStep(plans_, nanos_of).value();
   }
   // What a rank does while `step` stands, or is at its worst: the culprit computes.
   void ReportFrom(const timeline::StepTime& step) {
@@ -191,6 +188,7 @@ class ComputedJob {
 
   // An instruction that does not end takes longer than this, in nanoseconds.
   static constexpr int64_t kForever = int64_t{1} << 50;
+  static constexpr int64_t kPassNanos = 10'000'000;
 
   control::Job job_;
   std::map<int64_t, timeline::StepTime> steps_;  // by number
@@ -225,7 +223,7 @@ class ComputedJob {
 
 control::Suspicion FindStuck(int num_replicas, int num_stages, int culprit, int* num_fetched) {
   ComputedJob job(num_replicas, num_stages, culprit);
-  for (int64_t step = 6; step <= 8; ++step) job.steps_[step] = job.StepWith(1);
+  job.steps_[6] = job.steps_[7] = job.steps_[8] = job.StepWith(ComputedJob::kPassNanos);
   job.steps_[9] = job.StepWith(ComputedJob::kForever);
   job.job_.set_last_step(8);
   job.ReportFrom(job.steps_[9]);
@@ -244,10 +242,10 @@ TEST(StuckJobTest, EveryRankOfASmallJobIsFoundFromTheSample) {
   }
 }
 
-TEST(StuckJobTest, AJobOfMoreThanAThousandRanksIsExaminedFromFewSpans) {
-  for (const int culprit : {0, 333, 1199}) {
+TEST(StuckJobTest, AJobOfManyRanksIsExaminedFromFewSpans) {
+  for (const int culprit : {0, 599}) {
     int num_fetched = 0;
-    const control::Suspicion suspicion = FindStuck(600, 2, culprit, &num_fetched);
+    const control::Suspicion suspicion = FindStuck(300, 2, culprit, &num_fetched);
     EXPECT_EQ(suspicion.rank(), culprit) << suspicion.verdict();
     EXPECT_EQ(suspicion.node_id(), absl::StrCat("n", culprit / 8));
     EXPECT_LE(num_fetched, kSuspectRanksRead);
@@ -261,9 +259,9 @@ class SlowJob {
  public:
   SlowJob(int num_replicas, int num_stages, int culprit, int64_t times_slower = 4)
       : job_(num_replicas, num_stages, culprit) {
-    for (int64_t step = 1; step <= 30; ++step) {
-      job_.steps_[step] = job_.StepWith(step <= 20 ? 1 : times_slower);
-    }
+    const timeline::StepTime normal = job_.StepWith(ComputedJob::kPassNanos);
+    const timeline::StepTime slow = job_.StepWith(times_slower * ComputedJob::kPassNanos);
+    for (int64_t step = 1; step <= 30; ++step) job_.steps_[step] = step <= 20 ? normal : slow;
     job_.job_.set_last_step(30);
     job_.ReportFrom(job_.StepWith(ComputedJob::kForever));
   }
@@ -291,11 +289,11 @@ TEST(SlowJobTest, ARankThatComputesLongerThanBeforeIsNamedWithItsEvidence) {
   EXPECT_EQ(suspicion->evidence(0), "half throughput: a step takes 2.5 s, usually 1 s");
 }
 
-TEST(SlowJobTest, AJobOfMoreThanAThousandRanksIsExaminedFromFewSpans) {
-  SlowJob slow(300, 4, 777);
+TEST(SlowJobTest, AJobOfManyRanksIsExaminedFromFewSpans) {
+  SlowJob slow(150, 4, 333);
   const auto suspicion = slow.Find();
   ASSERT_TRUE(suspicion.ok()) << suspicion.status();
-  EXPECT_EQ(suspicion->rank(), 777);
+  EXPECT_EQ(suspicion->rank(), 333);
   EXPECT_LE(slow.job_.num_fetched_, kSuspectRanksRead);
 }
 
@@ -308,10 +306,10 @@ TEST(SlowJobTest, WithoutOlderStepsNoRankIsNamed) {
   SlowJob slow(6, 4, 9);
   for (int64_t step = 1; step <= 20; ++step) slow.job_.steps_.erase(step);
   const auto suspicion = slow.Find();
-  if (suspicion.ok()) {
-    EXPECT_EQ(suspicion->rank(), -1) << suspicion->verdict();
-    EXPECT_EQ(suspicion->node_id(), "");
-  }
+  ASSERT_TRUE(suspicion.ok()) << suspicion.status();
+  EXPECT_THAT(suspicion->verdict(), testing::StartsWith("rank 9 on n1 computes"));
+  EXPECT_EQ(suspicion->rank(), -1);
+  EXPECT_EQ(suspicion->node_id(), "");
 }
 
 }  // namespace

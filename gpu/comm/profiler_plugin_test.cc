@@ -52,14 +52,20 @@ class ProfilerPluginTest : public ::testing::Test {
     EXPECT_EQ(ncclProfiler_v5.start_event(context_, &handle, &event), ncclSuccess);
     return handle;
   }
+  static ProfilerEvent EventOf(uint64_t type, void* parent) {
+    ProfilerEvent event = {};
+    event.type = type;
+    event.parent = parent;
+    return event;
+  }
   void* Launch(uint64_t instruction) {
     progress_->Launch({.operation = comm::Operation::kAllReduce, .instruction_id = instruction});
-    void* call = Start({.type = profiler_event::kCollective, .parent = nullptr, .rank = 0});
+    void* call = Start(EventOf(profiler_event::kCollective, nullptr));
     ncclProfiler_v5.stop_event(call);
     return call;
   }
   static ProfilerEvent TransportOf(void* call, bool is_send) {
-    ProfilerEvent event = {.type = profiler_event::kTransport, .parent = call, .rank = 0};
+    ProfilerEvent event = EventOf(profiler_event::kTransport, call);
     event.transport.pid = ::getpid();
     event.transport.peer = 1;
     event.transport.num_steps = 2;
@@ -68,7 +74,7 @@ class ProfilerPluginTest : public ::testing::Test {
     return event;
   }
   void* StartStep(void* transport) const {
-    return Start({.type = profiler_event::kStep, .parent = transport, .rank = 0});
+    return Start(EventOf(profiler_event::kStep, transport));
   }
   static void Record(void* step, ProfilerState state, size_t bytes = 0) {
     ProfilerStateArgs args = {.bytes = bytes};
@@ -133,7 +139,7 @@ TEST_F(ProfilerPluginTest, VersionFourHasTheTypeInOneByte) {
   ncclProfiler_v4.init(&context, &events, "dp0", 9, 2, 2, 0, nullptr);
   ASSERT_NE(events, 0);
   progress_->Launch({.operation = comm::Operation::kSend, .instruction_id = 5});
-  ProfilerEvent event = {.type = 0xabcd00 | profiler_event::kMessage, .parent = nullptr, .rank = 0};
+  ProfilerEvent event = EventOf(0xabcd00 | profiler_event::kMessage, nullptr);
   void* call = nullptr;
   ncclProfiler_v4.start_event(context, &call, &event);
   ASSERT_NE(call, nullptr);

@@ -25,5 +25,6 @@ absl::StatusOr<std::unique_ptr<megascale::device::Device>> MakeDevice(
 }  // namespace
 
 int main(int argc, char** argv) {
-  return megascale::cli::RunProgram(argc, argv, &MakeDevice, &megascale::gpu::MakeAllGpuDevices);
+  return megascale::cli::RunProgram(argc, argv, &MakeDevice, &megascale::gpu::MakeAllGpuDevices,
+                                    &megascale::gpu::ReadGpus);
 }

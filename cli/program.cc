@@ -20,14 +20,15 @@ bool Computes(absl::string_view command) {
 }  // namespace
 
 int RunProgram(int argc, char** argv, const actors::MakeDevice& make_device,
-               const machine::MakeDevices& make_tested_devices) {
+               const machine::MakeDevices& make_tested_devices,
+               const telemetry::ReadGpus& read_gpus) {
   if (argc > 1 && Computes(argv[1])) base::EnterEnvironment(base::ThreadEnvironment(false), argv);
   base::RaiseOpenFilesLimit();
   CommandLine line("megascale",
                    "Trains language models on many machines, and on this one.\n"
                    "Start here: megascale local examples/fortunes.yaml --agents 2 --slots 2");
   line.SetVersion(absl::StrCat("megascale ", base::kVersion));
-  AddCommands(&line, make_device, make_tested_devices);
+  AddCommands(&line, make_device, make_tested_devices, read_gpus);
   return line.Run(argc, argv);
 }
 

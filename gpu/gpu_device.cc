@@ -5,13 +5,18 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "gpu/assembly.h"
 #include "gpu/comm/nccl_environment.h"
 #include "gpu/cuda/cuda_status.h"
+#include "gpu/cuda/nvml_metrics.h"
+#include "runtime/base/log.h"
 #include "runtime/base/status.h"
 
 namespace megascale::gpu {
 namespace {
+
+constexpr char kDriverFile[] = "/dev/nvidiactl";  // there is a driver where this is
 
 // Sets what CUDA reads when it is opened, unless the user has. Kernels that are loaded at their
 // first launch would wait for the device, and so for exchanges whose peers may wait for this rank.
@@ -39,7 +44,7 @@ absl::StatusOr<std::unique_ptr<device::Device>> MakeGpuDevice(const GpuRequest& 
 
 absl::StatusOr<std::vector<std::unique_ptr<device::Device>>> MakeAllGpuDevices() {
   std::vector<std::unique_ptr<device::Device>> devices;
-  if (::access("/dev/nvidiactl", F_OK) != 0) return devices;
+  if (::access(kDriverFile, F_OK) != 0) return devices;
   SetCudaEnvironment();
   GpuTables tables = {.nvml = cuda::LoadNvml(), .images = cuda::KernelImages()};
   ASSIGN_OR_RETURN(tables.cuda, cuda::LoadCuda());
@@ -50,6 +55,19 @@ absl::StatusOr<std::vector<std::unique_ptr<device::Device>>> MakeAllGpuDevices()
     ASSIGN_OR_RETURN(devices.emplace_back(), AssembleGpuDevice(tables, {.local_rank = i}));
   }
   return devices;
+}
+
+std::vector<telemetry::v1::GpuSample> ReadGpus() {
+  if (::access(kDriverFile, F_OK) != 0) return {};
+  static const auto* const nvml = new absl::StatusOr<cuda::NvmlMetricsApi>([] {
+    auto loaded = cuda::LoadNvmlMetricsFrom({"libnvidia-ml.so.1"});
+    if (!loaded.ok()) {
+      base::LogWarning(absl::StrCat("what GPUs do is unknown: ", loaded.status().message()));
+    }
+    return loaded;
+  }());
+  if (!nvml->ok()) return {};
+  return cuda::ReadGpus(**nvml);
 }
 
 }  // namespace megascale::gpu

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "proto/telemetry.pb.h"
 #include "runtime/device/device.h"
 
 namespace megascale::gpu {
@@ -35,5 +36,9 @@ absl::StatusOr<std::unique_ptr<device::Device>> MakeGpuDevice(const GpuRequest& 
 // Errors: FailedPrecondition - there is a driver, but this program cannot use it, for a reason that
 // MakeGpuDevice names; Internal - CUDA failed.
 absl::StatusOr<std::vector<std::unique_ptr<device::Device>>> MakeAllGpuDevices();
+
+// Returns a sample of each GPU of this machine, for its metrics; none where no driver is. Blocking:
+// asks the driver, which may hang.
+std::vector<telemetry::v1::GpuSample> ReadGpus();
 
 }  // namespace megascale::gpu

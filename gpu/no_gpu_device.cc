@@ -13,4 +13,6 @@ absl::StatusOr<std::vector<std::unique_ptr<device::Device>>> MakeAllGpuDevices()
   return std::vector<std::unique_ptr<device::Device>>();
 }
 
+std::vector<telemetry::v1::GpuSample> ReadGpus() { return {}; }
+
 }  // namespace megascale::gpu

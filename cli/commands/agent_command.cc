@@ -69,8 +69,9 @@ int RunAgentCommand(const AgentFlags& flags) {
 
 }  // namespace
 
-void AddAgentCommand(CommandLine* line) {
+void AddAgentCommand(CommandLine* line, const telemetry::ReadGpus& read_gpus) {
   auto flags = std::make_shared<AgentFlags>();
+  flags->options.read_gpus = read_gpus;
   agent::AgentOptions* options = &flags->options;
   Command* command =
       line->Add("agent", "runs this machine's agent: starts and watches its workers");

@@ -5,7 +5,8 @@
 namespace megascale::cli {
 
 void AddCommands(CommandLine* line, const actors::MakeDevice& make_device,
-                 const machine::MakeDevices& make_tested_devices) {
+                 const machine::MakeDevices& make_tested_devices,
+                 const telemetry::ReadGpus& read_gpus) {
   AddLocalCommand(line);
   AddSubmitCommand(line);
   AddStatusCommand(line);
@@ -28,7 +29,7 @@ void AddCommands(CommandLine* line, const actors::MakeDevice& make_device,
   AddCheckpointCommand(line);
   AddTokenizerCommand(line);
   AddDriverCommand(line);
-  AddAgentCommand(line);
+  AddAgentCommand(line, read_gpus);
   AddCertsCommand(line);
   AddCompletionCommand(line);
   AddVersionCommand(line);

@@ -4,15 +4,17 @@
 #include "actors/worker_main.h"
 #include "cli/command_line/command_line.h"
 #include "runtime/machine/machine_check.h"
+#include "runtime/telemetry/gpu_metrics.h"
 
 namespace megascale::cli {
 
-// Adds all commands, in the order in which --help shows them. The last two as RunProgram has them.
+// Adds all commands, in the order in which --help shows them. The others as RunProgram has them.
 void AddCommands(CommandLine* line, const actors::MakeDevice& make_device,
-                 const machine::MakeDevices& make_tested_devices);
+                 const machine::MakeDevices& make_tested_devices,
+                 const telemetry::ReadGpus& read_gpus);
 
 void AddDriverCommand(CommandLine* line);
-void AddAgentCommand(CommandLine* line);
+void AddAgentCommand(CommandLine* line, const telemetry::ReadGpus& read_gpus);
 void AddSubmitCommand(CommandLine* line);
 void AddStatusCommand(CommandLine* line);
 void AddListCommand(CommandLine* line);

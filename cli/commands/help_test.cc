@@ -59,7 +59,7 @@ std::vector<std::vector<std::string>> ExamplesOf(const Command& command) {
 
 class HelpTest : public ::testing::Test {
  protected:
-  HelpTest() : line_("megascale", "test") { AddCommands(&line_, nullptr, nullptr); }
+  HelpTest() : line_("megascale", "test") { AddCommands(&line_, nullptr, nullptr, nullptr); }
 
   // Returns the commands that are not hidden.
   std::vector<const Command*> Shown() const {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -105,7 +107,96 @@ constexpr Column kColumns[] = {
     {"network_errors",
      [](const MachineSample& s) { return SumOver(s, &telemetry::v1::InterfaceSample::errors); }},
     {"retransmitted_segments", [](const MachineSample& s) { return s.retransmitted_segments(); }},
+    {"tokens_per_second",
+     [](const MachineSample& s) {
+       double sum = 0;
+       for (const auto& rank : s.ranks()) sum += rank.tokens_per_second();
+       return sum;
+     }},
 };
+
+using telemetry::v1::GpuSample;
+
+// Returns the mean, sum or largest value of the GPUs that have one; NaN: none has.
+enum class Joined { kMean, kSum, kMost };
+double JoinGpus(const MachineSample& sample, Joined how,
+                std::optional<double> (*value)(const GpuSample& gpu)) {
+  double sum = 0;
+  double most = 0;
+  int count = 0;
+  for (const GpuSample& gpu : sample.gpus()) {
+    const std::optional<double> number = value(gpu);
+    if (!number.has_value()) continue;
+    sum += *number;
+    most = count == 0 ? *number : std::max(most, *number);
+    ++count;
+  }
+  if (count == 0) return std::numeric_limits<double>::quiet_NaN();
+  return how == Joined::kMean ? sum / count : how == Joined::kSum ? sum : most;
+}
+
+struct GpuColumn {
+  const char* name;
+  Joined how;
+  std::optional<double> (*value)(const GpuSample& gpu);
+};
+
+std::optional<double> Known(bool is_known, double value) {
+  return is_known ? std::optional<double>(value) : std::nullopt;
+}
+
+constexpr GpuColumn kGpuColumns[] = {
+    {"gpu_busy_share", Joined::kMean,
+     [](const GpuSample& g) { return Known(g.has_busy_share(), g.busy_share()); }},
+    {"gpu_memory_busy_share", Joined::kMean,
+     [](const GpuSample& g) { return Known(g.has_memory_busy_share(), g.memory_busy_share()); }},
+    {"gpu_memory_used_bytes", Joined::kSum,
+     [](const GpuSample& g) {
+       return Known(g.has_memory_used_bytes(), static_cast<double>(g.memory_used_bytes()));
+     }},
+    {"gpu_temperature_celsius", Joined::kMost,
+     [](const GpuSample& g) {
+       return Known(g.has_temperature_celsius(), g.temperature_celsius());
+     }},
+    {"gpu_power_watts", Joined::kSum,
+     [](const GpuSample& g) { return Known(g.has_power_watts(), g.power_watts()); }},
+    {"gpu_core_clock_megahertz", Joined::kMean,
+     [](const GpuSample& g) {
+       return Known(g.has_core_clock_megahertz(), g.core_clock_megahertz());
+     }},
+    {"gpu_memory_clock_megahertz", Joined::kMean,
+     [](const GpuSample& g) {
+       return Known(g.has_memory_clock_megahertz(), g.memory_clock_megahertz());
+     }},
+    {"gpus_throttled", Joined::kSum,
+     [](const GpuSample& g) { return Known(true, g.throttled_by().empty() ? 0 : 1); }},
+    {"gpu_corrected_errors", Joined::kSum,
+     [](const GpuSample& g) {
+       return Known(g.has_corrected_errors(), static_cast<double>(g.corrected_errors()));
+     }},
+    {"gpu_uncorrected_errors", Joined::kSum,
+     [](const GpuSample& g) {
+       return Known(g.has_uncorrected_errors(), static_cast<double>(g.uncorrected_errors()));
+     }},
+};
+
+// GPUs are read every few seconds: a sample without them repeats the values of the one before. A
+// machine without GPUs has no such columns.
+void AddGpuColumns(const Evidence& evidence, int first, json* columns) {
+  const bool has_gpus = std::any_of(evidence.samples().begin(), evidence.samples().end(),
+                                    [](const MachineSample& s) { return !s.gpus().empty(); });
+  if (!has_gpus) return;
+  for (const GpuColumn& column : kGpuColumns) {
+    json values = json::array();
+    json newest = nullptr;
+    for (int i = first; i < evidence.samples_size(); ++i) {
+      const MachineSample& sample = evidence.samples(i);
+      if (!sample.gpus().empty()) newest = Number(JoinGpus(sample, column.how, column.value));
+      values.push_back(newest);
+    }
+    (*columns)[column.name] = std::move(values);
+  }
+}
 
 }  // namespace
 
@@ -145,6 +236,7 @@ json MachineMetricsJson(const Evidence& evidence) {
     }
     columns[column.name] = std::move(values);
   }
+  AddGpuColumns(evidence, first, &columns);
   return columns;
 }
 

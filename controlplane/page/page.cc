@@ -277,10 +277,11 @@ absl::StatusOr<std::shared_ptr<const Trace>> Page::Impl::ReadTrace(const control
   control::v1::StreamSpansRequest request;
   request.set_job_id(job.job_id());
   request.set_first_step(std::max<int64_t>(0, job.last_step() - steps_max + 1));
+  request.mutable_ranks()->Add(ranks.begin(), ranks.end());
   const absl::Duration begin = options.clock->Monotonic();
   const absl::Duration end = begin + kTraceTime;
   bool is_cut = false;
-  const absl::Status read = options.source->Spans(request, ranks, [&](const auto& response) {
+  const absl::Status read = options.source->Spans(request, [&](const auto& response) {
     spans.Add(response);
     is_cut = options.clock->Monotonic() >= end || stop.WaitFor(absl::ZeroDuration());
     return !is_cut;

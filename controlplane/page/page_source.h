@@ -21,9 +21,9 @@ class PageSource {
   virtual absl::StatusOr<control::v1::GetClusterResponse> Cluster() = 0;
   // Errors of the following: NotFound - no such job.
   virtual absl::StatusOr<control::v1::Job> GetJob(const std::string& job_id) = 0;
-  // Calls `emit` for each of the ranks, until it returns false; `ranks` empty: for all.
+  // Calls `emit` for each rank that is asked for, until it returns false.
   virtual absl::Status Spans(
-      const control::v1::StreamSpansRequest& request, const std::vector<int>& ranks,
+      const control::v1::StreamSpansRequest& request,
       const std::function<bool(const control::v1::StreamSpansResponse&)>& emit) = 0;
   // Returns what the rank's agent keeps about it or, for metrics, about its machine. Errors: those
   // of the agent, too; FailedPrecondition - the job does not run.

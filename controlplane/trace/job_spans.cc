@@ -33,27 +33,35 @@ double Seconds(int64_t nanos, int64_t count) {
 }  // namespace
 
 absl::StatusOr<JobSpans> JobSpans::Create(const megascale::job::v1::JobSpec& spec,
-                                          absl::Span<const int> ranks) {
+                                          absl::Span<const int> ranks, PlannedRanks planned) {
   ASSIGN_OR_RETURN(layout::RankLayout first, layout::RankLayoutOf(spec, 0));
   plan::PlanOptions& options = first.plan_options;
   ASSIGN_OR_RETURN(options.chunks, layout::ChunkCostsOf(spec));
-  ASSIGN_OR_RETURN(const std::vector<plan::RankPlan> roles, plan::BuildRolePlans(options));
+  JobSpans spans;
+  ASSIGN_OR_RETURN(spans.roles_, plan::BuildRolePlans(options));
   std::vector<int> chosen(ranks.begin(), ranks.end());
   if (chosen.empty()) {
     chosen.resize(static_cast<size_t>(options.mesh.world_size()));
     std::iota(chosen.begin(), chosen.end(), 0);
   }
-  JobSpans spans;
   for (const int rank : chosen) {
     if (!options.mesh.Contains(rank)) {
       return absl::InvalidArgumentError(
           absl::StrCat("rank ", rank, ": the job has ranks 0 to ", options.mesh.world_size() - 1));
     }
-    spans.plans_.push_back(plan::PlanOfRank(roles, rank));
+    spans.plans_.push_back({.mesh = options.mesh, .rank = rank});
+    if (planned == PlannedRanks::kAll) spans.Plan(rank);
     spans.names_.push_back(timeline::NameOf(spans.plans_.back()));
   }
   spans.ranks_.resize(spans.plans_.size(), timeline::RankSpans{.known = false, .spans = {}});
   return spans;
+}
+
+void JobSpans::Plan(int rank) {
+  const int index = IndexOf(rank);
+  if (index < 0) return;
+  plan::RankPlan& plan = plans_[static_cast<size_t>(index)];
+  if (plan.instructions.empty()) plan = plan::PlanOfRank(roles_, rank);
 }
 
 int JobSpans::IndexOf(int rank) const {
@@ -68,6 +76,7 @@ void JobSpans::Add(const control::StreamSpansResponse& response) {
   const int known = IndexOf(response.rank());
   if (known < 0) return;
   const auto index = static_cast<size_t>(known);
+  Plan(response.rank());
   names_[index] = NameOf(plans_[index], response.node_id());
   if (!response.error().empty()) {
     errors_.push_back(absl::StrCat("rank ", response.rank(), ": ", response.error()));

@@ -26,6 +26,10 @@ namespace megascale::trace {
 // are ignored, so that sums of times do not overflow.
 inline constexpr int64_t kClockNanosMax = int64_t{1} << 60;
 
+// Of which ranks there is a plan with instructions. Those of all ranks of a large job take much
+// memory; a reader of few ranks needs only theirs.
+enum class PlannedRanks { kAll, kRead };
+
 class JobSpans {
  public:
   // Makes an object without spans, for a job with this resolved specification. `ranks`: has these
@@ -33,16 +37,21 @@ class JobSpans {
   // is seen to wait for them. Cost: memory for the plans of the ranks that it has.
   // Errors: InvalidArgument - the specification cannot be planned, or has no such rank.
   static absl::StatusOr<JobSpans> Create(const megascale::job::v1::JobSpec& spec,
-                                         absl::Span<const int> ranks = {});
+                                         absl::Span<const int> ranks = {},
+                                         PlannedRanks planned = PlannedRanks::kAll);
 
   // Adds the driver's message about one rank. Implausible values are ignored, because they come
   // from other machines.
   void Add(const megascale::control::v1::StreamSpansResponse& response);
 
+  // Makes the plan of a rank that it has, if there is none yet. Add does so, too.
+  void Plan(int rank);
+
   // See timeline::MeasureSteps.
   std::vector<timeline::TimedStep> Measure(int num_steps) const;
 
-  // One for each rank that it has, ascending by rank.
+  // One for each rank that it has, ascending by rank; with PlannedRanks::kRead, ranks that were not
+  // read have no instructions.
   const std::vector<plan::RankPlan>& plans() const { return plans_; }
   const std::vector<timeline::RankSpans>& ranks() const { return ranks_; }  // the driver's clock
   const std::vector<std::string>& names() const { return names_; }  // "rank 3: node b, stage 1 …"
@@ -60,6 +69,7 @@ class JobSpans {
  private:
   JobSpans() = default;
 
+  std::vector<plan::RankPlan> roles_;
   std::vector<plan::RankPlan> plans_;
   std::vector<timeline::RankSpans> ranks_;
   std::vector<std::string> names_;

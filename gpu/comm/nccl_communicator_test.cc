@@ -7,11 +7,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -639,6 +643,87 @@ TEST_P(DeathTest, OfAProcessEndsTheOthersInTimeAndIsBlamed) {
 INSTANTIATE_TEST_SUITE_P(Call, DeathTest, ::testing::Values(0, 1), [](const auto& info) {
   return info.param == 0 ? "DuringTheStart" : "DuringACall";
 });
+
+// --- how far calls have come --------------------------------------------------------------------
+
+class ShownCalls : public comm::CallProgress {
+ public:
+  int Register(absl::string_view /*name*/) override { return num_channels_++; }
+  void Begin(int channel, const comm::CallEvent& call) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    running_[channel] = call.instruction_id;
+  }
+  void Update(int channel, absl::Span<const comm::PeerProgress> peers) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const comm::PeerProgress& peer : peers) peers_[running_[channel]][peer.world_rank] = peer;
+  }
+  void End(int channel, const comm::CallEvent& /*call*/) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ended_.insert(running_[channel]);
+  }
+  comm::PeerProgress Shown(uint64_t instruction, int peer) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return peers_[instruction][peer];
+  }
+  bool HasEnded(uint64_t instruction) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return ended_.count(instruction) > 0;
+  }
+
+ private:
+  std::mutex mutex_;
+  int num_channels_ = 0;
+  std::map<int, uint64_t> running_;  // by channel: instruction
+  std::map<uint64_t, std::map<int, comm::PeerProgress>> peers_;
+  std::set<uint64_t> ended_;
+};
+
+// The emulated NCCL looks for the plugin as the real one does: in the program.
+TEST(NcclProgressTest, AStuckSendShowsHowFarItsBytesHaveCome) {
+  ::setenv("NCCL_PROFILER_PLUGIN", "STATIC_PLUGIN", /*overwrite=*/1);
+  constexpr int64_t kElements = 4 << 20;  // far more than a socket takes
+  EmulatedMachine machine({.seed = 5, .num_devices = 2});
+  EmulatedNccl nccl({.faults = {{.kind = NcclFault::Kind::kHang, .rank = 1, .call = 2}}});
+  const comm::WorldSpec spec = comm::OneGroup(2, 2, kRingBytes);
+  comm::ThreadWorld world(spec);
+  ShownCalls shown;  // of rank 0
+  absl::Notification is_seen;
+  world.Run([&](int rank) {
+    comm::FabricOptions options = world.OptionsOf(rank);
+    if (rank == 0) options.progress = &shown;
+    auto fabric = comm::Fabric::Create(options, spec.groups).value();
+    ASSERT_EQ(fabric->Connect(), absl::OkStatus());
+    const auto host = fabric->Make("all").value();
+    Gpu gpu(rank);
+    auto communicator = MakeNcclCommunicator(OptionsOf(host.get(), gpu)).value();
+    const Vector small = gpu.Make(DType::kF32, {1, 2, 3});
+    EXPECT_EQ(communicator->AllReduce(small, {.instruction_id = 7}), absl::OkStatus());
+    gpu.Wait();
+    const Vector large = gpu.Make(DType::kF32, Values(kElements));
+    if (rank == 1) {
+      (void)communicator->Recv(0, large, {.instruction_id = 8});
+      is_seen.WaitForNotification();
+      return;
+    }
+    (void)communicator->Send(1, large, {.instruction_id = 8});
+    const absl::Duration deadline = base::RealClock().Monotonic() + kLong;
+    const auto is_stuck = [&] {
+      const comm::PeerProgress peer = shown.Shown(8, 1);
+      return peer.transmitted_bytes > 0 && peer.send_bytes > peer.transmitted_bytes;
+    };
+    while (!is_stuck() && base::RealClock().Monotonic() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    EXPECT_TRUE(is_stuck()) << "a step waits for the peer, and those before it are transmitted";
+    EXPECT_LT(shown.Shown(8, 1).transmitted_bytes, large.bytes());
+    EXPECT_FALSE(shown.HasEnded(8));
+    EXPECT_TRUE(shown.HasEnded(7));
+    EXPECT_EQ(shown.Shown(7, 1).received_bytes, small.bytes());
+    communicator->Abort(absl::AbortedError("seen"));
+    is_seen.Notify();
+  });
+  ::unsetenv("NCCL_PROFILER_PLUGIN");
+}
 
 }  // namespace
 }  // namespace megascale::cuda

@@ -52,6 +52,7 @@ absl::Status Set(const char* name, const std::string& value) {
 }  // namespace
 
 absl::Status SetNcclEnvironment(const NcclEnvironment& environment) {
+  ::setenv("NCCL_PROFILER_PLUGIN", "STATIC_PLUGIN", /*overwrite=*/0);
   if (environment.ib_timeout.has_value()) {
     RETURN_IF_ERROR(Set("NCCL_IB_TIMEOUT", absl::StrCat(*environment.ib_timeout)));
   }

@@ -17,8 +17,10 @@ struct NcclEnvironment {
   std::string address;  // NCCL_SOCKET_IFNAME, by the name of its interface
 };
 
-// Sets the variables. Requires: NCCL is not open (LoadNccl), and no other thread uses the
-// environment. Errors: InvalidArgument - no interface of this machine has the address.
+// Sets the variables; and, unless the user has, NCCL_PROFILER_PLUGIN: NCCL's progress is shown by
+// profiler_plugin.h, or with "none" not at all. Requires: NCCL is not open (LoadNccl), and no other
+// thread uses the environment. Errors: InvalidArgument - no interface of this machine has the
+// address.
 absl::Status SetNcclEnvironment(const NcclEnvironment& environment);
 
 }  // namespace megascale::cuda

@@ -42,7 +42,7 @@ class NcclHandle {
     ncclUniqueId id = {};
     int rank = 0;
     int size = 1;
-    std::string name;  // for NCCL's log
+    std::string name;  // for NCCL's log, and for the profiler plugin
   };
   absl::Status Start(const Membership& membership);
 

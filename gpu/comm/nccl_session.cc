@@ -28,6 +28,12 @@ constexpr uint64_t kReportInstruction = ~uint64_t{0};
 
 absl::Duration Now() { return base::RealClock().Monotonic(); }
 
+std::vector<int> WorldRanks(const comm::HostCommunicator& host) {
+  std::vector<int> ranks;
+  for (int i = 0; i < host.size(); ++i) ranks.push_back(host.WorldRank(i));
+  return ranks;
+}
+
 std::string RankList(const std::vector<int>& ranks) {
   return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
 }
@@ -61,6 +67,10 @@ NcclSession::NcclSession(const NcclOptions& options)
       nccl_(*options.nccl),
       cuda_(*options.cuda),
       host_(*options.host),
+      progress_({.progress = host_.progress(),
+                 .name = host_.name(),
+                 .rank = host_.rank(),
+                 .world_ranks = WorldRanks(host_)}),
       handle_(options.nccl, options.abort_grace),
       calls_(options.cuda, options.stream) {}
 
@@ -195,6 +205,7 @@ absl::Status NcclSession::Run(const Call& call, Work work) {
     has_work_ = true;
   }
   changed_.notify_all();
+  progress_.Launch(call);
   status = handle_.Issue(work);
   // The watch ends a wait that takes too long: it fails the session.
   if (status.ok()) status = handle_.Wait([this] { return failure(); });

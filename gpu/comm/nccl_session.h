@@ -21,6 +21,7 @@
 #include "gpu/comm/call_watch.h"
 #include "gpu/comm/nccl_communicator.h"
 #include "gpu/comm/nccl_handle.h"
+#include "gpu/comm/profiler_plugin.h"
 
 namespace megascale::cuda {
 
@@ -79,6 +80,7 @@ class NcclSession {
   const NcclApi& nccl_;
   const CudaApi& cuda_;
   comm::HostCommunicator& host_;
+  NcclProgress progress_;  // ends after NCCL, which calls it
   NcclHandle handle_;
   CallWatch calls_;
   int device_ = 0;

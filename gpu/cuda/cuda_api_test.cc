@@ -11,6 +11,7 @@
 #include "gpu/cuda/cuda_status.h"
 #include "gpu/cuda/nccl_api.h"
 #include "gpu/cuda/nvml_api.h"
+#include "gpu/cuda/nvml_metrics.h"
 
 namespace megascale::cuda {
 namespace {
@@ -86,6 +87,30 @@ TEST(NvmlApiTest, TellsTheFreeMemoryOfAGpuThatItKnows) {
   EXPECT_EQ(FreeBytes(*nvml, "0000:5d:00.0"), std::nullopt);
   ExpectOneLine(LoadNvmlFrom(kIncomplete).status(), {kIncomplete[0] + " without nvmlInit_v2"});
   ExpectOneLine(LoadNvmlFrom(kMissing).status(), {"NVML", "found none"});
+}
+
+TEST(NvmlMetricsTest, ReadsWhatEachGpuCanTell) {
+  const auto nvml = LoadNvmlMetricsFrom({"gpu/cuda/testing/fake_nvml.so"});
+  ASSERT_EQ(nvml.status(), absl::OkStatus());
+  const std::vector<telemetry::v1::GpuSample> gpus = ReadGpus(*nvml);
+  ASSERT_EQ(gpus.size(), 2u);
+  EXPECT_DOUBLE_EQ(gpus[0].busy_share(), 0.97);
+  EXPECT_DOUBLE_EQ(gpus[0].memory_busy_share(), 0.41);
+  EXPECT_EQ(gpus[0].memory_used_bytes(), int64_t{77} << 30);
+  EXPECT_DOUBLE_EQ(gpus[0].temperature_celsius(), 84);
+  EXPECT_DOUBLE_EQ(gpus[0].power_watts(), 698.5);
+  EXPECT_DOUBLE_EQ(gpus[0].core_clock_megahertz(), 1410);
+  EXPECT_DOUBLE_EQ(gpus[0].memory_clock_megahertz(), 2619);
+  ASSERT_EQ(gpus[0].throttled_by_size(), 2) << "an idle GPU is not throttled";
+  EXPECT_EQ(gpus[0].throttled_by(0), "power cap");
+  EXPECT_EQ(gpus[0].throttled_by(1), "heat, by hardware");
+  EXPECT_EQ(gpus[0].corrected_errors(), 12);
+  EXPECT_EQ(gpus[0].uncorrected_errors(), 1);
+  EXPECT_EQ(gpus[1].index(), 1);
+  EXPECT_TRUE(gpus[1].has_memory_used_bytes());
+  EXPECT_FALSE(gpus[1].has_temperature_celsius()) << "unknown is not zero";
+  EXPECT_FALSE(gpus[1].has_uncorrected_errors());
+  ExpectOneLine(LoadNvmlMetricsFrom(kMissing).status(), {"NVML", "found none"});
 }
 
 // The toolkit that compiled this brings the libraries; they open without a driver.

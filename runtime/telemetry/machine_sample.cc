@@ -98,6 +98,11 @@ int64_t Retransmitted(absl::string_view snmp) {
   return 0;
 }
 
+template <typename Field>
+void CutTo(int size, Field* field) {
+  if (field->size() > size) field->DeleteSubrange(size, field->size() - size);
+}
+
 double Rate(int64_t before, int64_t now, absl::Duration length) {
   return static_cast<double>(std::max<int64_t>(0, now - before)) / absl::ToDoubleSeconds(length);
 }
@@ -159,8 +164,8 @@ v1::MachineSample SampleOf(const MachineCounters& before, const MachineCounters&
 }
 
 void SampleRing::Add(v1::MachineSample sample) {
-  const int extra = sample.ranks_size() - kRanksMax;
-  if (extra > 0) sample.mutable_ranks()->DeleteSubrange(kRanksMax, extra);
+  CutTo(kRanksMax, sample.mutable_ranks());
+  CutTo(kGpusMax, sample.mutable_gpus());
   samples_.push_back(std::move(sample));
   if (samples_.size() > kSamplesMax) samples_.pop_front();
 }

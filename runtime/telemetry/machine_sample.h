@@ -64,13 +64,14 @@ v1::MachineSample SampleOf(const MachineCounters& before, const MachineCounters&
                            absl::Duration length);
 
 // The samples of the newest 15 minutes, if one is added each second. A message with all of them
-// has less than 1 MiB.
+// has less than 2 MiB, if GPUs are in every fifth.
 class SampleRing {
  public:
   static constexpr size_t kSamplesMax = 900;
-  // Interfaces and ranks in a sample beyond these numbers are left out.
+  // Interfaces, ranks and GPUs in a sample beyond these numbers are left out.
   static constexpr int kInterfacesMax = 4;
   static constexpr int kRanksMax = 16;
+  static constexpr int kGpusMax = 16;
 
   void Add(v1::MachineSample sample);
   const std::deque<v1::MachineSample>& samples() const { return samples_; }

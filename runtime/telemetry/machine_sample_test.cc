@@ -2,7 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <memory>
+
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "runtime/base/stop_signal.h"
+#include "runtime/telemetry/gpu_metrics.h"
 
 namespace megascale::telemetry {
 namespace {
@@ -87,6 +93,77 @@ TEST(MachineSampleTest, RatesArePerSecondAndNeverNegative) {
   EXPECT_DOUBLE_EQ(sample.retransmitted_segments(), 0);
   ASSERT_EQ(sample.interfaces_size(), 1);
   EXPECT_DOUBLE_EQ(sample.interfaces(0).received_bytes(), 50);
+}
+
+// Everything at its limit, with values as large as they get.
+TEST(MachineSampleTest, AMessageWithAllSamplesHasLessThanTwoMebibytes) {
+  SampleRing ring;
+  for (size_t i = 0; i < SampleRing::kSamplesMax; ++i) {
+    v1::MachineSample sample;
+    sample.set_memory_available_bytes(int64_t{1} << 50);
+    for (int rank = 0; rank < SampleRing::kRanksMax; ++rank) {
+      v1::ProcessSample* process = sample.add_ranks();
+      process->set_job_id("a-job-with-a-long-name");
+      process->set_rank(12000);
+      process->set_step(int64_t{1} << 30);
+      process->set_busy_cores(1.5);
+      process->set_memory_bytes(int64_t{1} << 40);
+      process->set_compute_share(0.5);
+      process->set_wait_share(0.5);
+      process->set_tokens_per_second(1e6);
+    }
+    for (int gpu = 0; gpu < SampleRing::kGpusMax + 1 && i % 5 == 0; ++gpu) {
+      v1::GpuSample* shown = sample.add_gpus();
+      shown->set_index(gpu);
+      shown->set_busy_share(0.5);
+      shown->set_memory_busy_share(0.5);
+      shown->set_memory_used_bytes(int64_t{80} << 30);
+      shown->set_temperature_celsius(80);
+      shown->set_power_watts(700);
+      shown->set_core_clock_megahertz(1980);
+      shown->set_memory_clock_megahertz(2619);
+      shown->add_throttled_by("power cap");
+      shown->set_corrected_errors(1 << 20);
+      shown->set_uncorrected_errors(1);
+    }
+    ring.Add(sample);
+  }
+  EXPECT_EQ(ring.samples().front().gpus_size(), SampleRing::kGpusMax);
+  v1::Evidence evidence;
+  for (const v1::MachineSample& sample : ring.samples()) *evidence.add_samples() = sample;
+  EXPECT_LT(evidence.ByteSizeLong(), 2u << 20);
+}
+
+// A driver that hangs must not stop its reader.
+TEST(GpuMetricsTest, WhatIsReadIsTakenOnceAndAHangHoldsUpNobody) {
+  struct Driver {
+    std::atomic<int> reads = 0;
+    base::StopSignal hang;
+  };
+  const auto driver = std::make_shared<Driver>();
+  {
+    GpuMetrics metrics(
+        [driver] {
+          if (++driver->reads == 2) driver->hang.WaitFor(absl::Minutes(1));
+          return std::vector<v1::GpuSample>(2);
+        },
+        absl::Milliseconds(1));
+    const auto taken = [&] {
+      const absl::Time deadline = absl::Now() + absl::Seconds(30);
+      std::vector<v1::GpuSample> samples = metrics.Take();
+      for (; samples.empty() && absl::Now() < deadline; samples = metrics.Take()) {
+        absl::SleepFor(absl::Milliseconds(1));
+      }
+      return samples.size();
+    };
+    EXPECT_EQ(taken(), 2u);
+    EXPECT_TRUE(metrics.Take().empty()) << "the second read hangs";
+  }
+  driver->hang.Notify();
+}
+
+TEST(GpuMetricsTest, AMachineWithoutGpusHasNoSamples) {
+  EXPECT_TRUE(GpuMetrics(nullptr).Take().empty());
 }
 
 TEST(MachineSampleTest, TheRingKeepsFifteenMinutes) {

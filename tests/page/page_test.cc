@@ -395,6 +395,11 @@ TEST_F(PageTest, AMachineShowsItsMetricsWhileAJobRunsThere) {
   EXPECT_EQ(metrics["seconds"][600], 0);
   for (const auto& [name, values] : metrics.items()) EXPECT_EQ(values.size(), 601) << name;
   EXPECT_NEAR(metrics["received_bytes"][600].get<double>(), 2.2e10, 4e9) << "of two interfaces";
+  EXPECT_NEAR(metrics["tokens_per_second"][600].get<double>(), 4000, 81) << "of eight ranks";
+  EXPECT_EQ(metrics["gpu_temperature_celsius"][600], 67) << "the hottest";
+  EXPECT_EQ(metrics["gpu_power_watts"][598], 4800) << "as read three seconds before";
+  EXPECT_EQ(metrics["gpus_throttled"][600], 1);
+  EXPECT_TRUE(metrics["gpu_corrected_errors"][600].is_null()) << "unknown is not zero";
   const http::Response spare = Get("/api/machine-metrics", {{"node", "node-004"}});
   EXPECT_EQ(spare.status, 404);
   EXPECT_THAT(spare.body, HasSubstr("no job has ranks on node-004"));

@@ -223,7 +223,7 @@ absl::StatusOr<TestFleet::PlannedStep> TestFleet::Plan() const {
 }
 
 absl::Status TestFleet::Spans(
-    const control::v1::StreamSpansRequest& request, const std::vector<int>& ranks,
+    const control::v1::StreamSpansRequest& request,
     const std::function<bool(const control::v1::StreamSpansResponse&)>& emit) {
   ++num_span_reads_;
   num_ranks_read_ = 0;
@@ -232,7 +232,8 @@ absl::Status TestFleet::Spans(
   }
   const plan::Mesh& planned_mesh = planned_->spans.plans().front().mesh;
   for (int rank = 0; rank < job().ranks_size(); ++rank) {
-    if (!ranks.empty() && std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) continue;
+    const auto& asked = request.ranks();
+    if (!asked.empty() && std::find(asked.begin(), asked.end(), rank) == asked.end()) continue;
     const int replica = rank / options_.tensor % options_.data;
     const auto planned_rank = static_cast<size_t>(planned_mesh.RankOf(
         {.data = planned_mesh.data_size() == options_.data ? replica : (replica == 1 ? 1 : 0),
@@ -281,6 +282,19 @@ absl::StatusOr<telemetry::v1::Evidence> TestFleet::Evidence(const std::string& j
       sample->set_memory_available_bytes(int64_t{400} << 30);
       sample->set_disk_free_bytes(int64_t{900} << 30);
       sample->set_disk_read_bytes(2e7 + 1e7 * wave);
+      for (int local = 0; local < 8; ++local) {
+        sample->add_ranks()->set_tokens_per_second(500 + 10 * wave);
+      }
+      for (int gpu = 0; gpu < 8 && second % 5 == 0; ++gpu) {
+        telemetry::v1::GpuSample* shown = sample->add_gpus();
+        shown->set_index(gpu);
+        shown->set_busy_share(0.9 + 0.05 * wave);
+        shown->set_temperature_celsius(60 + gpu);
+        shown->set_power_watts(600);
+        shown->set_memory_used_bytes(int64_t{70} << 30);
+        shown->set_core_clock_megahertz(gpu == 3 ? 1200 : 1980);
+        if (gpu == 3) shown->add_throttled_by(kHostile);
+      }
       for (const char* name : {"eth0", kHostile}) {
         telemetry::v1::InterfaceSample* interface = sample->add_interfaces();
         interface->set_name(name);

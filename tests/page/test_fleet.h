@@ -39,7 +39,7 @@ class TestFleet : public PageSource {
   absl::StatusOr<control::v1::GetClusterResponse> Cluster() override { return cluster_; }
   absl::StatusOr<control::v1::Job> GetJob(const std::string& job_id) override;
   absl::Status Spans(
-      const control::v1::StreamSpansRequest& request, const std::vector<int>& ranks,
+      const control::v1::StreamSpansRequest& request,
       const std::function<bool(const control::v1::StreamSpansResponse&)>& emit) override;
   // The slow rank is inside an exchange of which half has arrived; machines have ten minutes.
   absl::StatusOr<telemetry::v1::Evidence> Evidence(const std::string& job_id, int rank,

@@ -281,6 +281,37 @@ TEST_F(BrokenTest, AJobThatPassesOneWhichWouldFitIsFound) {
   EXPECT_TRUE(other.violations.empty()) << "its priority is higher";
 }
 
+// As above: the core counts evictions in its own state.
+TEST_F(BrokenTest, TooManyEvictionsOfSuspectsAreFound) {
+  const auto violations_of = [](int num_jobs, int evictions_of_each, bool asks) {
+    World world(1, false, {});
+    SuspectChecker checker(&world);
+    DriverState state;
+    for (int i = 0; i < num_jobs; ++i) {
+      JobRecord* job = state.add_jobs();
+      job->mutable_submitted()->set_job_id(absl::StrCat("j", i));
+      job->mutable_submitted()->mutable_spec()->mutable_fault()->set_on_suspect(
+          asks ? job::v1::ON_SUSPECT_EVICT : job::v1::ON_SUSPECT_TELL);
+      for (int k = 0; k < evictions_of_each; ++k) job->add_evictions(1'000'000'000 * (i + k));
+    }
+    checker.OnState({}, state);
+    return world.violations.size();
+  };
+  EXPECT_EQ(violations_of(2, 2, true), 0u);
+  EXPECT_EQ(violations_of(1, 3, true), 1u) << "of one job";
+  EXPECT_EQ(violations_of(3, 2, true), 1u) << "of all jobs";
+  EXPECT_EQ(violations_of(1, 1, false), 1u) << "nobody asked for it";
+
+  World world(1, false, {});
+  SuspectChecker checker(&world);
+  DriverState state;
+  JobRecord* job = state.add_jobs();
+  job->add_placements()->set_node_id("n0");
+  job->mutable_suspicion()->set_node_id("n1");
+  checker.OnState({}, state);
+  EXPECT_EQ(world.violations.size(), 1u) << "n1 does not hold rank 0";
+}
+
 TEST_F(BrokenTest, AgentThatSpinsIsFound) {
   Tampering tampering;
   tampering.desired = [](agent::DesiredState* desired) {

@@ -282,6 +282,13 @@ void DriverNode::SetEvicted(const std::string& node_id, bool evicted, Done done)
   });
 }
 
+void DriverNode::Suspect(const driver::v1::SuspectFound& found) {
+  Post([this, found]() -> driver::DriverShell::Output {
+    (void)shell_->Suspect(found);
+    return [] {};
+  });
+}
+
 void DriverNode::OnHello(const agent::Hello& hello, std::shared_ptr<driver::AgentLink> link) {
   Post([this, hello, link = std::move(link)]() -> driver::DriverShell::Output {
     shell_->OnHello(hello, link);

@@ -53,6 +53,8 @@ class DriverNode {
   void Cancel(const driver::v1::CancelRequested& cancel, Answer answer);
   void GetJob(const std::string& job_id, Answer answer);
   void SetEvicted(const std::string& node_id, bool evicted, Done done);
+  // The driver's own examination of a job found a suspect.
+  void Suspect(const driver::v1::SuspectFound& found);
 
   // Messages from agents. They are lost while the process is down.
   void OnHello(const agent::Hello& hello, std::shared_ptr<driver::AgentLink> link);

@@ -12,6 +12,7 @@ constexpr int64_t kJobsMax = 4;
 constexpr int kWorldSizeMax = 8;
 constexpr absl::Duration kPatience = absl::Seconds(2);
 constexpr absl::Duration kComeMax = absl::Seconds(8);
+constexpr double kSuspicionChance = 0.08;  // of a question
 
 google::protobuf::Duration Seconds(int64_t seconds) {
   google::protobuf::Duration duration;
@@ -22,13 +23,17 @@ google::protobuf::Duration Seconds(int64_t seconds) {
 }  // namespace
 
 Operators::Operators(World* world, DriverNode* driver, int num_slots, int tensor_max)
-    : world_(*world), driver_(*driver) {
+    : world_(*world), driver_(*driver), suspicions_(Rng(world->rng).Next()) {
   jobs_.resize(static_cast<size_t>(world_.rng.Between(1, kJobsMax)));
   for (size_t i = 0; i < jobs_.size(); ++i) {
     Job& job = jobs_[i];
     job.submit.set_job_id(absl::StrCat("j", i));
     job.submit.set_secret_seed("seed");
     *job.submit.mutable_spec() = DrawSpec(num_slots, tensor_max);
+    if (suspicions_.Chance(0.3)) {
+      job.submit.mutable_spec()->mutable_fault()->set_on_suspect(
+          megascale::job::v1::ON_SUSPECT_EVICT);
+    }
     if (!world_.rng.Chance(0.25)) continue;
     job.cancel.emplace().set_job_id(job.submit.job_id());
     *job.cancel->mutable_grace() = Seconds(world_.rng.Between(1, 15));
@@ -158,10 +163,31 @@ void Operators::Uncordon() {
   }
 }
 
+void Operators::Suspect(const std::string& job_id) {
+  const JobRecord* record = driver::FindJob(driver_.durable(), job_id);
+  if (record == nullptr || record->placements().empty()) return;
+  const auto rank = suspicions_.Index(static_cast<size_t>(record->placements_size()));
+  const std::string& node_id = record->placements(static_cast<int>(rank)).node_id();
+  driver::v1::SuspectFound found;
+  found.set_job_id(job_id);
+  control::Suspicion* suspicion = found.mutable_suspicion();
+  suspicion->set_kind(suspicions_.Chance(0.5) ? control::Suspicion::KIND_SLOW
+                                              : control::Suspicion::KIND_STALL);
+  suspicion->set_attempt(record->attempt());
+  suspicion->set_rank(suspicions_.Chance(0.2) ? -1 : static_cast<int>(rank));
+  if (suspicion->rank() >= 0) suspicion->set_node_id(node_id);
+  suspicion->set_verdict("drawn");
+  world_.Fault(node_id, absl::StrCat("is suspected by job ", job_id));
+  driver_.Suspect(found);
+}
+
 void Operators::Ask() {
   world_.timeline.After(world_.rng.Between(absl::Milliseconds(300), absl::Seconds(3)), [this] {
     if (!world_.storm && driver_.up()) Uncordon();
     const Job& job = jobs_[world_.rng.Index(jobs_.size())];
+    if (world_.storm && job.submitted && suspicions_.Chance(kSuspicionChance)) {
+      Suspect(job.submit.job_id());
+    }
     if (job.submitted) {
       driver_.GetJob(job.submit.job_id(), [this, job_id = job.submit.job_id()](const auto& answer) {
         if (answer.ok()) return world_.Tell(&Observer::OnStatus, *answer, driver_.durable());

@@ -1,5 +1,7 @@
 // The operators of a simulation. They submit jobs, ask for their status, cancel some, evict and
-// uncordon a node, and repeat a request when no answer comes.
+// uncordon a node, and repeat a request when no answer comes. In a storm they also stand for the
+// driver's examination of jobs, which reads spans that a simulation does not have: it suspects any
+// rank of a job that trains, rightly or not.
 #pragma once
 
 #include <memory>
@@ -36,10 +38,12 @@ class Operators {
   void Cancel(size_t index);
   void SetEvicted(const std::string& node_id, bool evicted, std::shared_ptr<bool> answered);
   void Uncordon();
+  void Suspect(const std::string& job_id);
   void Ask();
 
   World& world_;
   DriverNode& driver_;
+  Rng suspicions_;  // apart, so that seeds without suspicions run as without them
   std::vector<Job> jobs_;
   int num_open_ = 0;
 };

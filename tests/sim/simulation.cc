@@ -147,6 +147,7 @@ class Simulation {
     checkers_.push_back(std::make_unique<RestartChecker>(&world_));
     checkers_.push_back(std::make_unique<InitialChecker>(&world_));
     checkers_.push_back(std::make_unique<CauseChecker>(&world_));
+    checkers_.push_back(std::make_unique<SuspectChecker>(&world_));
     checkers_.push_back(std::make_unique<LivenessChecker>(&world_));
     checkers_.push_back(std::make_unique<TimeChecker>(&world_));
     checkers_.push_back(std::make_unique<StatusChecker>(&world_, &storage_));

@@ -56,7 +56,8 @@ TEST(MachineReaderTest, MakesASampleOfTwoReadings) {
           absl::StrCat("77 (x) S 1 2 3 4 5 6 7 8 9 10 ", ticks, " 0 0 0 20 0 1 0 9 4096 25 1"));
   };
   MachineReader reader(testing::TempDir(), proc);
-  const std::vector<SampledRank> ranks = {{.job_id = "j", .rank = 3, .pid = 77, .step = 8}};
+  const std::vector<SampledRank> ranks = {
+      {.job_id = "j", .rank = 3, .pid = 77, .step = 8, .tokens_per_second = 5120}};
   const auto tick = 1.0 / static_cast<double>(::sysconf(_SC_CLK_TCK));
   write(100);
   ASSERT_TRUE(reader.IsDue(absl::Seconds(10)));
@@ -64,7 +65,9 @@ TEST(MachineReaderTest, MakesASampleOfTwoReadings) {
   EXPECT_EQ(reader.Samples().samples_size(), 0);
   EXPECT_FALSE(reader.IsDue(absl::Seconds(10.5)));
   write(150);
-  reader.Read(absl::Seconds(11), ranks);
+  telemetry::v1::GpuSample gpu;
+  gpu.set_temperature_celsius(84);
+  reader.Read(absl::Seconds(11), ranks, {gpu});
   const telemetry::v1::Evidence evidence = reader.Samples();
   ASSERT_EQ(evidence.samples_size(), 1);
   const telemetry::v1::MachineSample& sample = evidence.samples(0);
@@ -76,6 +79,9 @@ TEST(MachineReaderTest, MakesASampleOfTwoReadings) {
   EXPECT_EQ(sample.ranks(0).rank(), 3);
   EXPECT_EQ(sample.ranks(0).step(), 8);
   EXPECT_NEAR(sample.ranks(0).busy_cores(), 50 * tick, 1e-6);
+  EXPECT_DOUBLE_EQ(sample.ranks(0).tokens_per_second(), 5120);
+  ASSERT_EQ(sample.gpus_size(), 1);
+  EXPECT_DOUBLE_EQ(sample.gpus(0).temperature_celsius(), 84);
 }
 
 TEST(MachineReaderTest, ShowsTheRanksOfOneJobIfAskedSo) {

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -50,7 +51,8 @@ std::string MachineReader::Text(const std::string& name) const {
   return ReadText(absl::StrCat(proc_, "/", name));
 }
 
-void MachineReader::Read(absl::Duration now, const std::vector<SampledRank>& ranks) {
+void MachineReader::Read(absl::Duration now, const std::vector<SampledRank>& ranks,
+                         std::vector<telemetry::v1::GpuSample> gpus) {
   const telemetry::MachineTexts texts = {.stat = Text("stat"),
                                          .loadavg = Text("loadavg"),
                                          .meminfo = Text("meminfo"),
@@ -80,6 +82,7 @@ void MachineReader::Read(absl::Duration now, const std::vector<SampledRank>& ran
     shown->set_memory_bytes(process.memory_bytes);
     shown->set_compute_share(rank.compute_share);
     shown->set_wait_share(rank.wait_share);
+    shown->set_tokens_per_second(rank.tokens_per_second);
     const auto known = busy_before_.find(rank.pid);
     if (known == busy_before_.end() || is_first) continue;
     shown->set_busy_cores(std::max(0.0, absl::FDivDuration(process.busy - known->second, length)));
@@ -87,6 +90,8 @@ void MachineReader::Read(absl::Duration now, const std::vector<SampledRank>& ran
   before_ = std::move(counters);
   busy_before_ = std::move(busy);
   if (is_first) return;
+  *sample.mutable_gpus() = {std::make_move_iterator(gpus.begin()),
+                            std::make_move_iterator(gpus.end())};
   sample.set_monotonic_nanos(absl::ToInt64Nanoseconds(now));
   ring_.Add(std::move(sample));
 }

@@ -20,6 +20,7 @@ struct SampledRank {
   int64_t step = 0;
   double compute_share = 0;
   double wait_share = 0;
+  double tokens_per_second = 0;
 };
 
 class MachineReader {
@@ -31,8 +32,10 @@ class MachineReader {
 
   // Whether the next sample is due.
   bool IsDue(absl::Duration now) const { return now >= read_ + kInterval; }
-  // Reads everything. The first call makes no sample, because there are no rates yet.
-  void Read(absl::Duration now, const std::vector<SampledRank>& ranks);
+  // Reads everything. The first call makes no sample, because there are no rates yet. `gpus`: what
+  // was read of them since the call before.
+  void Read(absl::Duration now, const std::vector<SampledRank>& ranks,
+            std::vector<telemetry::v1::GpuSample> gpus = {});
 
   // Returns the samples, oldest first, with the ranks of one job, or of all if `job_id` is empty.
   telemetry::v1::Evidence Samples(const std::string& job_id = "") const;

@@ -77,6 +77,10 @@ int64_t Covered(Intervals intervals) {
   return covered;
 }
 
+bool IsForward(const Span& span) {
+  return plan::InstructionId::FromPacked(span.instruction).operation() == plan::OpKind::kForward;
+}
+
 bool Meets(const Span& span) {
   return plan::NeedsPeers(plan::InstructionId::FromPacked(span.instruction));
 }
@@ -88,12 +92,14 @@ RecentSpans::Shares RecentSpans::SharesOf(int64_t begin, int64_t end) const {
   constexpr int kOldSpansMax = 256;
   Intervals computes;
   Intervals all;
+  int64_t num_forwards = 0;
   const auto add = [&](const Span& span, int64_t span_end) {
     const std::pair<int64_t, int64_t> part = {std::max(begin, span.begin_nanos),
                                               std::min(end, span_end)};
     if (part.first >= part.second) return false;
     all.push_back(part);
     if (!Meets(span)) computes.push_back(part);
+    if (IsForward(span) && span.end_nanos != 0 && span.end_nanos <= end) ++num_forwards;
     return true;
   };
   int num_old = 0;
@@ -107,7 +113,9 @@ RecentSpans::Shares RecentSpans::SharesOf(int64_t begin, int64_t end) const {
   const auto length = static_cast<double>(end - begin);
   const auto computed = static_cast<double>(Covered(std::move(computes)));
   const auto covered = static_cast<double>(Covered(std::move(all)));
-  return {.compute = computed / length, .wait = (covered - computed) / length};
+  return {.compute = computed / length,
+          .wait = (covered - computed) / length,
+          .num_forwards = num_forwards};
 }
 
 std::string RecentSpans::Describe(absl::Duration now) const {

@@ -38,10 +38,12 @@ class RecentSpans {
   std::vector<telemetry::Span> Since(int64_t first_step) const;
 
   // How a rank spent a stretch of time, as shares of it: computing, and waiting for other ranks
-  // without computing.
+  // without computing; and how many forward passes ended in it, each of one micro-batch through one
+  // chunk.
   struct Shares {
     double compute = 0;
     double wait = 0;
+    int64_t num_forwards = 0;
   };
   // Requires: `end` is after `begin`, in monotonic nanoseconds. Drain() first.
   Shares SharesOf(int64_t begin, int64_t end) const;

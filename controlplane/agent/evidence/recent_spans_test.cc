@@ -127,7 +127,9 @@ TEST(RecentSpansTest, AStretchOfTimeIsComputingOrWaiting) {
   const RecentSpans::Shares shares = recent.SharesOf(100, 200);
   EXPECT_DOUBLE_EQ(shares.compute, 0.3);
   EXPECT_DOUBLE_EQ(shares.wait, 0.5);
+  EXPECT_EQ(shares.num_forwards, 1);
   EXPECT_DOUBLE_EQ(recent.SharesOf(1000, 1100).compute, 0);
+  EXPECT_EQ(recent.SharesOf(40, 120).num_forwards, 1) << "the first one; the second ends later";
 }
 
 }  // namespace

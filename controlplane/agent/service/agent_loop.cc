@@ -73,6 +73,7 @@ AgentLoop::AgentLoop(AgentLoopOptions options, launch::ProcessKeeper* keeper, Dr
             *message.mutable_store() = reply;
             SendToChild(process_id, message.SerializeAsString());
           }),
+      gpus_(options_.read_gpus),
       machine_(options_.run_directory),
       heartbeat_([stream](v1::ActualState report) { stream->SendActual(std::move(report)); }),
       last_stack_process_(kFirstStackProcess) {}
@@ -549,9 +550,12 @@ void AgentLoop::SampleMachine() {
                      .pid = child->pid(),
                      .step = memory->second->ReadStatus(name.rank, child->pid(), now).step(),
                      .compute_share = shares.compute,
-                     .wait_share = shares.wait});
+                     .wait_share = shares.wait,
+                     .tokens_per_second = static_cast<double>(shares.num_forwards) *
+                                          memory->second->TokensOfForward() /
+                                          absl::ToDoubleSeconds(MachineReader::kInterval)});
   }
-  machine_.Read(now, ranks);
+  machine_.Read(now, ranks, gpus_.Take());
 }
 
 // --- reports --------------------------------------------------------------------------------

@@ -22,6 +22,7 @@
 #include "controlplane/agent/service/job_memory.h"
 #include "controlplane/agent/service/store_forwarder.h"
 #include "controlplane/launch/process_keeper.h"
+#include "runtime/telemetry/gpu_metrics.h"
 #include "runtime/telemetry/recording.h"
 
 namespace megascale::agent {
@@ -34,7 +35,8 @@ struct AgentLoopOptions {
   std::string interface;
   StoreAccess store;
   int signals_fd = -1;  // a signalfd: SIGTERM drains the agent, a second one or SIGINT ends it
-  absl::Duration drain_timeout;  // the agent ends after this time even if jobs are left
+  absl::Duration drain_timeout;   // the agent ends after this time even if jobs are left
+  telemetry::ReadGpus read_gpus;  // empty: there are none
 };
 
 class AgentLoop {
@@ -107,6 +109,7 @@ class AgentLoop {
   absl::Duration drain_deadline_ = absl::InfiniteDuration();  // finite: the agent drains
   bool changed_ = true;                                       // since the last report
   absl::Duration reported_ = -absl::InfiniteDuration();
+  telemetry::GpuMetrics gpus_;
   MachineReader machine_;
   absl::Duration sampled_ = -absl::InfiniteDuration();
   Heartbeat heartbeat_;

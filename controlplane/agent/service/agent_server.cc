@@ -242,6 +242,7 @@ absl::Status RunAgent(const AgentOptions& given) {
   }
   loop_options.signals_fd = signals.get();
   loop_options.drain_timeout = options.drain_timeout;
+  loop_options.read_gpus = options.read_gpus;
   base::LogInfo(absl::StrCat("agent ", options.node_id, ": ", options.num_slots, " slots, ",
                              stream_options.hello.instruction_set(), ", driver ", address.text));
   if (options.insecure && !address.is_unix()) {

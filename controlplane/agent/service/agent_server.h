@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "controlplane/agent/service/store_forwarder.h"
 #include "controlplane/security/tls_files.h"
+#include "runtime/telemetry/gpu_metrics.h"
 
 namespace megascale::agent {
 
@@ -31,6 +32,8 @@ struct AgentOptions {
   // How long SIGTERM waits for the jobs to leave; >= 0.
   absl::Duration drain_timeout = absl::Minutes(5);
   StoreAccess store;  // for jobs whose store is a Redis server
+  // For the metrics of the machine; empty: it has no GPUs.
+  telemetry::ReadGpus read_gpus;
 };
 
 // Runs the agent until a signal ends it (returns OK) or the driver refuses it for good.

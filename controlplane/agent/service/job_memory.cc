@@ -56,6 +56,10 @@ absl::Status JobMemory::Prepare(const v1::DesiredJob& job) {
   }
   attempt_ = std::move(memory);
   attempt_number_ = job.attempt();
+  const auto& train = job.spec().train();
+  const int chunks = std::max(1, job.spec().parallel().virtual_pipeline_model_parallel_size());
+  tokens_of_forward_ = static_cast<double>(train.micro_batch_size()) *
+                       static_cast<double>(train.seq_length()) / chunks;
   for (const layout::LocalRank& local : attempt_->ranks) {
     spans_.emplace(local.rank, RecentSpans(attempt_->spans.get(), local.heartbeat_slot));
     exchanges_.emplace(local.rank, RecentExchanges(attempt_->spans.get(), local.heartbeat_slot));

@@ -56,6 +56,9 @@ class JobMemory {
   void DrainSpans();
   // Returns RecentSpans::SharesOf the rank; zeros for the host.
   RecentSpans::Shares SharesOf(int rank, int64_t begin_nanos, int64_t end_nanos) const;
+  // Returns the tokens that a rank takes through its chunks in one forward pass of a chunk: those
+  // of a micro-batch divided by the number of its chunks.
+  double TokensOfForward() const { return tokens_of_forward_; }
   // Returns RecentSpans::Describe of the rank; "" for the host.
   std::string DescribeSpans(int rank, absl::Duration now) const;
   // Reads the rank's new spans and returns all kept spans of `first_step` and later steps.
@@ -81,7 +84,8 @@ class JobMemory {
   const std::string socket_prefix_;
   std::string socket_directory_;
   std::optional<layout::AttemptMemory> attempt_;
-  int64_t attempt_number_ = 0;        // of attempt_
+  int64_t attempt_number_ = 0;  // of attempt_
+  double tokens_of_forward_ = 0;
   std::map<int, RecentSpans> spans_;  // by rank; of attempt_
   std::map<int, RecentExchanges> exchanges_;
   std::map<int, std::unique_ptr<base::SharedMemory>> snapshots_;

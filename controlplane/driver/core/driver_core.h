@@ -77,6 +77,12 @@ absl::StatusOr<bool> IsNewSpareSet(const DriverState& state,
 absl::StatusOr<bool> IsNewReport(const IndexedState& state, absl::Time now,
                                  megascale::driver::v1::SuspectFound* found);
 
+// Returns whether a suspicion that is not of a stall may become the job's now: not while the
+// analysis of a stall has found a suspect, nor soon after the same suspicion, because each one is
+// logged.
+bool MayReplaceSuspicion(const JobRecord& job, const megascale::control::v1::Suspicion& found,
+                         absl::Time now);
+
 // The driver's contact with the agent that holds a node id.
 enum class Contact {
   kUnknown,  // nothing since the driver started

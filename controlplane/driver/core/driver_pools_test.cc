@@ -632,5 +632,61 @@ TEST_F(ReportTest, AReportedMachineThatTheJobNeedsStays) {
   EXPECT_TRUE(Node("n1").has_quarantine()) << "now there is room";
 }
 
+// --- ranks that are slow ------------------------------------------------------------------------
+
+class SlowSuspectTest : public ReportTest {
+ protected:
+  // The driver found that steps take long because of `rank`; -1: of nobody whom it may name.
+  bool FindSlow(int rank, const std::string& node_id, absl::Duration age = absl::Hours(1)) {
+    v1::SuspectFound found = ReportOf(job().attempt(), node_id);
+    found.mutable_suspicion()->set_kind(megascale::control::v1::Suspicion::KIND_SLOW);
+    found.mutable_suspicion()->set_rank(rank);
+    const absl::Time now = absl::FromUnixSeconds(job().suspicion().confirmed_at().seconds()) + age;
+    if (!MayReplaceSuspicion(job(), found.suspicion(), now)) return false;
+    Event event;
+    *event.mutable_suspect_found() = found;
+    return Do(event);
+  }
+};
+
+TEST_F(SlowSuspectTest, ASlowRankIsToldAndOutlivesProgressUntilItIsOld) {
+  RunWith(megascale::job::v1::ON_SUSPECT_TELL);
+  ASSERT_TRUE(FindSlow(2, "n1"));
+  EXPECT_EQ(job().suspicion().action(), "told: fault.on_suspect is not evict");
+  EXPECT_FALSE(FindSlow(2, "n1", absl::Seconds(59))) << "each one is logged";
+  TakeStep(absl::Minutes(10));
+  EXPECT_TRUE(job().has_suspicion());
+  TakeStep(absl::Minutes(21));
+  EXPECT_FALSE(job().has_suspicion());
+}
+
+TEST_F(SlowSuspectTest, ASlowMachineIsLeftWithACheckpointIfTheRestHasRoom) {
+  RunWith(megascale::job::v1::ON_SUSPECT_EVICT);
+  ASSERT_TRUE(FindSlow(2, "n1"));
+  EXPECT_FALSE(Node("n1").has_quarantine()) << "the job needs it";
+  Do(Joined("n2", "a", 2));
+  ASSERT_TRUE(FindSlow(2, "n1"));
+  EXPECT_TRUE(Node("n1").has_quarantine());
+  EXPECT_EQ(job().stage(), v1::STAGE_LEAVE) << "a job that trains can save";
+  EXPECT_FALSE(job().has_culprit());
+  EXPECT_EQ(job().evictions_size(), 1) << "it counts for the limits";
+}
+
+TEST_F(SlowSuspectTest, ASlowLinkEvictsNobodyAndIsLoggedOnceAMinute) {
+  RunWith(megascale::job::v1::ON_SUSPECT_EVICT);
+  Do(Joined("n2", "a", 2));
+  ASSERT_TRUE(FindSlow(-1, ""));
+  EXPECT_EQ(job().suspicion().action(), "told, and not evicted: no rank is named");
+  EXPECT_FALSE(FindSlow(-1, "", absl::Seconds(10)));
+}
+
+TEST_F(SlowSuspectTest, AStallReplacesASlowRankAndNotTheOtherWayRound) {
+  RunWith(megascale::job::v1::ON_SUSPECT_TELL);
+  ASSERT_TRUE(FindSlow(2, "n1"));
+  ASSERT_TRUE(Suspect(1, 0, "n0"));
+  EXPECT_EQ(job().suspicion().node_id(), "n0");
+  EXPECT_FALSE(FindSlow(2, "n1"));
+}
+
 }  // namespace
 }  // namespace megascale::driver

@@ -298,6 +298,40 @@ TEST_F(DriverCostTest, AnEventSettlesTheJobsThatItTouches) {
   EXPECT_EQ(Do(Submitted("queued", SpecOf(1, 1, 30))), 1);
 }
 
+TEST_F(DriverCostTest, TheNodesOfAJobAreNotedOnceForManyEvents) {
+  index_.TakeTouched();
+  const int64_t before = index_.num_noted();
+  Event progressed;
+  progressed.mutable_attempt_progressed()->set_job_id("j7");
+  progressed.mutable_attempt_progressed()->set_attempt(1);
+  for (int step = 1; step <= 5; ++step) {
+    progressed.mutable_attempt_progressed()->set_step(step);
+    Do(progressed);
+  }
+  EXPECT_EQ(index_.num_noted() - before, 1) << "five events of a job with one node";
+  EXPECT_THAT(index_.TakeTouched().nodes, ElementsAre("n7"));
+  progressed.mutable_attempt_progressed()->set_step(6);
+  Do(progressed);
+  EXPECT_THAT(index_.TakeTouched().nodes, ElementsAre("n7")) << "the next look has them again";
+  Event cancel;
+  cancel.mutable_cancel_requested()->set_job_id("j7");
+  Do(cancel);
+  EXPECT_THAT(index_.TakeTouched().nodes, ElementsAre("n7"));
+}
+
+TEST_F(DriverCostTest, ARankHasEndedOnceItsEndWasApplied) {
+  const JobRecord& job = *index_.Find(state_, "j7");
+  EXPECT_FALSE(index_.HasEnded(job, 0));
+  EXPECT_FALSE(index_.HasEnded(job, 99));
+  Event ended;
+  ended.mutable_rank_ended()->set_job_id("j7");
+  ended.mutable_rank_ended()->set_attempt(1);
+  ended.mutable_rank_ended()->set_step(30);
+  Do(ended);
+  EXPECT_TRUE(index_.HasEnded(*index_.Find(state_, "j7"), 0));
+  EXPECT_FALSE(index_.HasEnded(*index_.Find(state_, "j8"), 0));
+}
+
 TEST_F(DriverCostTest, JobsThatHaveEndedAreNeverLookedAtAgain) {
   EXPECT_THAT(index_.open(), testing::SizeIs(kJobs));
   EXPECT_THAT(index_.waiting(), IsEmpty());

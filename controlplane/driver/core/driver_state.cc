@@ -169,9 +169,13 @@ std::vector<std::string> LiveNodesOf(const DriverState& state, const JobRecord& 
   return live;
 }
 
+bool IsOfStall(const megascale::control::v1::Suspicion& suspicion) {
+  return suspicion.kind() != megascale::control::v1::Suspicion::KIND_DIFFERS &&
+         suspicion.kind() != megascale::control::v1::Suspicion::KIND_SLOW;
+}
+
 bool HasStallSuspicion(const JobRecord& job) {
-  return job.has_suspicion() &&
-         job.suspicion().kind() != megascale::control::v1::Suspicion::KIND_DIFFERS;
+  return job.has_suspicion() && IsOfStall(job.suspicion());
 }
 
 std::string NodeOfRank(const JobRecord& job, int rank) {

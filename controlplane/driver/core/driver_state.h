@@ -27,6 +27,9 @@ class IndexedState;  // job_index.h
 // Find a job or node by its id; null: there is no such job or node.
 const JobRecord* FindJob(const DriverState& state, absl::string_view job_id);
 JobRecord* FindJob(DriverState* state, absl::string_view job_id);
+// Returns whether it is of a job that stands still, and not of one that trains slowly or has a
+// machine that differs.
+bool IsOfStall(const megascale::control::v1::Suspicion& suspicion);
 // Returns whether the driver itself found why the job stands still.
 bool HasStallSuspicion(const JobRecord& job);
 const NodeRecord* FindNode(const DriverState& state, absl::string_view node_id);

@@ -19,10 +19,12 @@ void AttemptCounts::Begin(const JobRecord& job) {
   *this = AttemptCounts();
   attempt_ = job.attempt();
   num_ranks_ = num_running_ = job.placements_size();
+  ended_.resize(static_cast<size_t>(num_ranks_));
   for (const auto& placement : job.placements()) ++nodes_[placement.node_id()].num_running;
 }
 
 void AttemptCounts::TakeEnded(const JobRecord& job, int rank) {
+  if (rank >= 0 && rank < num_ranks_) ended_[static_cast<size_t>(rank)] = true;
   const auto node = nodes_.find(NodeOfRank(job, rank));
   if (node == nodes_.end()) return;
   --node->second.num_running;
@@ -51,6 +53,11 @@ void AttemptCounts::CatchUp(const JobRecord& job) {
 int AttemptCounts::NumRunning(const JobRecord& job) {
   CatchUp(job);
   return num_running_;
+}
+
+bool AttemptCounts::HasEnded(const JobRecord& job, int rank) {
+  CatchUp(job);
+  return rank >= 0 && rank < num_ranks_ && ended_[static_cast<size_t>(rank)];
 }
 
 int AttemptCounts::NumUnfenced(const DriverState& state, const JobRecord& job,
@@ -116,6 +123,10 @@ int JobIndex::NumRunning(const JobRecord& job) const {
   return entries_[static_cast<size_t>(PlaceOf(JobId(job)))].counts.NumRunning(job);
 }
 
+bool JobIndex::HasEnded(const JobRecord& job, int rank) const {
+  return entries_[static_cast<size_t>(PlaceOf(JobId(job)))].counts.HasEnded(job, rank);
+}
+
 void JobIndex::Add(const DriverState& state) {
   const int place = state.jobs_size() - 1;
   MEGASCALE_CHECK(place == static_cast<int>(entries_.size()));
@@ -147,7 +158,10 @@ void JobIndex::Removed(const DriverState& state) {
   if (any_touched) TouchOpen();
 }
 
-JobIndex::Touched JobIndex::TakeTouched() { return std::exchange(news_, {}); }
+JobIndex::Touched JobIndex::TakeTouched() {
+  ++num_looks_;
+  return std::exchange(news_, {});
+}
 
 void JobIndex::UpdateJob(const DriverState& state, int place) {
   const JobRecord& job = state.jobs(place);
@@ -177,7 +191,8 @@ void JobIndex::UpdateNodes(const JobRecord& job, int place) {
       found->second.erase(place);
       if (found->second.empty()) on_node_.erase(found);
     }
-    news_.nodes.insert(entry.nodes.begin(), entry.nodes.end());
+    NoteNodes(&entry);
+    entry.noted = -1;
     entry.attempt = job.attempt();
     entry.num_ranks = job.placements_size();
     entry.holds = holds;
@@ -185,7 +200,15 @@ void JobIndex::UpdateNodes(const JobRecord& job, int place) {
     entry.nodes = holds ? NodesOf(job) : std::vector<std::string>();
     for (const std::string& node_id : entry.nodes) on_node_[node_id].insert(place);
   }
-  news_.nodes.insert(entry.nodes.begin(), entry.nodes.end());
+  NoteNodes(&entry);
+}
+
+// A job of thousands of ranks ends in as many events: its nodes are noted once for each look.
+void JobIndex::NoteNodes(Entry* entry) {
+  if (entry->noted == num_looks_) return;
+  entry->noted = num_looks_;
+  news_.nodes.insert(entry->nodes.begin(), entry->nodes.end());
+  num_noted_ += static_cast<int64_t>(entry->nodes.size());
 }
 
 }  // namespace megascale::driver

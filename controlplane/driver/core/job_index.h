@@ -27,6 +27,8 @@ class AttemptCounts {
   int NumUnfenced(const DriverState& state, const JobRecord& job, int64_t node_changes);
   // Ranks that have neither ended nor are on a fenced node; 0: AllGone.
   int NumRunning(const JobRecord& job);
+  // As FindEnded, without its look at all ranks that have ended.
+  bool HasEnded(const JobRecord& job, int rank);
 
  private:
   struct Node {
@@ -47,6 +49,7 @@ class AttemptCounts {
   std::string last_fenced_;    // the newest of them
   int64_t node_changes_ = -1;  // for which `lives` holds
   std::unordered_map<std::string, Node> nodes_;
+  std::vector<bool> ended_;  // by rank
   int num_running_ = 0;
   int num_unfenced_ = 0;  // nodes that live and are not fenced
 };
@@ -81,6 +84,7 @@ class JobIndex {
   bool AllGone(const JobRecord& job) const { return NumRunning(job) == 0; }
   int NumUnfenced(const DriverState& state, const JobRecord& job) const;
   int NumRunning(const JobRecord& job) const;
+  bool HasEnded(const JobRecord& job, int rank) const;
 
   // --- for Apply
   // Adds the last job of the state, which is new.
@@ -120,6 +124,8 @@ class JobIndex {
   Touched TakeTouched();
   // Returns how many jobs all events together settled.
   int64_t num_settled() const { return num_settled_; }
+  // Returns how many nodes of jobs all events together noted.
+  int64_t num_noted() const { return num_noted_; }
 
  private:
   struct Entry {
@@ -128,11 +134,13 @@ class JobIndex {
     int num_ranks = 0;
     bool holds = false;
     std::vector<std::string> nodes;  // while it holds slots
+    int64_t noted = -1;              // in which of the users' looks its nodes were noted last
     mutable AttemptCounts counts;
   };
   void Build(const DriverState& state);
   void UpdateJob(const DriverState& state, int place);
   void UpdateNodes(const JobRecord& job, int place);
+  void NoteNodes(Entry* entry);
 
   std::unordered_map<std::string, int> place_of_;
   std::vector<Entry> entries_;  // by place
@@ -142,8 +150,10 @@ class JobIndex {
   std::unordered_map<std::string, Places> on_node_;
   Places touched_;
   Touched news_;
+  int64_t num_looks_ = 0;  // of the users
   int64_t node_changes_ = 0;
   int64_t num_settled_ = 0;
+  int64_t num_noted_ = 0;
 };
 
 // A state and its index, for reading.

@@ -80,7 +80,7 @@ void Transition::KeepSuspicion(const control::Suspicion& suspicion, JobRecord* j
   control::Suspicion* kept = job->mutable_suspicion();
   *kept = suspicion;
   SetTime(event_.time_unix_nanos(), kept->mutable_since());
-  if (suspicion.kind() != control::Suspicion::KIND_DIFFERS) return;
+  if (IsOfStall(suspicion)) return;
   *kept->mutable_confirmed_at() = kept->since();
   const bool is_confirmed =
       before.kind() == suspicion.kind() && before.node_id() == suspicion.node_id();
@@ -93,7 +93,8 @@ void Transition::KeepSuspicion(const control::Suspicion& suspicion, JobRecord* j
 }
 
 // A suspicion that the driver found, because the job stands still, stays until the attempt makes
-// progress or ends. A reported one gives way to it, and to a newer report. A rank is blamed only on
+// progress or ends. One that was reported, or found in a slow job, gives way to it, and to a newer
+// one. A rank is blamed only on
 // the machine that holds it.
 bool Transition::OnSuspectFound(const pb::SuspectFound& found) {
   const control::Suspicion& suspicion = found.suspicion();
@@ -118,7 +119,7 @@ bool Transition::OnSuspectFound(const pb::SuspectFound& found) {
   job->add_evictions(event_.time_unix_nanos());
   kept->set_action(absl::StrCat("evicted node ", suspicion.node_id()));
   // A job that trains can make a checkpoint before it leaves; one that stands still cannot.
-  if (suspicion.kind() != control::Suspicion::KIND_DIFFERS) {
+  if (IsOfStall(suspicion)) {
     pb::Failure failure;
     failure.mutable_culprit()->set_node_id(suspicion.node_id());
     failure.mutable_culprit()->set_rank(suspicion.rank());
@@ -135,7 +136,7 @@ bool Transition::OnSuspectFound(const pb::SuspectFound& found) {
 void Transition::EndSuspicion(JobRecord* job) {
   const control::Suspicion& suspicion = job->suspicion();
   const int64_t age = event_.time_unix_nanos() - suspicion.confirmed_at().seconds() * 1'000'000'000;
-  if (suspicion.kind() == control::Suspicion::KIND_DIFFERS && age < kReportLife) return;
+  if (!IsOfStall(suspicion) && age < kReportLife) return;
   job->clear_suspicion();
 }
 

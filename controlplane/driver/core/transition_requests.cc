@@ -160,12 +160,16 @@ absl::StatusOr<bool> IsNewReport(const IndexedState& state, absl::Time now,
   }
   report->set_rank(static_cast<int32_t>(at - job->placements().begin()));
   report->set_kind(control::Suspicion::KIND_DIFFERS);
-  if (HasStallSuspicion(*job)) return false;
-  const control::Suspicion& known = job->suspicion();
+  return MayReplaceSuspicion(*job, *report, now);
+}
+
+bool MayReplaceSuspicion(const JobRecord& job, const control::Suspicion& found, absl::Time now) {
+  if (HasStallSuspicion(job)) return false;
+  const control::Suspicion& known = job.suspicion();
   const absl::Time confirmed = absl::FromUnixSeconds(known.confirmed_at().seconds());
   const absl::Duration interval =
-      known.node_id() == report->node_id() ? kReportInterval : kOtherReportInterval;
-  return known.node_id().empty() || now - confirmed >= interval || now < confirmed;
+      known.node_id() == found.node_id() ? kReportInterval : kOtherReportInterval;
+  return !job.has_suspicion() || now - confirmed >= interval || now < confirmed;
 }
 
 }  // namespace megascale::driver

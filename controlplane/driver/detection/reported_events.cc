@@ -87,23 +87,27 @@ void AddPreflight(const JobRecord& job, const NodeRecord& node, const agent::Pre
 
 // Returns the ends and failures of ranks, and the failure of the host, in the order of the report.
 std::vector<Event> EndsOf(const JobRecord& job, const std::string& node_id,
-                          const agent::ActualJob& report, const AgentReports& reports) {
+                          const agent::ActualJob& report, const AgentReports& reports,
+                          const JobIndex& index) {
   std::vector<Event> ends;
   const bool runs = job.stage() == pb::STAGE_RUN || StopsAtStep(job);
   const bool may_fail =
       runs || job.stage() == pb::STAGE_FENCE || job.stage() == pb::STAGE_PREFLIGHT;
   for (const auto& rank : report.ranks()) {
-    const int index = rank.status().rank();
-    if (NodeOfRank(job, index) != node_id || FindEnded(job, index) != nullptr) continue;
+    const int number = rank.status().rank();
     const bool stopped = rank.state() == agent::ActualRank::STATE_STOPPED;
-    if (rank.state() == agent::ActualRank::STATE_FAILED && may_fail) {
-      ends.push_back(RankFailedEvent(job, index, node_id, rank.failure(), reports));
-    } else if ((stopped || rank.state() == agent::ActualRank::STATE_FINISHED) && runs) {
+    const bool failed = rank.state() == agent::ActualRank::STATE_FAILED;
+    const bool finished = rank.state() == agent::ActualRank::STATE_FINISHED;
+    if (!stopped && !failed && !finished) continue;
+    if (NodeOfRank(job, number) != node_id || index.HasEnded(job, number)) continue;
+    if (failed && may_fail) {
+      ends.push_back(RankFailedEvent(job, number, node_id, rank.failure(), reports));
+    } else if (!failed && runs) {
       Event event;
       auto* ended = event.mutable_rank_ended();
       ended->set_job_id(JobId(job));
       ended->set_attempt(job.attempt());
-      ended->set_rank(index);
+      ended->set_rank(number);
       ended->set_stopped(stopped);
       ended->set_step(rank.status().step());
       ends.push_back(std::move(event));
@@ -115,30 +119,49 @@ std::vector<Event> EndsOf(const JobRecord& job, const std::string& node_id,
   return ends;
 }
 
+// Returns the phase that the node's ranks have reached, and adds their number to `reached`;
+// STARTING: one of them has not reached `wanted`.
+telemetry::Phase PhaseOn(const std::string& node_id, const JobRecord& job, telemetry::Phase wanted,
+                         const AgentReports& reports, int* reached) {
+  const agent::ActualJob* actual = reports.ReportOfAttempt(node_id, job);
+  if (actual == nullptr || actual->ranks().empty()) return telemetry::PHASE_STARTING;
+  telemetry::Phase slowest = telemetry::PHASE_FINISHED;
+  for (const auto& rank : actual->ranks()) {
+    if (NodeOfRank(job, rank.status().rank()) != node_id) continue;
+    if (rank.status().phase() < wanted) return telemetry::PHASE_STARTING;
+    slowest = std::min(slowest, rank.status().phase());
+    ++*reached;
+  }
+  return slowest;
+}
+
 // Returns the phase that every rank has reached. Every report may be the last missing one: the
-// first node with a rank that has not reached `wanted` ends the search.
+// first node with a rank that has not reached `wanted` ends the search, and the next one begins
+// there.
 telemetry::Phase PhaseOfAll(const JobRecord& job, telemetry::Phase wanted,
-                            const AgentReports& reports) {
+                            const AgentReports& reports, std::string* laggard) {
   int reached = 0;
+  if (reports.IsOn(job, *laggard) &&
+      PhaseOn(*laggard, job, wanted, reports, &reached) == telemetry::PHASE_STARTING) {
+    return telemetry::PHASE_STARTING;
+  }
+  reached = 0;
   telemetry::Phase slowest = telemetry::PHASE_FINISHED;
   for (const std::string& node_id : reports.Nodes(job)) {
-    const agent::ActualJob* actual = reports.ReportOfAttempt(node_id, job);
-    if (actual == nullptr || actual->ranks().empty()) return telemetry::PHASE_STARTING;
-    for (const auto& rank : actual->ranks()) {
-      if (NodeOfRank(job, rank.status().rank()) != node_id) continue;
-      if (rank.status().phase() < wanted) return telemetry::PHASE_STARTING;
-      slowest = std::min(slowest, rank.status().phase());
-      ++reached;
-    }
+    slowest = std::min(slowest, PhaseOn(node_id, job, wanted, reports, &reached));
+    if (slowest != telemetry::PHASE_STARTING) continue;
+    *laggard = node_id;
+    return slowest;
   }
   return reached < WorldSize(job) ? telemetry::PHASE_STARTING : slowest;
 }
 
-void AddBeginnings(const JobRecord& job, const AgentReports& reports, std::vector<Event>* events) {
+void AddBeginnings(const JobRecord& job, const AgentReports& reports, std::string* laggard,
+                   std::vector<Event>* events) {
   if (job.state() != control::JOB_STATE_STARTING) return;
   const bool loads = job.time_book().phase() != pb::TimeBook::PHASE_START;
-  const telemetry::Phase phase =
-      PhaseOfAll(job, loads ? telemetry::PHASE_FIRST_STEP : telemetry::PHASE_LOADING, reports);
+  const telemetry::Phase wanted = loads ? telemetry::PHASE_FIRST_STEP : telemetry::PHASE_LOADING;
+  const telemetry::Phase phase = PhaseOfAll(job, wanted, reports, laggard);
   Event event;
   if (!loads && phase == telemetry::PHASE_LOADING) {
     event.mutable_loading_started()->set_job_id(JobId(job));
@@ -152,25 +175,40 @@ void AddBeginnings(const JobRecord& job, const AgentReports& reports, std::vecto
   events->push_back(std::move(event));
 }
 
+// Adds the ranks whose shards of `step` the node has reported as stored; false: none of its ranks.
+bool AddStoredOn(const std::string& node_id, const JobRecord& job, int64_t step,
+                 const AgentReports& reports, std::set<int>* ranks) {
+  const agent::ActualJob* actual = reports.LastReport(node_id, JobId(job));
+  if (actual == nullptr) return false;
+  const size_t before = ranks->size();
+  for (const auto& shard : actual->shards()) {
+    if (shard.attempt() != job.attempt() || shard.step() != step) continue;
+    if (NodeOfRank(job, shard.rank()) == node_id) ranks->insert(shard.rank());
+  }
+  return ranks->size() > before;
+}
+
 // Returns whether every rank of the attempt has reported that its shard of `step` is on storage.
-bool AllStored(const JobRecord& job, int64_t step, const AgentReports& reports) {
+// The next search begins at the node that ended this one.
+bool AllStored(const JobRecord& job, int64_t step, const AgentReports& reports,
+               std::string* laggard) {
   std::set<int> ranks;
+  if (reports.IsOn(job, *laggard) && !AddStoredOn(*laggard, job, step, reports, &ranks)) {
+    return false;
+  }
+  ranks.clear();
   for (const std::string& node_id : reports.Nodes(job)) {
-    const agent::ActualJob* actual = reports.LastReport(node_id, JobId(job));
-    if (actual == nullptr) return false;
-    const size_t before = ranks.size();
-    for (const auto& shard : actual->shards()) {
-      if (shard.attempt() != job.attempt() || shard.step() != step) continue;
-      if (NodeOfRank(job, shard.rank()) == node_id) ranks.insert(shard.rank());
-    }
-    if (ranks.size() == before) return false;
+    if (AddStoredOn(node_id, job, step, reports, &ranks)) continue;
+    *laggard = node_id;
+    return false;
   }
   return static_cast<int>(ranks.size()) >= WorldSize(job);
 }
 
 // Appends ShardsStored for those steps in `report` of which every rank's shard is stored.
 void AddStoredShards(const JobRecord& job, const agent::ActualJob& report,
-                     const AgentReports& reports, std::vector<Event>* events) {
+                     const AgentReports& reports, std::string* laggard,
+                     std::vector<Event>* events) {
   if (job.stage() != pb::STAGE_RUN && !StopsAtStep(job)) return;
   std::set<int64_t> steps;
   for (const auto& shard : report.shards()) {
@@ -181,7 +219,7 @@ void AddStoredShards(const JobRecord& job, const agent::ActualJob& report,
     if (std::find(finalize.begin(), finalize.end(), step) != finalize.end()) continue;
     if (IsCommitted(job, job.attempt(), step)) continue;
     if (step < NewestCommittedStep(job)) continue;
-    if (!AllStored(job, step, reports)) continue;
+    if (!AllStored(job, step, reports, laggard)) continue;
     Event event;
     auto* stored = event.mutable_shards_stored();
     stored->set_job_id(JobId(job));
@@ -281,13 +319,14 @@ Event RankFailedEvent(const JobRecord& job, int rank, const std::string& node_id
 
 std::vector<Event> ReportedEvents::EventsOfJob(const JobRecord& job, const NodeRecord& node,
                                                const agent::ActualJob& report,
-                                               const AgentReports& reports) const {
+                                               const AgentReports& reports,
+                                               const JobIndex& index) const {
   const std::string& node_id = node.hello().node_id();
   std::vector<Event> events;
   if (job.stage() == pb::STAGE_PREFLIGHT) {
     AddPreflight(job, node, report.preflight(), &events);
   } else if (job.stage() == pb::STAGE_RUN) {
-    AddBeginnings(job, reports, &events);
+    AddBeginnings(job, reports, &laggards_[JobId(job)].begins, &events);
     if (!job.progressed()) AddProgress(job, &events);
   } else if (job.stage() == pb::STAGE_LEAVE ||
              (job.stage() == pb::STAGE_FENCE && !job.has_leave() && !job.has_cancel())) {
@@ -296,8 +335,10 @@ std::vector<Event> ReportedEvents::EventsOfJob(const JobRecord& job, const NodeR
     AddProgress(job, &events);
   }
   AddManifests(job, node_id, report, &events);
-  AddStoredShards(job, report, reports, &events);
-  std::vector<Event> ends = EndsOf(job, node_id, report, reports);
+  if (!report.shards().empty()) {
+    AddStoredShards(job, report, reports, &laggards_[JobId(job)].stores, &events);
+  }
+  std::vector<Event> ends = EndsOf(job, node_id, report, reports, index);
   const auto failures = std::stable_partition(
       ends.begin(), ends.end(), [](const Event& event) { return !event.has_rank_failed(); });
   std::move(ends.begin(), failures, std::back_inserter(events));
@@ -335,7 +376,7 @@ std::vector<Event> ReportedEvents::EventsOf(const IndexedState& indexed, const N
     const agent::ActualJob nothing;
     const agent::ActualJob& actual = found != nullptr ? *found : nothing;
     if (actual.attempt() == job.attempt()) {
-      std::vector<Event> more = EventsOfJob(job, node, actual, reports);
+      std::vector<Event> more = EventsOfJob(job, node, actual, reports, indexed.index());
       std::move(more.begin(), more.end(), std::back_inserter(events));
     }
     if (auto fenced = FencedEvent(job, node, report, actual)) events.push_back(*std::move(fenced));

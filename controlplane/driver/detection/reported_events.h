@@ -24,7 +24,10 @@ class ReportedEvents {
  public:
   // Notes the newest step in a job's loss log, for AttemptProgressed.
   void NoteStep(const std::string& job_id, int64_t step) { newest_step_[job_id] = step; }
-  void Forget(const std::string& job_id) { newest_step_.erase(job_id); }
+  void Forget(const std::string& job_id) {
+    newest_step_.erase(job_id);
+    laggards_.erase(job_id);
+  }
 
   // Returns the events that follow from the newest report of a living node, in the order in which
   // they must be applied: progress, checkpoints, ends, failures, fences.
@@ -45,9 +48,17 @@ class ReportedEvents {
  private:
   std::vector<Event> EventsOfJob(const JobRecord& job, const NodeRecord& node,
                                  const megascale::agent::v1::ActualJob& report,
-                                 const AgentReports& reports) const;
+                                 const AgentReports& reports, const JobIndex& index) const;
 
-  std::map<std::string, int64_t> newest_step_;  // by job
+  // The nodes at which the last search for one that is missing ended; empty: none has ended so.
+  // A search looks there first, so that thousands of nodes do not cost each report a look at most
+  // of them.
+  struct Laggards {
+    std::string begins;  // a rank there has not reached the phase
+    std::string stores;  // no shard there is stored
+  };
+  mutable std::map<std::string, Laggards> laggards_;  // by job
+  std::map<std::string, int64_t> newest_step_;        // by job
 };
 
 }  // namespace megascale::driver

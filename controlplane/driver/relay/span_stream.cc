@@ -2,6 +2,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -32,8 +33,9 @@ class SpanStream {
     for (const control::NodeView& node : cluster.nodes()) {
       machines_[node.node_id()] = node.machine_id();
     }
+    const std::set<int> wanted(request_.ranks().begin(), request_.ranks().end());
     for (const control::RankView& rank : job.ranks()) {
-      if (!ports_.ranks.empty() && ports_.ranks.count(rank.status().rank()) == 0) continue;
+      if (!wanted.empty() && wanted.count(rank.status().rank()) == 0) continue;
       if (!ports_.emit(Read(job, rank))) return absl::CancelledError("the reader is gone");
     }
     return absl::OkStatus();

@@ -24,15 +24,14 @@ struct SpanStreamPorts {
   // Sends a message to the reader; false: the reader is gone.
   std::function<bool(const megascale::control::v1::StreamSpansResponse&)> emit;
   std::function<absl::Duration()> now;  // this process's monotonic clock
-  std::set<int> ranks;                  // only these are read; empty: all
 };
 
 // How many times a machine is asked for its clock. The fastest answer counts, because slower ones
 // waited in a queue.
 inline constexpr int kClockQuestions = 5;
 
-// Emits one message for each of the ranks, in rank order; for a rank whose spans cannot be read,
-// the message says why.
+// Emits one message for each rank that is asked for, in rank order; for a rank whose spans cannot
+// be read, the message says why.
 //
 // Clocks: an agent's answer carries its monotonic clock, which is assumed to be read halfway
 // between question and answer; the error is at most half of that time. All ranks of a machine get

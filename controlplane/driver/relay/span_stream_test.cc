@@ -56,10 +56,10 @@ class SpanStreamTest : public ::testing::Test {
       return emitted_.size() < readers_patience_;
     };
     ports.now = [this] { return now_; };
-    ports.ranks = ranks_;
     control::StreamSpansRequest request;
     request.set_job_id("j");
     request.set_first_step(8);
+    for (const int rank : ranks_) request.add_ranks(rank);
     return StreamSpans(request, ports);
   }
 

@@ -1,12 +1,14 @@
 #include "controlplane/driver/relay/suspect.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "controlplane/trace/job_spans.h"
+#include "controlplane/driver/relay/few_ranks.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/base/text/shortlist.h"
@@ -21,20 +23,107 @@ namespace telemetry = megascale::telemetry::v1;
 
 constexpr int kSteps = 3;
 constexpr size_t kWaitingShown = 8;
+// At most this many of the ranks that are awaited are read before the next walk.
+constexpr size_t kRanksOfRound = 64;
+// Of each group of the named rank, this many ranks may wait for it.
+constexpr size_t kMembersRead = 16;
+constexpr size_t kSilentRead = 10;
 
-absl::StatusOr<diagnose::StallVerdict> Walk(const control::Job& job, const trace::JobSpans& spans) {
-  std::vector<bool> known;
-  for (const timeline::RankSpans& rank : spans.ranks()) known.push_back(rank.known);
-  const std::vector<timeline::TimedStep> steps = spans.Measure(kSteps);
-  if (steps.empty()) return absl::NotFoundError("no rank has begun a step");
-  std::vector<diagnose::RankPosition> positions =
-      diagnose::PositionsOf(spans.plans(), known, steps);
-  const size_t count = std::min(positions.size(), static_cast<size_t>(job.ranks_size()));
-  for (size_t rank = 0; rank < count; ++rank) {
-    positions[rank].silent_seconds = job.ranks(static_cast<int>(rank)).status().alive_age_seconds();
+class StallWalk {
+ public:
+  StallWalk(const control::Job& job, FewRanks* ranks) : job_(job), ranks_(*ranks) {}
+
+  absl::StatusOr<diagnose::StallVerdict> Run(std::vector<int> next) {
+    AddSilent(&next);
+    diagnose::StallVerdict verdict;
+    for (;;) {
+      ASSIGN_OR_RETURN(const bool any, ranks_.Read(next));
+      if (!any) return verdict;
+      ASSIGN_OR_RETURN(verdict, Walk());
+      next = Untraced(verdict);
+      if (next.empty()) next = GroupsOf(verdict.root.rank);
+    }
   }
-  return diagnose::ExplainStall(spans.plans(), positions);
-}
+
+ private:
+  const telemetry::RankStatus& ReportOf(int rank) const { return job_.ranks(rank).status(); }
+  bool IsSilent(int rank) const {
+    return ReportOf(rank).alive_age_seconds() >= diagnose::kSilentSecondsMin;
+  }
+
+  void AddSilent(std::vector<int>* ranks) const {
+    const size_t count = ranks->size() + kSilentRead;
+    for (int rank = 0; rank < job_.ranks_size() && ranks->size() < count; ++rank) {
+      if (IsSilent(rank)) ranks->push_back(rank);
+    }
+  }
+
+  absl::StatusOr<diagnose::StallVerdict> Walk() {
+    const std::vector<timeline::TimedStep> steps = ranks_.spans().Measure(kSteps);
+    if (steps.empty()) return absl::NotFoundError("no rank has begun a step");
+    std::vector<diagnose::RankPosition> positions =
+        diagnose::PositionsOf(ranks_.spans().plans(), ranks_.Known(), steps);
+    const size_t count = std::min(positions.size(), static_cast<size_t>(job_.ranks_size()));
+    AddTwins(&positions);
+    for (size_t rank = 0; rank < count; ++rank) {
+      positions[rank].silent_seconds = ReportOf(static_cast<int>(rank)).alive_age_seconds();
+    }
+    return diagnose::ExplainStall(ranks_.spans().plans(), positions);
+  }
+
+  void AddTwins(std::vector<diagnose::RankPosition>* positions) {
+    std::map<FewRanks::Standing, int> read;
+    for (int rank = 0; rank < job_.ranks_size() && !passed_over_.empty(); ++rank) {
+      if ((*positions)[static_cast<size_t>(rank)].known)
+        read.emplace(ranks_.StandingOf(rank), rank);
+    }
+    for (const int rank : passed_over_) {
+      const auto twin = read.find(ranks_.StandingOf(rank));
+      if (twin == read.end() || ranks_.WasAsked(rank) || IsSilent(rank)) continue;
+      ranks_.spans().Plan(rank);
+      (*positions)[static_cast<size_t>(rank)] = (*positions)[static_cast<size_t>(twin->second)];
+    }
+  }
+
+  // Returns ranks whose spans the walk needs. Of many, those whose reports are rare come first.
+  std::vector<int> Untraced(const diagnose::StallVerdict& verdict) {
+    std::vector<const diagnose::StallRoot*> roots = {&verdict.root};
+    for (const diagnose::StallRoot& root : verdict.other_roots) roots.push_back(&root);
+    std::set<int> ranks;
+    for (const diagnose::StallRoot* root : roots) {
+      const bool is_rank = root->rank >= 0 && root->rank < job_.ranks_size();
+      if (root->cause != diagnose::StallCause::kNoTrace || !is_rank) continue;
+      if (!ranks_.WasAsked(root->rank)) ranks.insert(root->rank);
+    }
+    std::vector<int> sorted = ranks_.RarestFirst({ranks.begin(), ranks.end()});
+    if (sorted.size() <= kRanksOfRound) return sorted;
+    passed_over_.insert(sorted.begin() + kRanksOfRound, sorted.end());
+    sorted.resize(kRanksOfRound);
+    return sorted;
+  }
+
+  // Returns members of the groups of a rank, which may wait for it; the first time that it is
+  // named.
+  std::vector<int> GroupsOf(int rank) {
+    if (rank < 0 || !named_.insert(rank).second) return {};
+    const plan::Mesh& mesh = ranks_.spans().plans().front().mesh;
+    std::vector<int> members;
+    for (const plan::GroupKind kind :
+         {plan::GroupKind::kData, plan::GroupKind::kPipeline, plan::GroupKind::kTensor}) {
+      if (!mesh.Has(kind)) continue;
+      const size_t count = members.size() + kMembersRead;
+      for (const int member : mesh.GroupOf(kind, rank).ranks) {
+        if (members.size() < count && !ranks_.WasAsked(member)) members.push_back(member);
+      }
+    }
+    return members;
+  }
+
+  const control::Job& job_;
+  FewRanks& ranks_;
+  std::set<int> passed_over_;
+  std::set<int> named_;
+};
 
 bool Saves(const telemetry::RankStatus& status) {
   return status.phase() == telemetry::PHASE_CHECKPOINT ||
@@ -70,18 +159,15 @@ absl::Status CheckRoot(const diagnose::StallVerdict& verdict) {
 
 }  // namespace
 
-absl::StatusOr<control::Suspicion> FindSuspect(const control::Job& job, SpanStreamPorts ports) {
-  if (job.ranks_size() > kSuspectRanksMax) return absl::NotFoundError("the job is too large");
-  ASSIGN_OR_RETURN(trace::JobSpans spans, trace::JobSpans::Create(job.spec()));
-  ports.emit = [&, go_on = ports.emit](const control::StreamSpansResponse& response) {
-    spans.Add(response);
-    return go_on == nullptr || go_on(response);
-  };
-  control::StreamSpansRequest request;
-  request.set_job_id(job.job_id());
-  request.set_first_step(std::max<int64_t>(0, job.last_step() - kSteps + 1));
-  RETURN_IF_ERROR(StreamSpans(request, ports));
-  ASSIGN_OR_RETURN(const diagnose::StallVerdict verdict, Walk(job, spans));
+absl::StatusOr<control::Suspicion> FindSuspect(const control::Job& job,
+                                               const std::vector<int>& sample,
+                                               SpanStreamPorts ports) {
+  const int64_t first_step = std::max<int64_t>(0, job.last_step() - kSteps + 1);
+  ASSIGN_OR_RETURN(
+      FewRanks ranks,
+      FewRanks::Create(job, std::move(ports),
+                       {.ranks_max = kSuspectRanksRead, .first_step = first_step, .keeps = {}}));
+  ASSIGN_OR_RETURN(const diagnose::StallVerdict verdict, StallWalk(job, &ranks).Run(sample));
   const diagnose::StallRoot& root = verdict.root;
   if (root.rank < 0 || root.rank >= job.ranks_size()) {
     return absl::NotFoundError("nothing tells one rank from the others");
@@ -90,6 +176,7 @@ absl::StatusOr<control::Suspicion> FindSuspect(const control::Job& job, SpanStre
   const control::RankView& view = job.ranks(root.rank);
   if (Saves(view.status())) return absl::NotFoundError("it saves a checkpoint");
   control::Suspicion suspicion;
+  suspicion.set_kind(control::Suspicion::KIND_STALL);
   suspicion.set_attempt(job.attempt());
   suspicion.set_rank(root.rank);
   suspicion.set_node_id(view.node_id());
@@ -108,6 +195,10 @@ absl::StatusOr<control::Suspicion> FindSuspect(const control::Job& job, SpanStre
     suspicion.add_evidence(absl::StrCat("rank ", rank.rank, " waits in ",
                                         rank.instruction.ToString(), " for ",
                                         base::Shortlist(names)));
+  }
+  if (static_cast<int>(ranks.num_asked()) < job.ranks_size()) {
+    suspicion.add_evidence(
+        absl::StrCat("from the spans of ", ranks.num_asked(), " of ", job.ranks_size(), " ranks"));
   }
   return suspicion;
 }

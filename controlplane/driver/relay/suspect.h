@@ -1,22 +1,44 @@
-// Who holds up a job that stands still, from the spans of its ranks. Blocking: reads them from the
-// agents.
+// Who holds up a job that stands still or has become slow, from the spans of a few of its ranks.
+// Blocking: reads them from the agents. The reports of all ranks are in the driver's view of the
+// job; they tell which of many ranks to read.
 #pragma once
+
+#include <cstdint>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "controlplane/driver/relay/span_stream.h"
 #include "proto/control.pb.h"
+#include "runtime/diagnose/sampling/trigger.h"
 
 namespace megascale::driver {
 
-// The spans of more ranks are not read.
-inline constexpr int kSuspectRanksMax = 512;
+// The spans of more ranks are not read, however many the job has.
+inline constexpr int kSuspectRanksRead = 256;
 
 // Returns the rank that the others wait for (runtime/diagnose/stall.h), with its machine as the
-// driver placed it. A rank of which nothing is known is not named, unless its process shows no
-// life, and neither is one that nobody waits for. `ports.emit` gets each message after it was used,
-// and ends the reading by false. Errors: NotFound - nothing tells one rank from the others, or it
-// waits for storage or data; those of the ports.
+// driver placed it. Begins at the ranks `sample` and reads the ranks that those wait for, then the
+// groups of the one that it names. Of a group with many ranks it reads those whose reports differ
+// from most; another rank that reports the same step and instruction as one that was read, and has
+// the same plan, counts as standing where that one stands.
+//
+// A rank of which nothing is known is not named, unless its process shows no life, and neither is
+// one that nobody waits for. `ports.emit` gets each message after it was used, and ends the reading
+// by false. Errors: NotFound - nothing tells one rank from the others, or it waits for storage or
+// data; those of the ports.
 absl::StatusOr<megascale::control::v1::Suspicion> FindSuspect(
-    const megascale::control::v1::Job& job, SpanStreamPorts ports);
+    const megascale::control::v1::Job& job, const std::vector<int>& sample, SpanStreamPorts ports);
+
+// Returns why the steps of a job take longer than before, as a suspicion of KIND_SLOW
+// (runtime/diagnose/slow_verdict.h). Begins at the ranks `sample` and reads the ranks for which
+// those have begun to wait longer. `trigger`: what it said.
+//
+// A rank is named if it, or all ranks of its machine, compute longer than they did themselves: by
+// the machine's own spans. What others measure with it, such as a slow link, is told with rank -1,
+// so that no machine is evicted by the word of another one. Errors: NotFound - the steps are not
+// slower, or nothing explains why; those of the ports.
+absl::StatusOr<megascale::control::v1::Suspicion> FindSlowSuspect(
+    const megascale::control::v1::Job& job, const std::vector<int>& sample,
+    const diagnose::TriggerVerdict& trigger, SpanStreamPorts ports);
 
 }  // namespace megascale::driver

@@ -1,8 +1,14 @@
 #include "controlplane/driver/relay/suspect.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+
+#include "absl/strings/str_cat.h"
 #include "controlplane/trace/testing/test_spans.h"
+#include "runtime/plan/operation.h"
+#include "runtime/simulate/step_time.h"
 #include "runtime/timeline/timed_step.h"
 
 namespace megascale::driver {
@@ -35,7 +41,7 @@ class SuspectTest : public ::testing::Test {
       return Fetch(fetch);
     };
     ports.now = [] { return absl::Seconds(100); };
-    return FindSuspect(job_, ports);
+    return FindSuspect(job_, {0}, ports);
   }
 
   absl::StatusOr<agent::SpanChunk> Fetch(const agent::FetchSpans& fetch) {
@@ -114,6 +120,196 @@ TEST_F(SuspectTest, ARankThatSavesACheckpointIsNoSuspect) {
 TEST_F(SuspectTest, AJobThatHasEndedHasNoSuspect) {
   job_.mutable_ended_at();
   EXPECT_FALSE(Find().ok());
+}
+
+// --- jobs of any size ----------------------------------------------------------------------------
+
+// A job whose ranks were computed: each step takes a second, and in a slow or stuck one the passes
+// of `culprit` take longer. Rank r is on node r / 8.
+class ComputedJob {
+ public:
+  ComputedJob(int num_replicas, int num_stages, int culprit) : culprit_(culprit) {
+    job::v1::JobSpec spec = trace::TestSpec();
+    spec.mutable_model()->set_num_hidden_layers(num_stages);
+    spec.mutable_train()->set_global_batch_size(2 * num_replicas);
+    spec.mutable_parallel()->set_data_parallel_size(num_replicas);
+    spec.mutable_parallel()->set_pipeline_model_parallel_size(num_stages);
+    plans_ = trace::JobSpans::Create(spec).value().plans();
+    job_.set_job_id("j");
+    job_.set_attempt(2);
+    job_.set_state(control::JOB_STATE_RUNNING);
+    *job_.mutable_spec() = spec;
+    for (size_t rank = 0; rank < plans_.size(); ++rank) {
+      job_.add_ranks()->set_node_id(absl::StrCat("n", rank / 8));
+      job_.mutable_ranks(static_cast<int>(rank))
+          ->mutable_status()
+          ->set_rank(static_cast<int>(rank));
+    }
+  }
+
+  // `pass_nanos`: of the culprit's passes; those of others take kPassNanos.
+  timeline::StepTime StepWith(int64_t pass_nanos) const {
+    const auto nanos_of = [&](const plan::RankPlan& plan, const plan::Instruction& i) {
+      if (!plan::IsPass(i.kind())) return kPassNanos / 10;
+      return plan.rank == culprit_ ? pass_nanos : kPassNanos;
+    };
+    return simulate::TimeStep(plans_, nanos_of).value();
+  }
+  // What a rank does while `step` stands, or is at its worst: the culprit computes.
+  void ReportFrom(const timeline::StepTime& step) {
+    for (size_t rank = 0; rank < plans_.size(); ++rank) {
+      for (size_t i = 0; i < step.ranks[rank].size(); ++i) {
+        const timeline::SpanTime& time = step.ranks[rank][i];
+        if (time.ready < kForever && time.end >= kForever) {
+          job_.mutable_ranks(static_cast<int>(rank))
+              ->mutable_status()
+              ->set_instruction(plans_[rank].instructions[i].id.packed());
+        }
+      }
+    }
+  }
+
+  SpanStreamPorts Ports() {
+    SpanStreamPorts ports;
+    ports.cluster = [] { return control::GetClusterResponse(); };
+    ports.fetch = [this](const std::string&, const agent::FetchSpans& fetch) {
+      return Fetch(fetch);
+    };
+    ports.now = [] { return absl::Seconds(100); };
+    return ports;
+  }
+
+  std::vector<int> Sample() const {
+    std::vector<int> machines;
+    for (size_t rank = 0; rank < plans_.size(); ++rank)
+      machines.push_back(static_cast<int>(rank) / 8);
+    return diagnose::SampleRanks(plans_.front().mesh, machines);
+  }
+
+  // An instruction that does not end takes longer than this, in nanoseconds.
+  static constexpr int64_t kForever = int64_t{1} << 50;
+  static constexpr int64_t kPassNanos = 10'000'000;
+
+  control::Job job_;
+  std::map<int64_t, timeline::StepTime> steps_;  // by number
+  int num_fetched_ = 0;
+
+ private:
+  absl::StatusOr<agent::SpanChunk> Fetch(const agent::FetchSpans& fetch) {
+    agent::SpanChunk chunk;
+    chunk.set_monotonic_nanos(trace::kFirstNanos + 100 * trace::kStepNanos);
+    if (fetch.clock_only()) return chunk;
+    ++num_fetched_;
+    const auto rank = static_cast<size_t>(fetch.rank());
+    for (const auto& [number, step] : steps_) {
+      if (number < fetch.first_step()) continue;
+      const int64_t at = trace::kFirstNanos + number * trace::kStepNanos;
+      for (size_t i = 0; i < step.ranks[rank].size(); ++i) {
+        const timeline::SpanTime& time = step.ranks[rank][i];
+        if (time.ready >= kForever) continue;
+        telemetry::v1::Span* span = chunk.add_spans();
+        span->set_begin_nanos(at + time.ready);
+        if (time.end < kForever) span->set_end_nanos(at + time.end);
+        span->set_instruction(plans_[rank].instructions[i].id.packed());
+        span->set_step(number);
+      }
+    }
+    return chunk;
+  }
+
+  const int culprit_;
+  std::vector<plan::RankPlan> plans_;
+};
+
+control::Suspicion FindStuck(int num_replicas, int num_stages, int culprit, int* num_fetched) {
+  ComputedJob job(num_replicas, num_stages, culprit);
+  job.steps_[6] = job.steps_[7] = job.steps_[8] = job.StepWith(ComputedJob::kPassNanos);
+  job.steps_[9] = job.StepWith(ComputedJob::kForever);
+  job.job_.set_last_step(8);
+  job.ReportFrom(job.steps_[9]);
+  const auto suspicion = FindSuspect(job.job_, job.Sample(), job.Ports());
+  EXPECT_TRUE(suspicion.ok()) << suspicion.status();
+  *num_fetched = job.num_fetched_;
+  return suspicion.value_or(control::Suspicion());
+}
+
+TEST(StuckJobTest, EveryRankOfASmallJobIsFoundFromTheSample) {
+  for (int culprit = 0; culprit < 12; ++culprit) {
+    int num_fetched = 0;
+    const control::Suspicion suspicion = FindStuck(3, 4, culprit, &num_fetched);
+    EXPECT_EQ(suspicion.rank(), culprit) << suspicion.verdict();
+    EXPECT_EQ(suspicion.kind(), control::Suspicion::KIND_STALL);
+  }
+}
+
+TEST(StuckJobTest, AJobOfManyRanksIsExaminedFromFewSpans) {
+  for (const int culprit : {0, 599}) {
+    int num_fetched = 0;
+    const control::Suspicion suspicion = FindStuck(300, 2, culprit, &num_fetched);
+    EXPECT_EQ(suspicion.rank(), culprit) << suspicion.verdict();
+    EXPECT_EQ(suspicion.node_id(), absl::StrCat("n", culprit / 8));
+    EXPECT_LE(num_fetched, kSuspectRanksRead);
+  }
+}
+
+// --- slow jobs -----------------------------------------------------------------------------------
+
+// Steps 1 to 20 are normal, and those up to 30 are slow.
+class SlowJob {
+ public:
+  SlowJob(int num_replicas, int num_stages, int culprit, int64_t times_slower = 4)
+      : job_(num_replicas, num_stages, culprit) {
+    const timeline::StepTime normal = job_.StepWith(ComputedJob::kPassNanos);
+    const timeline::StepTime slow = job_.StepWith(times_slower * ComputedJob::kPassNanos);
+    for (int64_t step = 1; step <= 30; ++step) job_.steps_[step] = step <= 20 ? normal : slow;
+    job_.job_.set_last_step(30);
+    job_.ReportFrom(job_.StepWith(ComputedJob::kForever));
+  }
+  absl::StatusOr<control::Suspicion> Find() {
+    return FindSlowSuspect(job_.job_, job_.Sample(),
+                           {.reason = diagnose::TriggerReason::kHalfThroughput,
+                            .rank = 0,
+                            .usual_step_seconds = 1,
+                            .step_seconds = 2.5,
+                            .normal_step = 20},
+                           job_.Ports());
+  }
+  ComputedJob job_;
+};
+
+TEST(SlowJobTest, ARankThatComputesLongerThanBeforeIsNamedWithItsEvidence) {
+  SlowJob slow(6, 4, 9);
+  const auto suspicion = slow.Find();
+  ASSERT_TRUE(suspicion.ok()) << suspicion.status();
+  EXPECT_EQ(suspicion->kind(), control::Suspicion::KIND_SLOW);
+  EXPECT_EQ(suspicion->rank(), 9);
+  EXPECT_EQ(suspicion->node_id(), "n1");
+  EXPECT_EQ(suspicion->attempt(), 2);
+  EXPECT_THAT(suspicion->verdict(), testing::StartsWith("rank 9 on n1 computes"));
+  EXPECT_EQ(suspicion->evidence(0), "half throughput: a step takes 2.5 s, usually 1 s");
+}
+
+TEST(SlowJobTest, AJobOfManyRanksIsExaminedFromFewSpans) {
+  SlowJob slow(150, 4, 333);
+  const auto suspicion = slow.Find();
+  ASSERT_TRUE(suspicion.ok()) << suspicion.status();
+  EXPECT_EQ(suspicion->rank(), 333);
+  EXPECT_LE(slow.job_.num_fetched_, kSuspectRanksRead);
+}
+
+TEST(SlowJobTest, AJobThatIsNotSlowerHasNoSuspect) {
+  EXPECT_EQ(SlowJob(6, 4, 9, 1).Find().status().code(), absl::StatusCode::kNotFound);
+}
+
+// What was slow from the beginning cannot be told from what its peers claim of themselves.
+TEST(SlowJobTest, WithoutOlderStepsNoRankIsNamed) {
+  SlowJob slow(6, 4, 9);
+  for (int64_t step = 1; step <= 20; ++step) slow.job_.steps_.erase(step);
+  const auto suspicion = slow.Find();
+  ASSERT_TRUE(suspicion.ok()) << suspicion.status();
+  EXPECT_THAT(suspicion->verdict(), testing::StartsWith("rank 9 on n1 computes"));
+  EXPECT_EQ(suspicion->rank(), -1);
+  EXPECT_EQ(suspicion->node_id(), "");
 }
 
 }  // namespace

@@ -142,12 +142,6 @@ absl::StatusOr<control::Job> DriverLoop::Report(const pb::SuspectFound& found) {
   return GetJob(found.job_id());
 }
 
-absl::StatusOr<std::vector<std::string>> DriverLoop::StalledJobs() {
-  return Call<std::vector<std::string>>(
-      [] { return absl::OkStatus(); },
-      [this] { return absl::StatusOr<std::vector<std::string>>(shell_->StalledJobs()); });
-}
-
 // --- reads ------------------------------------------------------------------------------------
 
 absl::StatusOr<std::shared_ptr<const DriverView>> DriverLoop::View() const {

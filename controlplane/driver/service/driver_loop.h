@@ -55,7 +55,6 @@ class DriverLoop {
   // As Suspect, for the report of a client, which is checked.
   absl::StatusOr<megascale::control::v1::Job> Report(
       const megascale::driver::v1::SuspectFound& found);
-  absl::StatusOr<std::vector<std::string>> StalledJobs();
 
   // Reads never wait for the loop. Who asks after an answer of the calls above sees what it told.
   // Errors: Unavailable - the loop has ended.

@@ -32,12 +32,11 @@ class LoopPageSource final : public page::PageSource {
   }
 
   absl::Status Spans(
-      const control::StreamSpansRequest& request, const std::vector<int>& ranks,
+      const control::StreamSpansRequest& request,
       const std::function<bool(const control::StreamSpansResponse&)>& emit) override {
     auto ports = PortsOf<SpanStreamPorts>(request.job_id());
     ports.now = [] { return base::RealClock().Monotonic(); };
     ports.emit = emit;
-    ports.ranks = {ranks.begin(), ranks.end()};
     return StreamSpans(request, ports);
   }
 

@@ -16,26 +16,27 @@ SuspectWatch::~SuspectWatch() {
 }
 
 void SuspectWatch::Run() {
-  while (!stop_.WaitFor(kInterval)) {
-    const auto stalled = loop_.StalledJobs();
-    if (!stalled.ok()) continue;
-    const absl::Duration now = base::RealClock().Monotonic();
-    std::erase_if(examined_, [&](const auto& entry) { return now - entry.second >= kAgain; });
-    for (const std::string& job_id : *stalled) {
-      if (examined_.try_emplace(job_id, now).second) Examine(job_id);
+  while (!stop_.WaitFor(JobTriggers::kInterval)) {
+    const auto view = loop_.View();
+    if (!view.ok()) continue;
+    for (const auto& triggered : triggers_.Look(**view, base::RealClock().Monotonic())) {
+      Examine(triggered);
     }
   }
 }
 
 // A job whose cause cannot be told is not suspected: `megascale diagnose` says what is known of it.
-void SuspectWatch::Examine(const std::string& job_id) {
-  const auto job = loop_.GetJob(job_id);
+void SuspectWatch::Examine(const JobTriggers::Triggered& triggered) {
+  const auto job = loop_.GetJob(triggered.job_id);
   if (!job.ok()) return;
-  SpanStreamPorts ports = ports_of_(job_id);
+  SpanStreamPorts ports = ports_of_(triggered.job_id);
   ports.emit = [this](const auto&) { return !stop_.WaitFor(absl::ZeroDuration()); };
-  const auto suspicion = FindSuspect(*job, std::move(ports));
+  const bool is_stuck = triggered.verdict.reason == diagnose::TriggerReason::kStuck;
+  const auto suspicion =
+      is_stuck ? FindSuspect(*job, triggered.sample, std::move(ports))
+               : FindSlowSuspect(*job, triggered.sample, triggered.verdict, std::move(ports));
   if (!suspicion.ok()) return;
-  loop_.Suspect(job_id, *suspicion).IgnoreError();
+  loop_.Suspect(triggered.job_id, *suspicion).IgnoreError();
 }
 
 }  // namespace megascale::driver

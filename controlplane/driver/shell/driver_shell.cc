@@ -180,8 +180,11 @@ absl::Status DriverShell::SetSpare(const pb::NodeSpareSet& spare_set) {
 absl::Status DriverShell::Suspect(const pb::SuspectFound& found) {
   // Asking its agents takes time: the job may have gone on meanwhile.
   const JobRecord* job = index_.Find(state_, found.job_id());
-  if (job == nullptr || HasStallSuspicion(*job) ||
-      !counts_.StandsStill(*job, monitor_.reports().awake())) {
+  if (job == nullptr || HasStallSuspicion(*job)) return absl::OkStatus();
+  const megascale::control::v1::Suspicion& suspicion = found.suspicion();
+  const bool stands_still = counts_.StandsStill(*job, monitor_.reports().awake());
+  if (stands_still != IsOfStall(suspicion)) return absl::OkStatus();
+  if (!stands_still && !MayReplaceSuspicion(*job, suspicion, options_.clock->Wall())) {
     return absl::OkStatus();
   }
   Event event;
@@ -197,16 +200,6 @@ absl::Status DriverShell::Report(pb::SuspectFound found) {
   *event.mutable_suspect_found() = std::move(found);
   Feed(std::move(event));
   return absl::OkStatus();
-}
-
-std::vector<std::string> DriverShell::StalledJobs() const {
-  std::vector<std::string> stalled;
-  for (const int place : index_.open()) {
-    const JobRecord& job = state_.jobs(place);
-    if (HasStallSuspicion(job) || !counts_.StandsStill(job, monitor_.reports().awake())) continue;
-    stalled.push_back(JobId(job));
-  }
-  return stalled;
 }
 
 absl::Status DriverShell::MayJoin(const agent::Hello& hello, const AgentLink& link) const {

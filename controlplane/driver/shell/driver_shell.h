@@ -106,7 +106,8 @@ class DriverShell {
   absl::Status Evict(const megascale::driver::v1::NodeEvicted& evicted);
   absl::Status Uncordon(const std::string& node_id);
   absl::Status SetSpare(const megascale::driver::v1::NodeSpareSet& spare_set);
-  // Someone found out why a job stands still. The core ignores a suspicion that is out of date.
+  // Someone found out why a job stands still, or why it is slow. A suspicion that is out of date,
+  // or repeats one that was just found, is ignored.
   absl::Status Suspect(const megascale::driver::v1::SuspectFound& found);
   // A client reports a machine (IsNewReport).
   absl::Status Report(megascale::driver::v1::SuspectFound found);
@@ -116,10 +117,6 @@ class DriverShell {
   // The agent reported; the agent disconnected.
   void OnReport(const std::string& node_id, megascale::agent::v1::ActualState report);
   void OnGone(const std::string& node_id, const AgentLink* link);
-
-  // --- for outputs, after the commit
-  // Returns the jobs that train, have completed no step for long, and have no suspect yet.
-  std::vector<std::string> StalledJobs() const;
 
  private:
   // What an agent is told about the step records of a job.

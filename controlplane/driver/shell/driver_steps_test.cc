@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/testing/test_events.h"
 #include "controlplane/driver/shell/driver_shell.h"
+#include "controlplane/driver/shell/job_triggers.h"
 #include "controlplane/driver/shell/testing/shell_test_base.h"
 #include "controlplane/driver/storage/loss_history.h"
 #include "controlplane/driver/storage/testing/simulated_disk.h"
@@ -234,6 +235,95 @@ TEST_F(DriverStepsTest, StepsThatWereRolledBackAreCutFromALogThatWorksAgainAfter
   EXPECT_THAT(LoggedSteps(), ElementsAre(1, 2, 3));
   Pass(absl::Minutes(2));
   EXPECT_THAT(LoggedSteps(), ElementsAre()) << "attempt 2 began at step 0";
+}
+
+// A list reads no files, and the best step of an attempt is logged once.
+TEST_F(DriverStepsTest, AListKnowsTheLastStepOfAJobThatEndedBeforeTheDriverStarted) {
+  for (int64_t step = 1; step <= 5; ++step) {
+    Complete(step);
+    Pass(absl::Seconds(1));
+  }
+  ASSERT_EQ(job().best_step(), 1);
+  Event cancel = Cancelled(true);
+  cancel.mutable_cancel_requested()->set_job_id("j");
+  FailRank(2);
+  Round([&] { EXPECT_TRUE(shell_->Cancel(cancel.cancel_requested()).ok()); });
+  Pass(absl::Minutes(2));
+  ASSERT_EQ(job().stage(), pb::STAGE_ENDED);
+  DriverShell::Options options;
+  options.state_directory = "/state";
+  options.files = &disk_;
+  Begin(&disk_, std::move(options));
+  const auto list = shell_->view()->List({}, clock_.Wall());
+  ASSERT_TRUE(list.ok()) << list.status();
+  EXPECT_EQ(list->jobs(0).last_step(), 5);
+}
+
+// --- which jobs deserve a diagnosis --------------------------------------------------------------
+
+class JobTriggersTest : public DriverStepsTest {
+ protected:
+  // Every ten seconds the driver looks; meanwhile the ranks complete `steps` steps.
+  std::vector<JobTriggers::Triggered> LookAfter(int64_t steps, double quiet_seconds = 0) {
+    step_ += steps;
+    for (auto& [node_id, report] : reports_) {
+      report.mutable_jobs(0)->mutable_ranks(0)->mutable_status()->set_progress_age_seconds(
+          quiet_seconds);
+    }
+    Complete(step_);
+    Pass(JobTriggers::kInterval);
+    return triggers_.Look(*shell_->view(), clock_.Monotonic());
+  }
+  pb::SuspectFound Found(control::Suspicion::Kind kind) {
+    pb::SuspectFound found;
+    found.set_job_id("j");
+    found.mutable_suspicion()->set_kind(kind);
+    found.mutable_suspicion()->set_attempt(1);
+    found.mutable_suspicion()->set_rank(1);
+    found.mutable_suspicion()->set_node_id("n1");
+    return found;
+  }
+
+  JobTriggers triggers_;
+  int64_t step_ = 0;
+};
+
+TEST_F(JobTriggersTest, AJobThatStandsStillIsExaminedUntilItHasASuspect) {
+  for (int i = 0; i < 6; ++i) EXPECT_TRUE(LookAfter(10).empty()) << i;
+  const std::vector<JobTriggers::Triggered> triggered = LookAfter(0, 9);
+  ASSERT_EQ(triggered.size(), 1u);
+  EXPECT_EQ(triggered[0].job_id, "j");
+  EXPECT_EQ(triggered[0].verdict.reason, diagnose::TriggerReason::kStuck);
+  EXPECT_EQ(triggered[0].sample.size(), 1u) << "it has one data group";
+  Round([&] { EXPECT_TRUE(shell_->Suspect(Found(control::Suspicion::KIND_SLOW)).ok()); });
+  EXPECT_FALSE(job().has_suspicion()) << "it is not slow, it stands still";
+  Round([&] { EXPECT_TRUE(shell_->Suspect(Found(control::Suspicion::KIND_STALL)).ok()); });
+  EXPECT_EQ(job().suspicion().kind(), control::Suspicion::KIND_STALL);
+  EXPECT_TRUE(LookAfter(0, 19).empty());
+}
+
+TEST_F(JobTriggersTest, AJobThatBecomesSlowIsExaminedAndItsSuspectStays) {
+  for (int i = 0; i < 6; ++i) EXPECT_TRUE(LookAfter(10).empty()) << i;
+  const std::vector<JobTriggers::Triggered> triggered = LookAfter(4);
+  ASSERT_EQ(triggered.size(), 1u);
+  EXPECT_EQ(triggered[0].verdict.reason, diagnose::TriggerReason::kHalfThroughput);
+  EXPECT_EQ(triggered[0].verdict.normal_step, 60);
+  LookAfter(4);
+  Complete(++step_);
+  Pass(absl::Seconds(1));
+  Round([&] { EXPECT_TRUE(shell_->Suspect(Found(control::Suspicion::KIND_STALL)).ok()); });
+  EXPECT_FALSE(job().has_suspicion()) << "it goes on";
+  Round([&] { EXPECT_TRUE(shell_->Suspect(Found(control::Suspicion::KIND_SLOW)).ok()); });
+  EXPECT_EQ(job().suspicion().kind(), control::Suspicion::KIND_SLOW);
+  EXPECT_EQ(LookAfter(4).size(), 1u) << "the suspicion is confirmed as long as it lasts";
+}
+
+TEST_F(JobTriggersTest, ANewAttemptBeginsAnew) {
+  for (int i = 0; i < 6; ++i) LookAfter(10);
+  FailRank(2);
+  Pass(absl::Minutes(1));
+  ASSERT_NE(job().attempt(), 1);
+  EXPECT_TRUE(triggers_.Look(*shell_->view(), clock_.Monotonic()).empty());
 }
 
 }  // namespace

@@ -70,7 +70,12 @@ control::Job DriverView::ViewOf(const JobPart& part, const RecentSteps& steps, i
     sources.storage_fails_for = awake_ - since->second;
   }
   sources.node = LookupOfNodes();
-  sources.report = [this, &job](const std::string& node_id) -> const agent::ActualJob* {
+  sources.report = LookupOfReports(job);
+  return ViewJob(job, sources);
+}
+
+ReportLookup DriverView::LookupOfReports(const JobRecord& job) const {
+  return [this, &job](const std::string& node_id) -> const agent::ActualJob* {
     const AgentPart* part = agents_.Find(node_id);
     if (part == nullptr || part->report == nullptr) return nullptr;
     for (const agent::ActualJob& actual : part->report->jobs()) {
@@ -78,7 +83,31 @@ control::Job DriverView::ViewOf(const JobPart& part, const RecentSteps& steps, i
     }
     return nullptr;
   };
-  return ViewJob(job, sources);
+}
+
+std::vector<const JobRecord*> DriverView::TrainingJobs() const {
+  std::vector<const JobRecord*> training;
+  for (const JobPart* part : jobs_.Values()) {
+    const JobRecord& job = *part->record;
+    const bool trains = job.stage() == v1::STAGE_RUN && job.state() == control::JOB_STATE_RUNNING &&
+                        job.ended_size() == 0;
+    if (trains) training.push_back(&job);
+  }
+  return training;
+}
+
+absl::Duration DriverView::StepTime(const JobRecord& job) const {
+  const JobPart* part = jobs_.Find(JobId(job));
+  const bool has_new = part != nullptr && part->new_steps.num_steps() > 0;
+  const int64_t mean = has_new ? part->new_steps.step_nanos() / part->new_steps.num_steps() : 0;
+  return absl::Nanoseconds(std::max(job.time_book().usual_step_nanos(), mean));
+}
+
+std::vector<control::RankView> DriverView::Ranks(const JobRecord& job,
+                                                 const std::vector<int>& ranks) const {
+  std::vector<control::RankView> views;
+  for (const int rank : ranks) views.push_back(ViewRank(job, rank, LookupOfReports(job)));
+  return views;
 }
 
 absl::StatusOr<control::Job> DriverView::Job(const std::string& job_id, absl::Time now) const {

@@ -49,6 +49,14 @@ class DriverView {
   // with -1 no steps.
   std::vector<megascale::telemetry::v1::StepRecord> StepsSince(const std::string& job_id,
                                                                int64_t* position) const;
+  // Returns the jobs that train and of which no rank has ended, in no order. Valid as long as the
+  // view.
+  std::vector<const JobRecord*> TrainingJobs() const;
+  // Returns the mean time of the job's steps that are counted last; zero: not known.
+  absl::Duration StepTime(const JobRecord& job) const;
+  // Returns what these ranks of the job's attempt said last. Requires: they are ranks of the job.
+  std::vector<megascale::control::v1::RankView> Ranks(const JobRecord& job,
+                                                      const std::vector<int>& ranks) const;
   // Returns the job's record as it is in the state; null: there is no such job.
   const JobRecord* Record(const std::string& job_id) const;
   // The number of the round that made it.
@@ -76,6 +84,7 @@ class DriverView {
   std::string TokenAfter(const JobPart& part, bool newest_first) const;
   std::map<absl::string_view, int64_t> PlacesInQueue() const;
   NodeLookup LookupOfNodes() const;
+  ReportLookup LookupOfReports(const JobRecord& job) const;
   absl::Duration SilenceOf(const std::string& node_id) const;
   std::map<std::string, NodeUse> UseNow() const;
 

@@ -244,23 +244,35 @@ void AddTimes(const JobRecord& job, const JobSources& sources, control::Job* vie
   view->set_submitted_age_seconds(std::max(0.0, absl::ToDoubleSeconds(age)));
 }
 
+// Without the loss log: what the attempt's ranks ended at, and what the time account counted. The
+// best step of an attempt is logged only once.
+int64_t LastKnownStep(const JobRecord& job) {
+  int64_t step = job.has_time_book() ? job.time_book().kept_step() : job.best_step();
+  for (const auto& ended : job.ended()) step = std::max(step, ended.step());
+  return step;
+}
+
 }  // namespace
+
+control::RankView ViewRank(const JobRecord& job, int index, const ReportLookup& report) {
+  const auto& placement = job.placements(index);
+  control::RankView rank;
+  rank.set_node_id(placement.node_id());
+  rank.mutable_status()->set_rank(placement.rank());
+  const auto* actual = report(placement.node_id());
+  if (actual == nullptr || actual->attempt() != job.attempt()) return rank;
+  for (const auto& reported : actual->ranks()) {
+    if (reported.status().rank() == placement.rank()) {
+      *rank.mutable_status() = reported.status();
+      rank.mutable_status()->set_doing(telemetry::DescribeDoing(reported.status()));
+    }
+  }
+  return rank;
+}
 
 std::vector<control::RankView> ViewRanks(const JobRecord& job, const ReportLookup& report) {
   std::vector<control::RankView> ranks;
-  for (const auto& placement : job.placements()) {
-    control::RankView& rank = ranks.emplace_back();
-    rank.set_node_id(placement.node_id());
-    rank.mutable_status()->set_rank(placement.rank());
-    const auto* actual = report(placement.node_id());
-    if (actual == nullptr || actual->attempt() != job.attempt()) continue;
-    for (const auto& reported : actual->ranks()) {
-      if (reported.status().rank() == placement.rank()) {
-        *rank.mutable_status() = reported.status();
-        rank.mutable_status()->set_doing(telemetry::DescribeDoing(reported.status()));
-      }
-    }
-  }
+  for (int i = 0; i < job.placements_size(); ++i) ranks.push_back(ViewRank(job, i, report));
   return ranks;
 }
 
@@ -276,7 +288,7 @@ control::Job ViewJob(const JobRecord& job, const JobSources& sources) {
   view.set_attempt_reason(job.attempt_reason());
   view.set_restarts(std::max<int64_t>(0, job.attempt() - 1));
   view.set_directory(job.submitted().directory());
-  view.set_last_step(IsTerminal(job) ? job.best_step() : job.restore().step());
+  view.set_last_step(IsTerminal(job) ? LastKnownStep(job) : job.restore().step());
   if (sources.steps != nullptr && !sources.steps->empty()) {
     view.set_last_step(std::max(sources.steps->back().step(), job.restore().step()));
     *view.mutable_last_record() = sources.steps->back();

@@ -38,6 +38,9 @@ struct JobSources {
 // Returns the job as people see it, without its evidence.
 megascale::control::v1::Job ViewJob(const JobRecord& job, const JobSources& sources);
 
+// Returns what a rank of the job's attempt said last. Requires: `index` is one of a placement.
+megascale::control::v1::RankView ViewRank(const JobRecord& job, int index,
+                                          const ReportLookup& report);
 // Returns what each rank of the job's attempt said last, in rank order.
 std::vector<megascale::control::v1::RankView> ViewRanks(const JobRecord& job,
                                                         const ReportLookup& report);

@@ -526,7 +526,18 @@ const MACHINE_CHARTS = [
   ['retransmitted_segments', 'TCP segments sent again per second'],
   ['disk_read_bytes', 'Disk, read per second', 'bytes'],
   ['disk_written_bytes', 'Disk, written per second', 'bytes'], ['disk_free_bytes', 'Disk, free', 'bytes'],
-  ['major_faults', 'Page faults that read a disk, per second']
+  ['major_faults', 'Page faults that read a disk, per second'],
+  ['tokens_per_second', 'Tokens per second, all ranks here'],
+  ['gpu_busy_share', 'GPUs busy, mean', 'share'],
+  ['gpu_memory_busy_share', 'GPU memory busy, mean', 'share'],
+  ['gpu_memory_used_bytes', 'GPU memory used, all GPUs', 'bytes'],
+  ['gpu_temperature_celsius', 'GPU temperature, the hottest, °C'],
+  ['gpu_power_watts', 'GPU power, all GPUs, W'],
+  ['gpu_core_clock_megahertz', 'GPU clock, mean, MHz'],
+  ['gpu_memory_clock_megahertz', 'GPU memory clock, mean, MHz'],
+  ['gpus_throttled', 'GPUs that are throttled'],
+  ['gpu_corrected_errors', 'GPU memory errors, corrected'],
+  ['gpu_uncorrected_errors', 'GPU memory errors, not corrected']
 ];
 
 // A chart of the last minutes of a machine.
@@ -561,7 +572,8 @@ function machinePage(node) {
         const metrics = await get('api/machine-metrics', {node});
         note.textContent = `the last ${format.duration(-(metrics.seconds[0] || 0))}, a value each second`;
         if (charts.contains(document.activeElement) || charts.matches(':hover')) return;
-        charts.replaceChildren(...MACHINE_CHARTS.map(chart => machineChart(chart, metrics)));
+        const known = MACHINE_CHARTS.filter(([name]) => name in metrics);
+        charts.replaceChildren(...known.map(chart => machineChart(chart, metrics)));
       } catch (error) {
         note.textContent = error.message;
       }

@@ -73,8 +73,9 @@ struct Group {
 // One member's end of a communicator. A thread of its own does what the streams have come to.
 class Member : public std::enable_shared_from_this<Member> {
  public:
-  Member(const EmulatedNcclOptions& options, LaunchQueues* queues, int rank, int size)
-      : options_(options), queues_(queues), mesh_(rank, size) {
+  Member(const EmulatedNcclOptions& options, LaunchQueues* queues, const char* name, int rank,
+         int size)
+      : options_(options), queues_(queues), mesh_(rank, size), events_(name, rank, size) {
     // As NCCL, a communicator belongs to the device that its maker has as the current one.
     MEGASCALE_CHECK(EmulatedCuda()->cudaGetDevice(&device_) == cudaSuccess);
   }
@@ -96,6 +97,11 @@ class Member : public std::enable_shared_from_this<Member> {
       MEGASCALE_CHECK_MSG(has_started_ && deferred_.calls.empty(),
                           "a call of NCCL while another is in progress");
       if (error_ != ncclSuccess) return error_;
+      for (NcclCall& call : calls) {
+        const bool is_message =
+            call.operation == NcclOperation::kSend || call.operation == NcclOperation::kRecv;
+        call.event = events_.Launched(is_message);
+      }
       deferred_ = {stream, std::move(calls), ++num_calls_};
       polls_left_ = options_.in_progress_polls;
       if (polls_left_ > 0) return ncclInProgress;
@@ -205,7 +211,7 @@ class Member : public std::enable_shared_from_this<Member> {
       if (Suffer(ready.group.number)) {
         NcclOutcome outcome = NcclOutcome::kDone;
         if (options_.holds_device) queues_->AwaitTurn(ready.group.ticket);
-        status = RunNcclCalls(mesh_, ready.group.calls, &outcome);
+        status = RunNcclCalls(mesh_, ready.group.calls, events_, &outcome);
         Ended(outcome);
       }
       {
@@ -253,6 +259,7 @@ class Member : public std::enable_shared_from_this<Member> {
   LaunchQueues* const queues_;
   int device_ = 0;
   NcclMesh mesh_;  // of the thread, but for Abort
+  NcclEvents events_;
   std::atomic<bool> is_entered_ = false;
   std::thread thread_;
 
@@ -323,7 +330,8 @@ ncclResult_t InitRank(ncclComm_t* handle, int size, ncclUniqueId id, int rank,
   if (rank < 0 || rank >= size) return ncclInvalidArgument;
   NcclListener root;
   root.name.assign(id.internal + 1, static_cast<size_t>(id.internal[0]));
-  auto member = std::make_shared<Member>(world->options, &world->queues, rank, size);
+  auto member =
+      std::make_shared<Member>(world->options, &world->queues, config->commName, rank, size);
   const auto made_handle = reinterpret_cast<ncclComm_t>(member.get());
   {
     const std::lock_guard<std::mutex> lock(world->mutex);

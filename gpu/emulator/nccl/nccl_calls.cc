@@ -80,10 +80,12 @@ class Planner {
     return {static_cast<uint64_t>(operation), bytes_, static_cast<uint64_t>(call_.dtype), root};
   }
   void SendTo(int peer, size_t offset) {
-    if (peer != mesh_.rank()) plan_.transfers.push_back({peer, true, input_ + offset, Label()});
+    if (peer == mesh_.rank()) return;
+    plan_.transfers.push_back({peer, true, input_ + offset, Label(), call_.event});
   }
   void ReceiveFrom(int peer, std::byte* to) {
-    if (peer != mesh_.rank()) plan_.transfers.push_back({peer, false, to, Label()});
+    if (peer == mesh_.rank()) return;
+    plan_.transfers.push_back({peer, false, to, Label(), call_.event});
   }
   void CopyOwn(std::byte* to) const {
     if (to != input_) std::memmove(to, input_, bytes_);
@@ -115,7 +117,8 @@ class Planner {
   absl::Status Message() {
     const bool is_send = call_.operation == NcclOperation::kSend;
     RETURN_IF_ERROR(Find(is_send ? bytes_ : 0, is_send ? 0 : bytes_));
-    plan_.transfers.push_back({call_.root, is_send, is_send ? input_ : output_, Label()});
+    plan_.transfers.push_back(
+        {call_.root, is_send, is_send ? input_ : output_, Label(), call_.event});
     return absl::OkStatus();
   }
 
@@ -154,14 +157,15 @@ size_t NcclSizeOf(ncclDataType_t dtype) {
   }
 }
 
-absl::Status RunNcclCalls(NcclMesh& mesh, absl::Span<const NcclCall> calls, NcclOutcome* outcome) {
+absl::Status RunNcclCalls(NcclMesh& mesh, absl::Span<const NcclCall> calls, NcclEvents& events,
+                          NcclOutcome* outcome) {
   std::vector<Plan> plans(calls.size());
   std::vector<NcclTransfer> transfers;
   for (size_t i = 0; i < calls.size(); ++i) {
     RETURN_IF_ERROR(Planner(mesh, calls[i], plans[i]).Make());
     transfers.insert(transfers.end(), plans[i].transfers.begin(), plans[i].transfers.end());
   }
-  *outcome = mesh.Exchange(transfers);
+  *outcome = mesh.Exchange(transfers, events);
   if (*outcome != NcclOutcome::kDone) return absl::OkStatus();
   for (const Plan& plan : plans) {
     if (plan.sum != nullptr) AddUp(plan);

@@ -28,12 +28,14 @@ struct NcclCall {
   void* output = nullptr;
   size_t count = 0;
   ncclDataType_t dtype = ncclFloat32;
-  int root = 0;  // or the peer
+  int root = 0;           // or the peer
+  void* event = nullptr;  // of the profiler plugin (nccl_events.h)
 };
 
 // Runs the calls of one group, all at once. `*outcome` is how it ended. Errors: InvalidArgument - a
 // call's memory is not the device's.
-absl::Status RunNcclCalls(NcclMesh& mesh, absl::Span<const NcclCall> calls, NcclOutcome* outcome);
+absl::Status RunNcclCalls(NcclMesh& mesh, absl::Span<const NcclCall> calls, NcclEvents& events,
+                          NcclOutcome* outcome);
 
 // Returns the size of an element; 0: a type that the emulator does not have.
 size_t NcclSizeOf(ncclDataType_t dtype);

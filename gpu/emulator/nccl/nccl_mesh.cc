@@ -189,6 +189,7 @@ struct NcclMesh::Progress {
   const NcclTransfer* transfer = nullptr;
   Header header;
   size_t done = 0;  // bytes of header and data
+  NcclEvents::Transport events = {};
 
   bool IsDone() const { return done == sizeof(Header) + transfer->label.bytes; }
 };
@@ -216,7 +217,7 @@ NcclOutcome NcclMesh::Move(Progress& progress) {
   return NcclOutcome::kDone;
 }
 
-NcclOutcome NcclMesh::Exchange(absl::Span<const NcclTransfer> transfers) {
+NcclOutcome NcclMesh::Exchange(absl::Span<const NcclTransfer> transfers, NcclEvents& events) {
   // By peer, sends and receives apart: the first of each moves.
   std::vector<std::deque<Progress>> lanes(2 * static_cast<size_t>(size_));
   for (const NcclTransfer& transfer : transfers) {
@@ -233,6 +234,13 @@ NcclOutcome NcclMesh::Exchange(absl::Span<const NcclTransfer> transfers) {
   }
   own_receives.clear();
   own_sends.clear();
+  for (std::deque<Progress>& lane : lanes) {
+    for (Progress& progress : lane) {
+      const NcclTransfer& it = *progress.transfer;
+      progress.events =
+          events.Start(it.event, {.peer = it.peer, .is_send = it.is_send, .bytes = it.label.bytes});
+    }
+  }
   while (true) {
     std::vector<pollfd> fds = {{abort_.get(), POLLIN, 0}};
     std::vector<std::deque<Progress>*> active = {nullptr};
@@ -248,7 +256,12 @@ NcclOutcome NcclMesh::Exchange(absl::Span<const NcclTransfer> transfers) {
     MEGASCALE_CHECK(ready > 0 || errno == EINTR);
     if (fds[0].revents != 0) return NcclOutcome::kAborted;
     for (size_t i = 1; ready > 0 && i < fds.size(); ++i) {
-      if (fds[i].revents != 0) RETURN_UNLESS_DONE(Move(active[i]->front()));
+      if (fds[i].revents == 0) continue;
+      Progress& progress = active[i]->front();
+      RETURN_UNLESS_DONE(Move(progress));
+      if (progress.done >= sizeof(Header)) {
+        events.Moved(progress.done - sizeof(Header), &progress.events);
+      }
     }
   }
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "gpu/emulator/nccl/nccl_events.h"
 #include "runtime/base/fd.h"
 
 namespace megascale::emulator {
@@ -38,6 +39,7 @@ struct NcclTransfer {
   bool is_send = false;
   std::byte* data = nullptr;
   NcclLabel label;
+  void* event = nullptr;  // of the call (nccl_events.h)
 };
 
 class NcclMesh {
@@ -47,8 +49,9 @@ class NcclMesh {
   // Meets all members: rank 0 under `root`, which listens, the others under its name.
   NcclOutcome Connect(NcclListener root);
 
-  // Does all transfers, at once; those between the same two ranks in their order.
-  NcclOutcome Exchange(absl::Span<const NcclTransfer> transfers);
+  // Does all transfers, at once; those between the same two ranks in their order. `events` hears of
+  // them.
+  NcclOutcome Exchange(absl::Span<const NcclTransfer> transfers, NcclEvents& events);
 
   // Ends every Connect and Exchange, now and later.
   void Abort();

@@ -34,6 +34,9 @@ class HostCommunicator {
   int size() const { return endpoint_->size(); }
   const std::string& name() const { return endpoint_->name(); }
   int WorldRank(int member) const { return endpoint_->WorldRank(member); }
+  // Who wants to know how far calls have come: a communicator that moves its data another way shows
+  // them itself. Null: nobody.
+  CallProgress* progress() const { return options_.progress; }
 
   // Replaces `buffer` on every member by the sum of all. Shapes: [N], any N, F32, F64 or BF16. Cost
   // per member of n: adds its block of all n buffers in place, and copies the other n-1 sums. For

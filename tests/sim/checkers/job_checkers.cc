@@ -153,6 +153,37 @@ void CauseChecker::OnState(const DriverState& before, const DriverState& after) 
   }
 }
 
+// --- SuspectsAreLimited -----------------------------------------------------------------------
+
+void SuspectChecker::CheckSuspicion(const JobRecord& job) {
+  const control::Suspicion& suspicion = job.suspicion();
+  if (!job.has_suspicion() || suspicion.rank() < 0) return;
+  if (driver::NodeOfRank(job, suspicion.rank()) == suspicion.node_id()) return;
+  world_.Violate("SuspectsAreLimited",
+                 absl::StrCat("job ", JobId(job), " suspects node ", suspicion.node_id(),
+                              ", which does not hold rank ", suspicion.rank()));
+}
+
+void SuspectChecker::OnState(const DriverState& before, const DriverState& after) {
+  constexpr int64_t kHour = int64_t{3600} * 1'000'000'000;
+  std::vector<int64_t> all;
+  for (const JobRecord& job : after.jobs()) {
+    CheckSuspicion(job);
+    if (job.evictions().empty()) continue;
+    all.insert(all.end(), job.evictions().begin(), job.evictions().end());
+    const bool asks =
+        job.submitted().spec().fault().on_suspect() == megascale::job::v1::ON_SUSPECT_EVICT;
+    if (asks && job.evictions_size() <= 2) continue;
+    world_.Violate("SuspectsAreLimited", absl::StrCat("job ", JobId(job), " evicted ",
+                                                      job.evictions_size(), " suspects"));
+  }
+  std::sort(all.begin(), all.end());
+  for (size_t i = 4; i < all.size(); ++i) {
+    if (all[i] - all[i - 4] >= kHour) continue;
+    world_.Violate("SuspectsAreLimited", "all jobs together evicted 5 suspects within an hour");
+  }
+}
+
 // --- TestsComeFirst ---------------------------------------------------------------------------
 
 void TestedChecker::OnTestStarted(const std::string& incarnation) {

@@ -94,6 +94,19 @@ class CauseChecker : public Observer {
   std::map<std::string, absl::Duration> faults_;  // time of the last fault, by node
 };
 
+// SuspectsAreLimited: a job evicts at most two suspects an hour, all jobs together four, and only
+// jobs that ask for it; and a suspicion names no machine that does not hold the rank.
+class SuspectChecker : public Observer {
+ public:
+  explicit SuspectChecker(World* world) : world_(*world) {}
+  void OnState(const DriverState& before, const DriverState& after) override;
+
+ private:
+  void CheckSuspicion(const JobRecord& job);
+
+  World& world_;
+};
+
 // TestsComeFirst: where the driver tests machines, a process of a job starts only on a machine
 // whose agent has passed a test since it started and has not failed one, and no test runs beside
 // such a process.

@@ -1,0 +1,199 @@
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "controlplane/driver/relay/few_ranks.h"
+#include "controlplane/driver/relay/suspect.h"
+#include "runtime/base/status.h"
+#include "runtime/base/text/printable.h"
+#include "runtime/diagnose/measured_job.h"
+#include "runtime/diagnose/sampling/slow_path.h"
+#include "runtime/diagnose/slow_verdict.h"
+
+namespace megascale::driver {
+namespace {
+
+namespace control = megascale::control::v1;
+
+// A job of at most this many ranks is read whole: comparing all of them costs little.
+constexpr int kRanksOfSmallJob = 64;
+// At most this many of the ranks that are awaited are read at a time.
+constexpr size_t kRanksOfRound = 64;
+// This many of the newest steps are judged, and compared with this many normal ones.
+constexpr int64_t kStepsJudged = 10;
+constexpr int64_t kStepsBefore = 16;
+
+// The steps whose spans are read.
+struct StepRange {
+  int64_t normal = 0;  // the last normal step; 0: none is known
+  int64_t newest = 0;
+  bool IsBefore(int64_t step) const { return step <= normal && step > normal - kStepsBefore; }
+  bool IsJudged(int64_t step) const { return step > normal && step > newest - kStepsJudged; }
+};
+
+// Whole steps, measured from all ranks that were read.
+struct Measured {
+  std::vector<timeline::TimedStep> before;
+  std::vector<timeline::TimedStep> now;
+};
+
+Measured Measure(const trace::JobSpans& spans, const StepRange& range) {
+  Measured measured;
+  for (timeline::TimedStep& step : spans.Measure(static_cast<int>(kStepsBefore + kStepsJudged))) {
+    if (!step.whole) continue;
+    (range.IsBefore(step.step) ? measured.before : measured.now).push_back(std::move(step));
+  }
+  return measured;
+}
+
+std::vector<int> AllRanks(const control::Job& job) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < job.ranks_size(); ++rank) ranks.push_back(rank);
+  return ranks;
+}
+
+// Returns the ranks on the machine of a rank: all of them may compute longer.
+std::vector<int> RanksBeside(const control::Job& job, int rank) {
+  std::vector<int> ranks;
+  for (int other = 0; other < job.ranks_size(); ++other) {
+    if (job.ranks(other).node_id() == job.ranks(rank).node_id()) ranks.push_back(other);
+  }
+  return ranks;
+}
+
+// Reads the sample, and then the ranks for which those that were read wait longer than before,
+// until one is found that computes longer.
+absl::StatusOr<Measured> ReadAwaited(const control::Job& job, const StepRange& range,
+                                     std::vector<int> next, FewRanks* ranks) {
+  Measured measured;
+  for (;;) {
+    ASSIGN_OR_RETURN(const bool any, ranks->Read(next));
+    if (any) measured = Measure(ranks->spans(), range);
+    if (!any || measured.before.empty() || measured.now.empty()) break;
+    const diagnose::ComparedSteps steps = {measured.before, measured.now};
+    const auto& plans = ranks->spans().plans();
+    const int found = diagnose::RankThatComputesLonger(plans, ranks->Known(), steps);
+    next =
+        found >= 0 ? RanksBeside(job, found) : diagnose::RanksAwaited(plans, ranks->Known(), steps);
+    std::erase_if(next, [&](int rank) { return ranks->WasAsked(rank); });
+    next = ranks->RarestFirst(std::move(next));
+    next.resize(std::min(next.size(), kRanksOfRound));
+  }
+  return measured;
+}
+
+struct Judged {
+  std::vector<diagnose::Worker> workers;
+  diagnose::SlowVerdict verdict;
+};
+
+absl::StatusOr<Judged> Judge(const control::Job& job, const Measured& measured, FewRanks* ranks) {
+  std::vector<timeline::TimedStep> steps = measured.before;
+  steps.insert(steps.end(), measured.now.begin(), measured.now.end());
+  ASSIGN_OR_RETURN(diagnose::MeasuredJob measured_job,
+                   diagnose::JobOfSteps(ranks->spans().plans(), ranks->Known(), steps));
+  const diagnose::OperationGraph& graph = measured_job.graph;
+  diagnose::History history;
+  std::map<std::string, int> machines;
+  for (const diagnose::Worker& worker : graph.workers()) {
+    const auto number = static_cast<int>(machines.size());
+    const std::string& node = job.ranks(worker.rank).node_id();
+    history.machine_of.push_back(machines.try_emplace(node, number).first->second);
+  }
+  const auto all = absl::MakeConstSpan(measured_job.steps);
+  history.before = all.first(measured.before.size());
+  const auto now = all.subspan(measured.before.size());
+  const auto& options = diagnose::kMeasuredJobOptions;
+  Judged judged = {.workers = graph.workers(), .verdict = {}};
+  judged.verdict = diagnose::ExplainSlowness(graph, now, options,
+                                             diagnose::AnalyzeSteps(graph, now, options), history);
+  return judged;
+}
+
+// Puts a cause into words; nullopt: the cause is in no machine.
+std::optional<std::string> WordsOf(const control::Job& job, const Judged& judged) {
+  const diagnose::Suspect& cause = judged.verdict.cause;
+  const auto rank_of = [&](int worker) { return judged.workers[static_cast<size_t>(worker)].rank; };
+  const auto node_of = [&](int worker) {
+    return base::Printable(job.ranks(rank_of(worker)).node_id());
+  };
+  if (cause.worker < 0) return std::nullopt;
+  switch (cause.cause) {
+    case diagnose::SlowCause::kOneWorker:
+      return absl::StrFormat("rank %d on %s computes %.1f times slower", rank_of(cause.worker),
+                             node_of(cause.worker), cause.times_slower);
+    case diagnose::SlowCause::kSlowMachine:
+      return absl::StrFormat("all ranks on %s compute %.1f times slower", node_of(cause.worker),
+                             cause.times_slower);
+    case diagnose::SlowCause::kLateWorker:
+      return absl::StrFormat("the exchanges of rank %d on %s take %.1f times longer",
+                             rank_of(cause.worker), node_of(cause.worker), cause.times_slower);
+    case diagnose::SlowCause::kSlowMachineLink:
+      return absl::StrFormat("the exchanges of %s with other machines take %.1f times longer",
+                             node_of(cause.worker), cause.times_slower);
+    case diagnose::SlowCause::kSlowLink:
+      if (cause.peer < 0) return std::nullopt;
+      return absl::StrFormat("the exchanges between %s and %s take %.1f times longer",
+                             node_of(cause.worker), node_of(cause.peer), cause.times_slower);
+    default:
+      return std::nullopt;
+  }
+}
+
+// Its own spans show that it computes longer than it did; no other machine's word counts.
+bool IsNamed(const diagnose::Suspect& cause) {
+  const bool computes = cause.cause == diagnose::SlowCause::kOneWorker ||
+                        cause.cause == diagnose::SlowCause::kSlowMachine;
+  return computes && cause.step_times > 0;
+}
+
+}  // namespace
+
+absl::StatusOr<control::Suspicion> FindSlowSuspect(const control::Job& job,
+                                                   const std::vector<int>& sample,
+                                                   const diagnose::TriggerVerdict& trigger,
+                                                   SpanStreamPorts ports) {
+  const StepRange range = {.normal = trigger.normal_step, .newest = job.last_step()};
+  const int64_t first =
+      range.normal > 0 ? range.normal - kStepsBefore + 1 : range.newest - kStepsJudged + 1;
+  ASSIGN_OR_RETURN(FewRanks ranks, FewRanks::Create(job, std::move(ports),
+                                                    {.ranks_max = kSuspectRanksRead,
+                                                     .first_step = std::max<int64_t>(0, first),
+                                                     .keeps = [range](int64_t step) {
+                                                       return range.IsBefore(step) ||
+                                                              range.IsJudged(step);
+                                                     }}));
+  const bool is_small = job.ranks_size() <= kRanksOfSmallJob;
+  ASSIGN_OR_RETURN(const Measured measured,
+                   ReadAwaited(job, range, is_small ? AllRanks(job) : sample, &ranks));
+  if (measured.now.empty()) return absl::NotFoundError("no step is known of all ranks");
+  ASSIGN_OR_RETURN(const Judged judged, Judge(job, measured, &ranks));
+  const std::optional<std::string> words = WordsOf(job, judged);
+  if (!words.has_value()) return absl::NotFoundError("no machine explains why the steps are slow");
+  const diagnose::Suspect& cause = judged.verdict.cause;
+  control::Suspicion suspicion;
+  suspicion.set_kind(control::Suspicion::KIND_SLOW);
+  suspicion.set_attempt(job.attempt());
+  suspicion.set_rank(-1);
+  if (IsNamed(cause)) {
+    suspicion.set_rank(judged.workers[static_cast<size_t>(cause.worker)].rank);
+    suspicion.set_node_id(job.ranks(suspicion.rank()).node_id());
+  }
+  suspicion.set_verdict(absl::StrCat(*words, cause.step_times > 0 ? " than before" : ""));
+  suspicion.add_evidence(absl::StrFormat("%s: a step takes %.3g s, usually %.3g s",
+                                         diagnose::Name(trigger.reason), trigger.step_seconds,
+                                         trigger.usual_step_seconds));
+  suspicion.add_evidence(absl::StrFormat("without it %.0f %% of the lost time would come back",
+                                         100 * std::clamp(cause.share, 0.0, 1.0)));
+  suspicion.add_evidence(absl::StrCat("from ", measured.now.size(), " steps, compared with ",
+                                      measured.before.size(), " older ones, of ", ranks.num_asked(),
+                                      " of ", job.ranks_size(), " ranks"));
+  return suspicion;
+}
+
+}  // namespace megascale::driver

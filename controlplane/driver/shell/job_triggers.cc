@@ -1,0 +1,61 @@
+#include "controlplane/driver/shell/job_triggers.h"
+
+#include <set>
+#include <utility>
+
+#include "runtime/layout/groups.h"
+
+namespace megascale::driver {
+namespace {
+
+namespace control = megascale::control::v1;
+namespace telemetry = megascale::telemetry::v1;
+
+std::vector<int> SampleOf(const JobRecord& job) {
+  const auto mesh = layout::MeshOf(job.submitted().spec());
+  if (!mesh.ok() || mesh->world_size() != job.placements_size()) return {};
+  std::map<std::string, int> numbers;
+  std::vector<int> machine_of;
+  for (const auto& placement : job.placements()) {
+    const auto number = static_cast<int>(numbers.size());
+    machine_of.push_back(numbers.try_emplace(placement.node_id(), number).first->second);
+  }
+  return diagnose::SampleRanks(*mesh, machine_of);
+}
+
+// A rank's first step of an attempt may take long: it counts from the second one.
+diagnose::SampledReport ReportOf(const telemetry::RankStatus& status) {
+  const bool saves = status.phase() == telemetry::PHASE_CHECKPOINT ||
+                     status.activity() == telemetry::ACTIVITY_WAIT_FOR_STORAGE;
+  return {.rank = status.rank(),
+          .trains = status.phase() == telemetry::PHASE_TRAINING || saves,
+          .saves = saves,
+          .step = status.step(),
+          .quiet_seconds = status.progress_age_seconds()};
+}
+
+}  // namespace
+
+std::vector<JobTriggers::Triggered> JobTriggers::Look(const DriverView& view, absl::Duration now) {
+  std::vector<Triggered> triggered;
+  std::set<std::string> training;
+  for (const JobRecord* job : view.TrainingJobs()) {
+    training.insert(JobId(*job));
+    Watched& watched = watched_[JobId(*job)];
+    if (watched.attempt != job->attempt()) {
+      watched = {.attempt = job->attempt(), .sample = SampleOf(*job), .trigger = {}};
+    }
+    std::vector<diagnose::SampledReport> reports;
+    for (const control::RankView& rank : view.Ranks(*job, watched.sample)) {
+      reports.push_back(ReportOf(rank.status()));
+    }
+    const diagnose::TriggerVerdict verdict = watched.trigger.Look(
+        absl::ToDoubleSeconds(now), reports, absl::ToDoubleSeconds(view.StepTime(*job)));
+    if (verdict.reason == diagnose::TriggerReason::kNone || HasStallSuspicion(*job)) continue;
+    triggered.push_back({JobId(*job), watched.sample, verdict});
+  }
+  std::erase_if(watched_, [&](const auto& entry) { return training.count(entry.first) == 0; });
+  return triggered;
+}
+
+}  // namespace megascale::driver

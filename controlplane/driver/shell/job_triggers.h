@@ -1,0 +1,41 @@
+// Looks at sampled ranks of all jobs that train and says which of them deserve a diagnosis
+// (runtime/diagnose/sampling/trigger.h). Reads views of the driver, so it never enters the driver's
+// loop. Threads: one owner.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "controlplane/driver/shell/driver_view.h"
+#include "runtime/diagnose/sampling/trigger.h"
+
+namespace megascale::driver {
+
+class JobTriggers {
+ public:
+  // How often to look. Source: Mycroft, 4.2.
+  static constexpr absl::Duration kInterval = absl::Seconds(10);
+
+  struct Triggered {
+    std::string job_id;
+    std::vector<int> sample;  // the ranks that were looked at
+    diagnose::TriggerVerdict verdict;
+  };
+  // Returns the jobs of which something is wrong, but not those that have a suspect because they
+  // stand still. `now`: monotonic. Cost: a few ranks of each job.
+  std::vector<Triggered> Look(const DriverView& view, absl::Duration now);
+
+ private:
+  struct Watched {
+    int64_t attempt = 0;
+    std::vector<int> sample;  // empty: the job's mesh is not known
+    diagnose::Trigger trigger;
+  };
+
+  std::map<std::string, Watched> watched_;  // by job
+};
+
+}  // namespace megascale::driver

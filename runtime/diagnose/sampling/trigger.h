@@ -1,0 +1,95 @@
+// When a job deserves a diagnosis: looks at what a few sampled ranks report about every ten
+// seconds. It says that something is wrong, and never who is the cause; the walk of stall.h or
+// slow_path.h finds that out. Pure: time and reports come from the caller.
+//
+//   const std::vector<int> sample = SampleRanks(mesh, machine_of);
+//   Trigger trigger;
+//   const TriggerVerdict verdict = trigger.Look(seconds, ReportsOf(sample));  // every 10 s
+//
+// Source: Deng et al., SOSP '25 (Mycroft), algorithm 1: at least one rank of each data group, at
+// most ten ranks; stuck, throughput halved, or interval doubled.
+// Threads: one owner.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "runtime/plan/mesh.h"
+
+namespace megascale::diagnose {
+
+inline constexpr int kSampledRanksMax = 10;
+
+// Returns the ranks to look at, ascending: one of each data group, on as many machines as possible.
+// With more groups than `kSampledRanksMax` it leaves out groups evenly. `machine_of`: by rank; -1:
+// not known. Requires: it has an element for each rank of the mesh.
+std::vector<int> SampleRanks(const plan::Mesh& mesh, absl::Span<const int> machine_of);
+
+// What a sampled rank reported last.
+struct SampledReport {
+  int rank = 0;
+  bool trains = false;       // it has begun its second step, and has not finished
+  bool saves = false;        // it copies a checkpoint or waits for storage
+  int64_t step = 0;          // its newest completed step
+  double quiet_seconds = 0;  // since it began or ended an instruction
+};
+
+enum class TriggerReason {
+  kNone,
+  kStuck,            // a rank makes no progress
+  kHalfThroughput,   // the ranks complete half as many steps in a second as usual
+  kDoubledInterval,  // the next step has taken twice the usual time, and has not ended
+};
+
+// Returns "stuck", "half throughput" …
+const char* Name(TriggerReason reason);
+
+struct TriggerVerdict {
+  TriggerReason reason = TriggerReason::kNone;
+  int rank = -1;                  // a sampled one that shows it; it need not be the cause
+  double usual_step_seconds = 0;  // 0: not known yet
+  double step_seconds = 0;        // now; kStuck: since the last completed step, as it was seen
+  int64_t normal_step = 0;        // the last step before it became slow; 0: none is known
+};
+
+class Trigger {
+ public:
+  // No rank is stuck before this time, and before so many usual steps.
+  static constexpr double kStuckSecondsMin = 5;
+  static constexpr double kStuckSteps = 3;
+  // Throughput is measured over at least this time and so many steps.
+  static constexpr double kWindowSecondsMin = 10;
+  static constexpr int64_t kWindowStepsMin = 4;
+  // The usual interval is known after this many windows. More than kWindowsKept are thinned out.
+  static constexpr size_t kWindowsMin = 3;
+  static constexpr size_t kWindowsKept = 64;
+  // Times slower than usual. 1.25 was tried by the authors, and overlapped communication raised it.
+  static constexpr double kTimesSlower = 2;
+
+  // Takes the newest reports of the sampled ranks. A look at which one of them saves a checkpoint
+  // does not count, and windows begin anew. What was slow never counts as usual: an attempt does
+  // the same work in each step. `mean_step_seconds`: of earlier steps, as the driver counted them;
+  // 0: not known. Requires: `now_seconds` does not decrease.
+  TriggerVerdict Look(double now_seconds, absl::Span<const SampledReport> reports,
+                      double mean_step_seconds = 0);
+
+ private:
+  TriggerVerdict Stuck(double now_seconds, absl::Span<const SampledReport> reports,
+                       double mean_step_seconds) const;
+  TriggerVerdict Slow(double now_seconds, const SampledReport& slowest);
+  void BeginWindow(double now_seconds, int64_t step);
+  void AddUsual(double interval, int64_t step);
+  double UsualSeconds() const;
+
+  std::vector<double> usual_;  // seconds of a step, by window, oldest first
+  int64_t normal_step_ = 0;    // at the end of the newest of these windows
+  bool has_window_ = false;
+  double window_begin_ = 0;
+  int64_t window_step_ = 0;  // the newest step when the window began
+  double stepped_at_ = 0;    // when a later step was seen first
+  int64_t step_ = 0;         // the newest step of the slowest rank
+  TriggerVerdict last_;      // of the last whole window
+};
+
+}  // namespace megascale::diagnose

@@ -669,9 +669,10 @@ TEST_F(ProgramTest, TokensReplaceNothingButAFile) {
 TEST_F(ProgramTest, NoOutputReplacesAnInput) {
   const std::string json = directory_ + "/t.json";
   ASSERT_EQ(Run(absl::StrCat("tokenizer train --vocab-size 257 --out ", json, " ", text_)).code, 0);
-  for (const char* words : {"tokenizer train FILE --out FILE", "minder train FILE --out FILE",
-                            "diagnose --saved FILE --svg FILE", "diagnose --trace FILE --svg FILE",
-                            "tokenizer encode --tokenizer JSON FILE --out FILE"}) {
+  for (const char* words :
+       {"tokenizer train FILE --vocab-size 257 --out FILE", "minder train FILE --out FILE",
+        "diagnose --saved FILE --svg FILE", "diagnose --trace FILE --svg FILE",
+        "tokenizer encode --tokenizer JSON FILE --out FILE"}) {
     const Outcome refused = Run(absl::StrReplaceAll(words, {{"FILE", text_}, {"JSON", json}}));
     EXPECT_EQ(refused.code, 2) << words << refused.error;
     EXPECT_TRUE(absl::StrContains(refused.error, " is an input, which would be overwritten; "))

@@ -249,6 +249,7 @@ void DriverShell::OnReport(const std::string& node_id, agent::ActualState report
   if (Counts(node_id, report)) {
     TakeSteps(node_id, report);
     for (agent::ActualJob& job : *report.mutable_jobs()) HoldCommits(&job);
+    evidences_.OnReport(node_id, report, indexed());
   }
   FeedAll(monitor_.OnReport(indexed(), node_id, std::move(report), options_.clock->Monotonic()));
   const auto link = links_.find(node_id);

@@ -23,6 +23,7 @@ namespace agent = megascale::agent::v1;
 namespace control = megascale::control::v1;
 namespace pb = megascale::driver::v1;
 namespace telemetry = megascale::telemetry::v1;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 class KeepingLink : public AgentLink {
@@ -495,6 +496,7 @@ TEST_F(JobFilesTest, AJobThatFailsKeepsItsEvidenceWhenItsMachineAndTheDriverAreG
   rank->set_state(agent::ActualRank::STATE_FAILED);
   rank->mutable_failure()->set_failure_class(telemetry::FAILURE_CLASS_DIVERGED);
   rank->mutable_failure()->set_message("loss of step 8 is not finite");
+  report_.mutable_jobs(0)->add_warnings("an interface was lost");
   report_.mutable_jobs(0)->set_num_processes(0);
   Pass(absl::Seconds(3));
   ASSERT_EQ(job().state(), control::JOB_STATE_FAILED);
@@ -502,6 +504,7 @@ TEST_F(JobFilesTest, AJobThatFailsKeepsItsEvidenceWhenItsMachineAndTheDriverAreG
   shell_.reset();
   Open(&disk_);
   const control::Job seen = *View("j");
+  EXPECT_THAT(seen.warnings(), ElementsAre("node n0: an interface was lost"));
   ASSERT_TRUE(seen.has_evidence());
   EXPECT_EQ(seen.evidence().culprit().evidence(), "loss of step 8 is not finite");
   EXPECT_EQ(seen.evidence().last_step(), 1);

@@ -39,6 +39,7 @@ void AddEvidence(const JobRecord& job, JobFiles* files, control::Job* view) {
   auto evidence = ReadEvidence(job, files);
   if (evidence.ok()) {
     *view->mutable_evidence() = *std::move(evidence);
+    view->mutable_warnings()->MergeFrom(view->evidence().warnings());
   } else if (!absl::IsNotFound(evidence.status())) {
     base::LogWarning(evidence.status().message());
   }

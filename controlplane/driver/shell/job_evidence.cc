@@ -14,8 +14,10 @@
 namespace megascale::driver {
 namespace {
 
+namespace agent = megascale::agent::v1;
 namespace control = megascale::control::v1;
 
+constexpr size_t kWarningsMax = 64;
 constexpr size_t kRanksMax = 64;
 constexpr size_t kNodesMax = 64;
 constexpr size_t kFileBytesMax = size_t{1} << 20;
@@ -165,14 +167,32 @@ void JobEvidences::OnEvent(const Event& event, const IndexedState& state,
   }
 }
 
+void JobEvidences::OnReport(const std::string& node_id, const agent::ActualState& report,
+                            const IndexedState& state) {
+  for (const agent::ActualJob& actual : report.jobs()) {
+    if (actual.warnings().empty()) continue;
+    const int place = state.index().PlaceOf(actual.job_id());
+    if (place < 0 || state.state().jobs(place).attempt() != actual.attempt()) continue;
+    if (IsTerminal(state.state().jobs(place))) continue;
+    NodesOfWarnings& nodes_of = warnings_[actual.job_id()];
+    for (const std::string& warning : actual.warnings()) {
+      const bool is_new = nodes_of.count(warning) == 0;
+      if (!is_new || nodes_of.size() < kWarningsMax) nodes_of[warning].insert(node_id);
+    }
+  }
+}
+
 void JobEvidences::Keep(const DriverState& state, const JobRecord& job, int64_t last_step,
                         const AgentMonitor& monitor) {
   const auto last = last_ranks_.find(JobId(job));
   const int64_t attempt = job.has_culprit() ? job.culprit().attempt() : job.attempt();
   const bool is_known = last != last_ranks_.end() && last->second.attempt == attempt;
-  Write(job,
-        EvidenceOf(state, job, last_step, is_known ? last->second.ranks : RanksOf(job, monitor)));
-  last_ranks_.erase(JobId(job));
+  Evidence evidence =
+      EvidenceOf(state, job, last_step, is_known ? last->second.ranks : RanksOf(job, monitor));
+  const std::vector<std::string> warnings = WarningLines(warnings_[JobId(job)]);
+  *evidence.mutable_warnings() = {warnings.begin(), warnings.end()};
+  Write(job, evidence);
+  Forget(JobId(job));
 }
 
 void JobEvidences::Write(const JobRecord& job, const Evidence& evidence) {

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "controlplane/driver/core/job_index.h"
 #include "controlplane/driver/detection/agent_monitor.h"
+#include "controlplane/driver/shell/job_view.h"
 #include "controlplane/driver/storage/job_files.h"
 #include "proto/control.pb.h"
 
@@ -36,6 +37,9 @@ class JobEvidences {
   // Keeps what the ranks do when an event comes that ends, or may end, an attempt. Call before it
   // is applied.
   void OnEvent(const Event& event, const IndexedState& state, const AgentMonitor& monitor);
+  // Keeps the warnings in a report of a job that has not ended.
+  void OnReport(const std::string& node_id, const megascale::agent::v1::ActualState& report,
+                const IndexedState& state);
   // Writes the evidence of a job that has ended.
   void Keep(const DriverState& state, const JobRecord& job, int64_t last_step,
             const AgentMonitor& monitor);
@@ -44,7 +48,10 @@ class JobEvidences {
   void Refresh(const DriverState& state);
   // True if a driver that ended early may have left a job that has just ended without its file.
   bool MayBeMissing(const DriverState& state, const JobRecord& job) const;
-  void Forget(const std::string& job_id) { last_ranks_.erase(job_id); }
+  void Forget(const std::string& job_id) {
+    last_ranks_.erase(job_id);
+    warnings_.erase(job_id);
+  }
 
  private:
   using Evidence = megascale::control::v1::JobEvidence;
@@ -56,8 +63,9 @@ class JobEvidences {
   void Write(const JobRecord& job, const Evidence& evidence);
 
   JobFiles* files_;
-  std::map<std::string, LastRanks> last_ranks_;  // by job: at the newest such event
-  std::map<std::string, int64_t> due_;           // by node: the test that it was to pass
+  std::map<std::string, LastRanks> last_ranks_;      // by job: at the newest such event
+  std::map<std::string, NodesOfWarnings> warnings_;  // by job
+  std::map<std::string, int64_t> due_;               // by node: the test that it was to pass
 };
 
 }  // namespace megascale::driver

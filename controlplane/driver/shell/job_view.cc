@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -131,24 +132,22 @@ void AddStorageError(const std::vector<std::string>& nodes, const JobSources& so
   }
 }
 
-// A warning of several nodes appears once.
+// A warning of several nodes appears once. What ranks of a job that has ended had reported is in
+// its evidence.
 void AddWarnings(const JobRecord& job, const std::vector<std::string>& nodes,
                  const ReportLookup& report, control::Job* view) {
-  std::map<std::string, std::vector<std::string>> nodes_of;
+  NodesOfWarnings nodes_of;
   for (const auto& passed : job.preflights()) {
     for (const std::string& warning : passed.preflight().warnings()) {
-      nodes_of[warning].push_back(passed.node_id());
+      nodes_of[warning].insert(passed.node_id());
     }
   }
   for (const std::string& node_id : nodes) {
     const auto* actual = report(node_id);
-    if (actual == nullptr || actual->attempt() != job.attempt()) continue;
-    for (const std::string& warning : actual->warnings()) nodes_of[warning].push_back(node_id);
+    if (actual == nullptr || actual->attempt() != job.attempt() || IsTerminal(job)) continue;
+    for (const std::string& warning : actual->warnings()) nodes_of[warning].insert(node_id);
   }
-  for (const auto& [warning, where] : nodes_of) {
-    view->add_warnings(absl::StrCat(where.size() == 1 ? "node " : "nodes ", base::Shortlist(where),
-                                    ": ", warning));
-  }
+  for (std::string& line : WarningLines(nodes_of)) view->add_warnings(std::move(line));
 }
 
 control::NumberWarning::Kind KindOf(diagnose::OffRoad kind) {
@@ -322,6 +321,15 @@ control::Job ViewJob(const JobRecord& job, const JobSources& sources) {
   if (HoldsSlots(job)) AddPreflight(job, nodes, sources.report, &view);
   if (HoldsSlots(job)) AddStorageError(nodes, sources, &view);
   return view;
+}
+
+std::vector<std::string> WarningLines(const NodesOfWarnings& nodes_of) {
+  std::vector<std::string> lines;
+  for (const auto& [warning, nodes] : nodes_of) {
+    lines.push_back(absl::StrCat(nodes.size() == 1 ? "node " : "nodes ",
+                                 base::Shortlist({nodes.begin(), nodes.end()}), ": ", warning));
+  }
+  return lines;
 }
 
 control::Job WithoutAges(control::Job job) {

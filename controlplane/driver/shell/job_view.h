@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,11 @@ megascale::control::v1::RankView ViewRank(const JobRecord& job, int index,
 // Returns what each rank of the job's attempt said last, in rank order.
 std::vector<megascale::control::v1::RankView> ViewRanks(const JobRecord& job,
                                                         const ReportLookup& report);
+
+// The nodes of each warning, sorted.
+using NodesOfWarnings = std::map<std::string, std::set<std::string>>;
+// Returns a line for each warning: "nodes n0, n1: 4 threads share 2 cores".
+std::vector<std::string> WarningLines(const NodesOfWarnings& nodes_of);
 
 // Returns the job without the ages in it, which change although nothing else does.
 megascale::control::v1::Job WithoutAges(megascale::control::v1::Job job);

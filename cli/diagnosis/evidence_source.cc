@@ -106,6 +106,11 @@ class Saved final : public EvidenceSource {
     if (!spec.ok()) return base::Annotate(spec.status(), "holds a job that no driver takes");
     *job_.mutable_spec() = *std::move(spec);
     const int world_size = job::WorldSize(job_.spec());
+    const int culprit = job_.has_culprit() ? job_.culprit().rank() : -1;
+    if (culprit < -1 || culprit >= world_size) {
+      return absl::InvalidArgumentError(absl::StrCat("names rank ", culprit, " of a job that has ",
+                                                     world_size, " ranks as its culprit"));
+    }
     if (job_.ranks_size() == 0 || job_.ranks_size() == world_size) return absl::OkStatus();
     return absl::InvalidArgumentError(
         absl::StrCat("holds ", job_.ranks_size(), " ranks of a job that has ", world_size));

@@ -4,7 +4,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,6 +23,7 @@
 #include "runtime/base/check.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/job/job_spec.h"
 #include "runtime/minder/recording.h"
 #include "tests/fuzz/target.h"
 
@@ -145,7 +145,7 @@ void RunSavedEvidence(absl::string_view input) {
   auto diagnosis = cli::DiagnoseJob(saved->get(), {.num_steps = 5, .replayed_max = 1e5});
   if (!diagnosis.ok()) return CheckLine(diagnosis.status());
   cli::AddStorageFailure(*job, &*diagnosis);
-  CheckDiagnosis(*diagnosis, job->ranks_size());
+  CheckDiagnosis(*diagnosis, job::WorldSize(job->spec()));
 }
 
 std::string MutateSavedEvidence(const std::string& input, Random* random) {

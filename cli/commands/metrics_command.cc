@@ -127,7 +127,11 @@ class MetricsReader {
       ASSIGN_OR_RETURN(const control::v1::ListStepsResponse response, Read(middle, 1));
       const bool is_later =
           response.steps_size() == 0 || response.steps(0).attempt() > printed_attempt_;
-      is_later ? end = middle : first = middle + 1;
+      if (is_later) {
+        end = middle;
+      } else {
+        first = middle + 1;
+      }
     }
     return end;
   }

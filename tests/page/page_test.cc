@@ -19,6 +19,7 @@
 #include "absl/strings/str_split.h"
 #include "controlplane/page/evidence_json.h"
 #include "controlplane/page/failure_history.h"
+#include "controlplane/page/job_json.h"
 #include "controlplane/page/prometheus.h"
 #include "nlohmann/json.hpp"
 #include "runtime/base/clock.h"
@@ -480,6 +481,21 @@ TEST_F(LargePageTest, NoAnswerIsLongerThanAMegabyte) {
   const json machines = LargeJson("/api/machines");
   EXPECT_EQ(machines["machines"].size() + machines["left_out"].get<size_t>(), 1539);
   EXPECT_LT(large_page_.Events({.path = "/events", .query = {}})->Next().size(), 1'000'000);
+}
+
+TEST(JobJsonTest, AListOfMachinesThatIsTooLongKeepsThoseThatAreNotWell) {
+  control::v1::GetClusterResponse cluster;
+  for (int i = 0; i < 1000; ++i) {
+    control::v1::NodeView* node = cluster.add_nodes();
+    node->set_node_id(absl::StrCat(i, std::string(1500, '+')));
+    node->set_alive(i != 999);
+  }
+  const json machines = MachinesJson(cluster, {});
+  EXPECT_GT(machines["left_out"], 100);
+  EXPECT_EQ(machines["machines"].size() + machines["left_out"].get<size_t>(), 1000);
+  EXPECT_EQ(machines["machines"][0]["alive"], false);
+  EXPECT_LT(machines.dump().size(), 1'000'000);
+  EXPECT_GT(machines.dump().size(), 800'000);
 }
 
 TEST_F(LargePageTest, MetricsCountWhatTheyLeaveOutAndKeepWhatIsNotWell) {

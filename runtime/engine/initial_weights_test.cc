@@ -47,6 +47,9 @@ JobSpec QwenJob(const Layout& layout) {
   spec.mutable_parallel()->set_tensor_model_parallel_size(layout.tensor);
   spec.mutable_parallel()->set_virtual_pipeline_model_parallel_size(layout.virtual_stages);
   spec.mutable_parallel()->set_zero_stage(layout.zero);
+  if (layout.virtual_stages > 1) {
+    spec.mutable_parallel()->set_pipeline_schedule(job::v1::PIPELINE_SCHEDULE_INTERLEAVED_1F1B);
+  }
   return job::ResolveJobSpec(spec).value();
 }
 

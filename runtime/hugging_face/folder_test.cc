@@ -249,6 +249,13 @@ TEST_F(JobExportTest, WithoutAnOriginAnEndTokenIsInTheConfiguration) {
   EXPECT_FALSE(Exported("generation_config.json"));
 }
 
+// `transformers` would cut texts at it, where the job did not.
+TEST_F(JobExportTest, AnEndTokenThatIsNotAnAddedOneIsOnlyInTheConfiguration) {
+  Export(R"({"version": "2"})", EndToken{7, ""});
+  EXPECT_THAT(Text("tokenizer_config.json"), testing::Not(HasSubstr("eos_token")));
+  EXPECT_THAT(*ReadEndTokens(out_), testing::ElementsAre(7));
+}
+
 TEST_F(JobExportTest, ANamedTokenizerKeepsTheFilesBesideIt) {
   manifest_.mutable_spec()->mutable_model()->clear_from();
   for (const char* named : {"", "/tokenizer.json"}) {

@@ -130,7 +130,9 @@ std::string TextFiles::TokenizerConfig() const {
   Json json;
   // Without a class `transformers` takes that of the architecture, which may add tokens of its own.
   json["tokenizer_class"] = "PreTrainedTokenizerFast";
-  if (options_.end_token) json["eos_token"] = options_.end_token->text;
+  if (options_.end_token && !options_.end_token->text.empty()) {
+    json["eos_token"] = options_.end_token->text;
+  }
   if (options_.positions > 0) json["model_max_length"] = options_.positions;
   json["clean_up_tokenization_spaces"] = false;
   return json.dump(2) + "\n";

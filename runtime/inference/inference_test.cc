@@ -456,6 +456,10 @@ TEST_F(FolderGenerationTest, TheEndTokenOfAJobEndsItsTexts) {
   ASSERT_TRUE(source.ok()) << source.status();
   ASSERT_TRUE(source->codec.IdOf("!").has_value());
   EXPECT_EQ(source->end_tokens, std::vector<int32_t>{*source->codec.IdOf("!")});
+  const auto end_token = inference::FindJobEndToken(checkpoint);
+  ASSERT_TRUE(end_token.ok() && end_token->has_value()) << end_token.status();
+  EXPECT_EQ((*end_token)->id, *source->codec.IdOf("!"));
+  EXPECT_EQ((*end_token)->text, "") << "is not an added token";
 }
 
 // All weights are zero, so that the most likely token is 0: "<unk>", which ends nothing by itself.
@@ -473,6 +477,8 @@ TEST_F(FolderGenerationTest, AnExportStopsAtTheEndTokenOfItsJob) {
   std::filesystem::copy_file(folder_.path() + "/tokenizer.json", job + "/tokenizer.json");
   const auto end_token = inference::FindJobEndToken(job);
   ASSERT_TRUE(end_token.ok()) << end_token.status();
+  ASSERT_TRUE(end_token->has_value());
+  EXPECT_EQ((*end_token)->text, "<unk>");
   const auto exported =
       hugging_face::Export({.checkpoint = job, .folder = out, .end_token = *end_token});
   ASSERT_TRUE(exported.ok()) << exported.status();

@@ -188,7 +188,10 @@ absl::StatusOr<std::optional<hugging_face::EndToken>> FindJobEndToken(
   ASSIGN_OR_RETURN(const auto tokenizer, tokenizer::LoadTokenizer(checkpoint));
   const std::optional<int32_t> id = EndTokenOfJob(data, *tokenizer);
   if (!id) return std::nullopt;
-  return hugging_face::EndToken{.id = *id, .text = tokenizer->TokenOf(*id)};
+  const auto& added = tokenizer->added_tokens();
+  const bool is_added =
+      std::any_of(added.begin(), added.end(), [&](const auto& token) { return token.id == *id; });
+  return hugging_face::EndToken{.id = *id, .text = is_added ? tokenizer->TokenOf(*id) : ""};
 }
 
 }  // namespace megascale::inference

@@ -174,7 +174,13 @@ absl::StatusOr<control::Suspicion> FindSlowSuspect(const control::Job& job,
   if (measured.now.empty()) return absl::NotFoundError("no step is known of all ranks");
   ASSIGN_OR_RETURN(const Judged judged, Judge(job, measured, &ranks));
   const std::optional<std::string> words = WordsOf(job, judged);
-  if (!words.has_value()) return absl::NotFoundError("no machine explains why the steps are slow");
+  if (!words.has_value()) {
+    return absl::NotFoundError(absl::StrCat("no machine explains why the steps are slow; cause ",
+                                            static_cast<int>(judged.verdict.cause.cause), " of ",
+                                            ranks.num_asked(), " ranks that were read, in ",
+                                            measured.now.size(), " steps and ",
+                                            measured.before.size(), " older ones"));
+  }
   const diagnose::Suspect& cause = judged.verdict.cause;
   control::Suspicion suspicion;
   suspicion.set_kind(control::Suspicion::KIND_SLOW);

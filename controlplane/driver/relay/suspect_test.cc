@@ -289,14 +289,6 @@ TEST(SlowJobTest, ARankThatComputesLongerThanBeforeIsNamedWithItsEvidence) {
   EXPECT_EQ(suspicion->evidence(0), "half throughput: a step takes 2.5 s, usually 1 s");
 }
 
-TEST(SlowJobTest, AJobOfManyRanksIsExaminedFromFewSpans) {
-  SlowJob slow(150, 4, 333);
-  const auto suspicion = slow.Find();
-  ASSERT_TRUE(suspicion.ok()) << suspicion.status();
-  EXPECT_EQ(suspicion->rank(), 333);
-  EXPECT_LE(slow.job_.num_fetched_, kSuspectRanksRead);
-}
-
 TEST(SlowJobTest, AJobThatIsNotSlowerHasNoSuspect) {
   EXPECT_EQ(SlowJob(6, 4, 9, 1).Find().status().code(), absl::StatusCode::kNotFound);
 }

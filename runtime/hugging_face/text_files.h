@@ -15,7 +15,9 @@ namespace megascale::hugging_face {
 // The token that ends every document of a job.
 struct EndToken {
   int32_t id = 0;
-  std::string text;  // as the tokenizer's file writes it
+  // As the tokenizer's file writes it. Empty: it is not among the added tokens, and `transformers`
+  // must not cut texts at it.
+  std::string text;
 };
 
 struct TextFilesOptions {

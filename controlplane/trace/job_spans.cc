@@ -37,6 +37,7 @@ absl::StatusOr<JobSpans> JobSpans::Create(const megascale::job::v1::JobSpec& spe
   ASSIGN_OR_RETURN(options.chunks, layout::ChunkCostsOf(spec));
   ASSIGN_OR_RETURN(const std::vector<plan::RankPlan> roles, plan::BuildRolePlans(options));
   JobSpans spans;
+  spans.steps_max_ = spec.train().steps();
   for (int rank = 0; rank < options.mesh.world_size(); ++rank) {
     spans.plans_.push_back(plan::PlanOfRank(roles, rank));
     spans.names_.push_back(timeline::NameOf(spans.plans_.back()));
@@ -60,6 +61,7 @@ void JobSpans::Add(const control::StreamSpansResponse& response) {
   spans.seen_nanos = std::clamp(response.read_nanos(), int64_t{0}, kClockNanosMax) - ahead;
   for (const telemetry::v1::Span& span : response.spans()) {
     if (!is_time(span.begin_nanos()) || !is_time(span.end_nanos())) continue;
+    if (span.step() < 0 || span.step() > steps_max_) continue;
     spans.spans.push_back({.begin_nanos = span.begin_nanos() - ahead,
                            .end_nanos = span.end_nanos() == 0 ? 0 : span.end_nanos() - ahead,
                            .instruction = span.instruction(),

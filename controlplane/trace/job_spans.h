@@ -33,7 +33,7 @@ class JobSpans {
   static absl::StatusOr<JobSpans> Create(const megascale::job::v1::JobSpec& spec);
 
   // Adds the driver's message about one rank. Implausible values are ignored, because they come
-  // from other machines.
+  // from other machines: times beyond kClockNanosMax, and steps that the job does not have.
   void Add(const megascale::control::v1::StreamSpansResponse& response);
 
   // See timeline::MeasureSteps.
@@ -56,6 +56,7 @@ class JobSpans {
   JobSpans() = default;
 
   std::vector<plan::RankPlan> plans_;
+  int64_t steps_max_ = 0;
   std::vector<timeline::RankSpans> ranks_;
   std::vector<std::string> names_;
   std::vector<std::string> errors_;

@@ -212,6 +212,23 @@ absl::StatusOr<telemetry::v1::Evidence> JobMemory::ReadExchanges(int64_t attempt
   return found->second.Read();
 }
 
+LastAttempt JobMemory::ReadLast(absl::Duration now) {
+  LastAttempt last;
+  if (!attempt_.has_value()) return last;
+  last.attempt = attempt_number_;
+  for (const layout::LocalRank& local : attempt_->ranks) {
+    if (auto spans = ReadSpans(attempt_number_, local.rank, 0); spans.ok()) {
+      spans->set_monotonic_nanos(absl::ToInt64Nanoseconds(now));
+      last.spans[local.rank] = *std::move(spans);
+    }
+    if (auto calls = ReadExchanges(attempt_number_, local.rank); calls.ok()) {
+      calls->set_monotonic_nanos(absl::ToInt64Nanoseconds(now));
+      last.exchanges[local.rank] = *std::move(calls);
+    }
+  }
+  return last;
+}
+
 std::vector<checkpoint::SealedSnapshot> JobMemory::ListSnapshots() const {
   std::vector<checkpoint::SealedSnapshot> all;
   for (const auto& [rank, region] : snapshots_) {

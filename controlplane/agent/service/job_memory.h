@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "controlplane/agent/evidence/last_attempts.h"
 #include "controlplane/agent/evidence/recent_exchanges.h"
 #include "controlplane/agent/evidence/recent_spans.h"
 #include "proto/agent.pb.h"
@@ -66,6 +67,8 @@ class JobMemory {
   // Returns the running and the newest ended calls of the rank's communicators. Errors: as
   // ReadSpans.
   absl::StatusOr<telemetry::v1::Evidence> ReadExchanges(int64_t attempt, int rank);
+  // Returns what is known of the attempt that is in memory, without samples of the machine.
+  LastAttempt ReadLast(absl::Duration now);
   // Returns the sealed snapshots of all ranks here.
   std::vector<checkpoint::SealedSnapshot> ListSnapshots() const;
   void MarkPersisted(const checkpoint::SealedSnapshot& snapshot);

@@ -148,6 +148,11 @@ absl::StatusOr<std::vector<std::string>> DriverLoop::StalledJobs() {
       [this] { return absl::StatusOr<std::vector<std::string>>(shell_->StalledJobs()); });
 }
 
+absl::StatusOr<std::vector<std::string>> DriverLoop::EndedJobs(absl::Duration age_max) const {
+  ASSIGN_OR_RETURN(const auto view, View());
+  return view->EndedSince(clock_.Wall() - age_max);
+}
+
 // --- reads ------------------------------------------------------------------------------------
 
 absl::StatusOr<std::shared_ptr<const DriverView>> DriverLoop::View() const {

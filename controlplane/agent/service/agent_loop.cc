@@ -472,7 +472,7 @@ absl::StatusOr<telemetry::v1::Evidence> AgentLoop::ReadEvidence(const v1::FetchE
     return absl::UnimplementedError(
         absl::StrCat("kind ", static_cast<int>(fetch.kind()), ": this agent has no such evidence"));
   }
-  return memory->second->ReadExchanges(fetch.attempt(), fetch.rank());
+  return memory->second->ReadExchanges(fetch.attempt(), fetch.rank(), Now());
 }
 
 void AgentLoop::AnswerFetchEvidence(const v1::FetchEvidence& fetch) {
@@ -536,7 +536,7 @@ void AgentLoop::SampleExchanges() {
   const absl::Duration now = Now();
   if (now < sampled_ + kSampleInterval) return;
   sampled_ = now;
-  for (const auto& [job_id, memory] : memory_) memory->DrainExchanges();
+  for (const auto& [job_id, memory] : memory_) memory->DrainExchanges(now);
 }
 
 void AgentLoop::SampleMachine() {

@@ -62,11 +62,12 @@ class JobMemory {
   // Reads the rank's new spans and returns all kept spans of `first_step` and later steps.
   // Errors: NotFound - the rank does not run here in that attempt.
   absl::StatusOr<v1::SpanChunk> ReadSpans(int64_t attempt, int rank, int64_t first_step);
-  // Reads the ranks' calls that have ended; call often.
-  void DrainExchanges();
+  // Reads the ranks' calls that have ended, and samples those that run; call every 100 ms.
+  void DrainExchanges(absl::Duration now);
   // Returns the running and the newest ended calls of the rank's communicators. Errors: as
   // ReadSpans.
-  absl::StatusOr<telemetry::v1::Evidence> ReadExchanges(int64_t attempt, int rank);
+  absl::StatusOr<telemetry::v1::Evidence> ReadExchanges(int64_t attempt, int rank,
+                                                        absl::Duration now);
   // Returns what is known of the attempt that is in memory, without samples of the machine.
   LastAttempt ReadLast(absl::Duration now);
   // Returns the sealed snapshots of all ranks here.

@@ -681,6 +681,24 @@ TEST_F(ProgramTest, NoOutputReplacesAnInput) {
   }
 }
 
+// A published trace: plain or gzip, for people and for programs.
+TEST_F(ProgramTest, DiagnoseReadsAPublicTrace) {
+  const std::string packed = "tests/golden/straggler/timeline-ST.json.gz";
+  const Outcome text = Run("diagnose --trace " + packed);
+  EXPECT_EQ(text.code, 0) << text.error;
+  EXPECT_TRUE(absl::StrContains(text.out, "what it would without stragglers (S)")) << text.out;
+  EXPECT_TRUE(absl::StrContains(text.out, "\nexcluded  ")) << text.out;
+  const std::string plain = directory_ + "/timeline.json";
+  ASSERT_EQ(Shell(absl::StrCat("gzip -dc ", packed, " > ", plain)).code, 0);
+  EXPECT_EQ(Run("diagnose --trace " + plain).out, text.out);
+  const Outcome object = Run("diagnose -o json --trace " + packed);
+  EXPECT_GT(NumberIn(object.out, "blocking_slowdown"), 1) << object.error;
+  for (const char* name : {"M_W", "M_S"}) EXPECT_GE(NumberIn(object.out, name), 0);
+  EXPECT_TRUE(absl::StrContains(object.out, "\"cause\": ")) << object.out;
+  std::ofstream(plain) << "{\"traceEvents\": 3}";
+  EXPECT_TRUE(absl::StrContains(Run("diagnose --trace " + plain).error, "timeline.json"));
+}
+
 TEST_F(ProgramTest, VersionIsShown) {
   EXPECT_TRUE(absl::StartsWith(Run("version").out, "megascale "));
   EXPECT_TRUE(absl::StartsWith(Run("version -o json").out, "{\"version\": \""));

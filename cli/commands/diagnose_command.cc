@@ -50,6 +50,7 @@ json VerdictJson(const Diagnosis& diagnosis) {
                   {"done", findings.done},         {"advice", findings.advice},
                   {"excluded", findings.excluded}};
   if (diagnosis.rank >= 0) verdict["rank"] = diagnosis.rank;
+  if (!findings.first_error.empty()) verdict["first_error"] = findings.first_error;
   if (!diagnosis.node.empty()) verdict["node"] = diagnosis.node;
   if (diagnosis.peer >= 0) verdict["peer"] = diagnosis.peer;
   if (!diagnosis.peer_node.empty()) verdict["peer_node"] = diagnosis.peer_node;
@@ -103,8 +104,12 @@ absl::StatusOr<Diagnosis> AskDriver(const DiagnoseFlags& flags) {
   const auto source = LiveEvidence(client.get(), flags.job_id);
   absl::StatusOr<Diagnosis> diagnosis = DiagnoseSource(source.get(), flags.steps);
   if (diagnosis.ok() && !flags.save.empty()) {
-    RETURN_IF_ERROR(base::Annotate(
-        SaveEvidence(source.get(), std::max(flags.steps, kStepsSaved), flags.save), flags.save));
+    RETURN_IF_ERROR(base::Annotate(SaveEvidence(source.get(),
+                                                {.num_steps = std::max(flags.steps, kStepsSaved),
+                                                 .rank = diagnosis->rank,
+                                                 .attempt = diagnosis->attempt},
+                                                flags.save),
+                                   flags.save));
   }
   return diagnosis;
 }

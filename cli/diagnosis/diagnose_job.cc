@@ -77,14 +77,9 @@ std::vector<bool> KnownRanks(const trace::JobSpans& spans) {
 double SecondsSinceProgress(const trace::JobSpans& spans) {
   double seconds = std::numeric_limits<double>::max();
   for (const timeline::RankSpans& rank : spans.ranks()) {
-    if (!rank.known) continue;
-    int64_t newest = 0;
-    for (const telemetry::Span& span : rank.spans) {
-      newest = std::max({newest, span.begin_nanos, span.end_nanos});
-    }
-    seconds = std::min(seconds, static_cast<double>(rank.seen_nanos - newest) / 1e9);
+    if (rank.known) seconds = std::min(seconds, timeline::QuietSeconds(rank));
   }
-  return std::max(0.0, seconds);
+  return seconds;
 }
 
 // Returns the mean time from the end of one whole step to the end of the next, of the newest ones;
@@ -148,6 +143,10 @@ void AddStallAdvice(const control::v1::Job& job, Diagnosis* diagnosis) {
   }
   diagnosis->findings.advice.push_back(absl::StrCat(
       "look at what it wrote: `megascale logs ", job.job_id(), " --rank ", diagnosis->rank, "`"));
+  if (diagnosis->has_one_witness) {
+    diagnosis->findings.advice.push_back("look at the other machine, too, before you move the job");
+    return;
+  }
   if (!diagnosis->node.empty() && diagnosis->findings.cause != "checkpoint") {
     AddEviction(diagnosis->node, &diagnosis->findings);
   }
@@ -226,6 +225,22 @@ void AddExchanges(EvidenceSource* source, const diagnose::StallVerdict& verdict,
   AddExchange(diagnose::JoinExchanges(verdicts, machine_of), names, machine_of, diagnosis);
 }
 
+// Says so if a rank is named on the word of one other machine, which may be wrong itself.
+void AddWitness(const diagnose::StallVerdict& verdict, absl::Span<const int> machine_of,
+                const control::v1::Job& job, Diagnosis* diagnosis) {
+  const auto witnesses = diagnose::Witnesses(verdict, machine_of);
+  if (!witnesses.has_value() || witnesses->size() >= diagnose::kWitnessesMin) return;
+  std::string who = "no known machine";
+  for (const int member : verdict.root.members) {
+    const auto rank = static_cast<size_t>(member);
+    if (witnesses->empty() || rank >= machine_of.size()) continue;
+    if (machine_of[rank] == witnesses->front()) who = absl::StrCat("node ", NodeOf(job, member));
+  }
+  diagnosis->has_one_witness = true;
+  diagnosis->findings.evidence.push_back(absl::StrCat(
+      "by the word of ", who, " alone: its ranks say that they have left the exchange"));
+}
+
 // Several ranks may be the cause, and all of them are on one machine: names it.
 void AddMachineOfAll(const diagnose::StallVerdict& verdict, absl::Span<const int> machine_of,
                      const control::v1::Job& job, Diagnosis* diagnosis) {
@@ -250,7 +265,7 @@ void AddMachineOfAll(const diagnose::StallVerdict& verdict, absl::Span<const int
 Diagnosis DiagnoseStall(EvidenceSource* source, const control::v1::Job& job, const JobTrace& traced,
                         double seconds) {
   std::vector<diagnose::RankPosition> positions =
-      diagnose::PositionsOf(traced.spans.plans(), KnownRanks(traced.spans), traced.steps);
+      diagnose::PositionsOf(traced.spans.plans(), traced.spans.ranks());
   for (size_t rank = 0; rank < positions.size(); ++rank) {
     if (static_cast<int>(rank) >= job.ranks_size()) break;
     positions[rank].silent_seconds = job.ranks(static_cast<int>(rank)).status().alive_age_seconds();
@@ -261,6 +276,7 @@ Diagnosis DiagnoseStall(EvidenceSource* source, const control::v1::Job& job, con
   diagnosis.rank = verdict.root.rank;
   diagnosis.is_undecided = diagnosis.rank < 0;
   const std::vector<int> machines = MachineOfRanks(job);
+  AddWitness(verdict, machines, job, &diagnosis);
   AddExchanges(source, verdict, traced.spans.names(), machines, &diagnosis);
   AddMachineOfAll(verdict, machines, job, &diagnosis);
   diagnosis.node = NodeOfVerdict(job, diagnosis);
@@ -414,9 +430,42 @@ Diagnosis DiagnoseSteps(const diagnose::OperationGraph& graph,
   return diagnosis;
 }
 
-absl::StatusOr<Diagnosis> DiagnoseJob(EvidenceSource* source, const DiagnoseOptions& options) {
+namespace {
+
+// Of a rank that failed, the attempt in which it did; of others, the one that runs.
+int64_t AttemptOf(const control::v1::Job& job, const Diagnosis& diagnosis) {
+  return diagnosis.findings.cause == kFailedRank ? job.culprit().attempt() : job.attempt();
+}
+
+// Adds where the ranks stood when the last attempt ended, if that was kept (last_evidence.h).
+void AddLastPositions(EvidenceSource* source, const control::v1::Job& job, int64_t num_steps,
+                      Diagnosis* diagnosis) {
+  if (job.state() == control::v1::JOB_STATE_SUCCEEDED || num_steps == 0) return;
+  const absl::StatusOr<JobTrace> traced = TraceJob(source, job, num_steps);
+  if (!traced.ok()) return;
+  const std::vector<plan::RankPlan>& plans = traced->spans.plans();
+  const std::vector<diagnose::RankPosition> positions =
+      diagnose::PositionsOf(plans, traced->spans.ranks());
+  const diagnose::StallVerdict verdict = diagnose::ExplainStall(plans, positions);
+  const std::optional<plan::InstructionId> own =
+      diagnose::StandsAt(plans, positions, diagnosis->rank);
+  AddLastStall(verdict, diagnosis->rank, own, &diagnosis->findings);
+  diagnosis->details["waiting"] = WaitingJson(verdict);
+  const bool is_named = own.has_value();
+  if (!is_named && verdict.root.rank < 0) return;
+  diagnosis->details["instruction"] = (is_named ? *own : verdict.root.instruction).ToString();
+  diagnosis->details["step"] =
+      is_named ? positions[static_cast<size_t>(diagnosis->rank)].step : verdict.root.step;
+}
+
+absl::StatusOr<Diagnosis> DiagnoseWithoutLog(EvidenceSource* source,
+                                             const DiagnoseOptions& options) {
   ASSIGN_OR_RETURN(control::v1::Job job, source->Job());
-  if (IsTerminal(job.state())) return DiagnoseState(job, "");
+  if (IsTerminal(job.state())) {
+    Diagnosis diagnosis = DiagnoseState(job, "");
+    if (!options.is_brief) AddLastPositions(source, job, options.num_steps, &diagnosis);
+    return diagnosis;
+  }
   const absl::StatusOr<JobTrace> traced = TraceJob(source, job, StepsToRead(job, options));
   // Ranks show their life to the driver about once a second: ask for it last.
   ASSIGN_OR_RETURN(job, source->Job());
@@ -446,6 +495,17 @@ absl::StatusOr<Diagnosis> DiagnoseJob(EvidenceSource* source, const DiagnoseOpti
   for (const std::string& error : traced->spans.errors()) {
     diagnosis.notes.push_back(absl::StrCat("not known: ", base::Printable(error)));
   }
+  return diagnosis;
+}
+
+}  // namespace
+
+absl::StatusOr<Diagnosis> DiagnoseJob(EvidenceSource* source, const DiagnoseOptions& options) {
+  ASSIGN_OR_RETURN(Diagnosis diagnosis, DiagnoseWithoutLog(source, options));
+  if (options.is_brief || diagnosis.rank < 0) return diagnosis;
+  ASSIGN_OR_RETURN(const control::v1::Job job, source->Job());
+  diagnosis.attempt = AttemptOf(job, diagnosis);
+  diagnosis.findings.first_error = source->FirstErrorOf(diagnosis.rank, diagnosis.attempt);
   return diagnosis;
 }
 

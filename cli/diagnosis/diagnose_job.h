@@ -19,12 +19,15 @@ namespace megascale::cli {
 
 struct Diagnosis {
   Findings findings;
-  int rank = -1;  // of the verdict; -1: it names no single rank
+  int rank = -1;        // of the verdict; -1: it names no single rank
+  int64_t attempt = 0;  // in which `rank` did it
   std::string node;
   // The verdict names the machine of this rank, not the rank. -1: it names no machine alone.
   int rank_on_node = -1;
   int peer = -1;  // of a link: the rank at its other end
   std::string peer_node;
+  // The rank is named on the word of one other machine.
+  bool has_one_witness = false;
   // The job stands still, and which rank is the cause may show once its process has been silent for
   // longer.
   bool is_undecided = false;

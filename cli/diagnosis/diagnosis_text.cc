@@ -10,6 +10,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/plan/operation.h"
 
@@ -380,22 +382,105 @@ Findings DescribeStall(const StallVerdict& verdict, double seconds,
   return findings;
 }
 
+void AddLastStall(const diagnose::StallVerdict& verdict, int rank,
+                  const std::optional<plan::InstructionId>& own, Findings* findings) {
+  std::vector<std::string>& evidence = findings->evidence;
+  if (own.has_value()) {
+    evidence.push_back(absl::StrCat("rank ", rank, " stood in ", InstructionText(*own),
+                                    " when the attempt ended"));
+  } else if (verdict.root.rank >= 0) {
+    evidence.push_back(absl::StrCat(
+        "when the attempt ended, ", verdict.root.num_waiting, " ranks waited for rank ",
+        verdict.root.rank, ", which stood in ", InstructionText(verdict.root.instruction)));
+  }
+  std::vector<std::string> waiting = WaitingLines(verdict.waiting);
+  waiting.resize(std::min(waiting.size(), kWaitingShown));
+  for (const std::string& line : waiting) evidence.push_back(absl::StrCat("then ", line));
+}
+
+namespace {
+
+// Characters of a line; the heading of a group takes the first ones.
+constexpr size_t kHeadingColumns = 10;
+// The verdict may take two lines.
+constexpr size_t kVerdictLines = 2;
+
+// Returns the bytes of the longest prefix with at most `columns` characters.
+size_t PrefixOf(absl::string_view text, size_t columns) {
+  size_t num_columns = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool begins_character = (static_cast<unsigned char>(text[i]) & 0xC0u) != 0x80u;
+    if (begins_character && num_columns++ == columns) return i;
+  }
+  return text.size();
+}
+
+// Cuts a line that is too long after a word.
+std::string Fit(absl::string_view line, size_t columns) {
+  if (PrefixOf(line, columns) == line.size()) return std::string(line);
+  absl::string_view kept = line.substr(0, PrefixOf(line, columns - 2));
+  const size_t space = kept.rfind(' ');
+  if (space != absl::string_view::npos && space > kept.size() / 2) kept = kept.substr(0, space);
+  return absl::StrCat(kept, " …");
+}
+
+// Breaks the verdict between words.
+std::vector<std::string> VerdictLines(absl::string_view verdict) {
+  std::vector<std::string> lines;
+  while (lines.size() + 1 < kVerdictLines && PrefixOf(verdict, kScreenColumns) < verdict.size()) {
+    const size_t space = verdict.substr(0, PrefixOf(verdict, kScreenColumns + 1)).rfind(' ');
+    if (space == absl::string_view::npos || space == 0) break;
+    lines.emplace_back(verdict.substr(0, space));
+    verdict.remove_prefix(space + 1);
+  }
+  lines.push_back(Fit(verdict, kScreenColumns));
+  return lines;
+}
+
+struct Group {
+  const char* heading;
+  const std::vector<std::string>* lines;
+  size_t num_shown = 0;  // lines of the screen, with the one that says how many are left out
+};
+
+// Divides the lines of the screen: two for each group, then as many as it has, the first first.
+void Divide(size_t num_lines, absl::Span<Group> groups) {
+  for (Group& group : groups) {
+    group.num_shown = std::min<size_t>(group.lines->size(), 2);
+    num_lines -= group.num_shown;
+  }
+  for (Group& group : groups) {
+    const size_t more = std::min(num_lines, group.lines->size() - group.num_shown);
+    group.num_shown += more;
+    num_lines -= more;
+  }
+}
+
+}  // namespace
+
 std::string ToText(const Findings& findings) {
   // Some of it comes from a file, or from machines: it stays one line for each sentence.
-  std::string text = absl::StrCat(base::Printable(findings.verdict), "\n");
-  const std::array<std::pair<const char*, const std::vector<std::string>*>, 6> groups = {{
-      {"evidence", &findings.evidence},
-      {"stacks", &findings.stacks},
-      {"cost", &findings.cost},
-      {"done", &findings.done},
-      {"you can", &findings.advice},
-      {"excluded", &findings.excluded},
-  }};
-  for (const auto& [heading, lines] : groups) {
-    const char* shown = heading;
-    for (const std::string& line : *lines) {
-      absl::StrAppendFormat(&text, "%-9s %s\n", shown, base::Printable(line));
-      shown = "";
+  std::vector<std::string> errors;
+  if (!findings.first_error.empty()) errors.push_back(findings.first_error);
+  std::array<Group, 7> groups = {{{"evidence", &findings.evidence},
+                                  {"its error", &errors},
+                                  {"stacks", &findings.stacks},
+                                  {"cost", &findings.cost},
+                                  {"done", &findings.done},
+                                  {"you can", &findings.advice},
+                                  {"excluded", &findings.excluded}}};
+  static_assert(kVerdictLines + 2 * groups.size() <= kScreenLines);
+  const std::vector<std::string> verdict = VerdictLines(base::Printable(findings.verdict));
+  Divide(kScreenLines - verdict.size(), absl::MakeSpan(groups));
+  std::string text = absl::StrCat(absl::StrJoin(verdict, "\n"), "\n");
+  for (const Group& group : groups) {
+    const size_t size = group.lines->size();
+    const size_t whole = group.num_shown < size ? group.num_shown - 1 : size;
+    for (size_t i = 0; i < group.num_shown; ++i) {
+      const std::string line = i < whole ? base::Printable((*group.lines)[i])
+                                         : absl::StrCat("and ", size - whole, " more: -o json");
+      absl::StrAppendFormat(&text, "%-9s %s\n", i == 0 ? group.heading : "",
+                            Fit(line, kScreenColumns - kHeadingColumns));
     }
   }
   return text;

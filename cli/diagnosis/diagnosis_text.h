@@ -1,6 +1,7 @@
 // A diagnosis in words: what runtime/diagnose found, as one screen. Pure functions.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@ struct Findings {
   std::string cause;    // one word for programs: "slow_worker", "stopped_rank", "unknown" …
   std::string verdict;  // one line: rank and cause
   std::vector<std::string> evidence;
+  std::string first_error;          // that the named rank logged; "": none is known
   std::vector<std::string> stacks;  // what threads execute, innermost function first
   std::vector<std::string> cost;
   std::vector<std::string> done;    // what was done about it
@@ -38,8 +40,17 @@ Findings DescribeSlowness(const diagnose::OperationGraph& graph, const diagnose:
 Findings DescribeStall(const diagnose::StallVerdict& verdict, double seconds,
                        absl::Span<const std::string> name_of_rank);
 
-// Returns the findings as a screen of lines, each at most about 120 columns, with a heading before
-// each group.
+// Adds where the ranks of a job stood when it ended: `rank` (-1: none failed) in `own`, and those
+// that waited.
+void AddLastStall(const diagnose::StallVerdict& verdict, int rank,
+                  const std::optional<plan::InstructionId>& own, Findings* findings);
+
+// The size of a screen.
+inline constexpr size_t kScreenLines = 24;
+inline constexpr size_t kScreenColumns = 120;
+
+// Returns the findings as at most one screen of lines, with a heading before each group. Lines that
+// are too long are cut, and a group that has too many says how many are left out: the JSON has all.
 std::string ToText(const Findings& findings);
 
 }  // namespace megascale::cli

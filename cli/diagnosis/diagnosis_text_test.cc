@@ -2,10 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 
 namespace megascale::cli {
 namespace {
@@ -19,7 +22,7 @@ const std::vector<std::string>& Names() {
   return *names;
 }
 
-Findings Slow(const diagnose::Suspect& cause, double slowdown) {
+Findings Slow(const diagnose::Suspect& cause, double slowdown, bool grows = false) {
   const auto graph =
       diagnose::OperationGraph::Create({{"compute", "compute"}}, {{0, 0, 0}, {1, 0, 1}},
                                        {{.kind = 0, .worker = 0}, {.kind = 0, .worker = 1}});
@@ -31,6 +34,7 @@ Findings Slow(const diagnose::Suspect& cause, double slowdown) {
   diagnose::SlowVerdict verdict = diagnose::ExplainSlowness(*graph, steps, {}, result);
   verdict.cause = cause;
   verdict.slowdown = slowdown;
+  verdict.grows = grows;
   return DescribeSlowness(*graph, result, verdict, Names());
 }
 
@@ -55,6 +59,16 @@ TEST(DiagnosisTextTest, AVerdictOfSlownessNamesRankAndCauseFirst) {
   EXPECT_TRUE(absl::StrContains(text, "33 % of the job's time"));
   EXPECT_TRUE(absl::StrContains(text, "other load"));
   EXPECT_TRUE(absl::StrContains(text, "excluded  "));
+}
+
+TEST(DiagnosisTextTest, JitterThatGrowsSaysThatTheNewestStepsTakeLonger) {
+  const diagnose::Suspect jitter = {.cause = SlowCause::kJitter, .share = 0.8, .times_slower = 1.5};
+  const Findings calm = Slow(jitter, 1.5);
+  EXPECT_EQ(calm.cause, "jitter");
+  EXPECT_TRUE(absl::StartsWith(calm.verdict, "jitter")) << calm.verdict;
+  EXPECT_FALSE(absl::StrContains(ToText(calm), "longer than the oldest"));
+  const std::string text = ToText(Slow(jitter, 1.5, true));
+  EXPECT_TRUE(absl::StrContains(text, "the newest steps take 10 % longer than the oldest")) << text;
 }
 
 TEST(DiagnosisTextTest, EveryCauseHasItsWordAndItsLine) {
@@ -96,6 +110,59 @@ TEST(DiagnosisTextTest, AVerdictOfAStallNamesRankInstructionAndWhoWaits) {
   EXPECT_TRUE(absl::StrContains(text, "its process shows no life"));
   EXPECT_TRUE(absl::StrContains(text, "1 rank waits for it"));
   EXPECT_TRUE(absl::StrContains(text, "rank 0 waits in receiving a gradient RG.c0.m2 for rank 1"));
+}
+
+size_t ColumnsOf(absl::string_view line) {
+  return static_cast<size_t>(std::count_if(line.begin(), line.end(), [](char c) {
+    return (static_cast<unsigned char>(c) & 0xC0u) != 0x80u;
+  }));
+}
+
+// The worst case: each group has more than fits, and each line is too long.
+TEST(DiagnosisTextTest, ADiagnosisIsAtMostOneScreen) {
+  const std::string long_line = [] {
+    std::string line = "rank 1 → rank 2:";
+    for (int i = 0; i < 60; ++i) absl::StrAppend(&line, " word", i);
+    return line;
+  }();
+  Findings findings;
+  findings.verdict = long_line;
+  findings.first_error = long_line;
+  for (auto* lines : {&findings.evidence, &findings.stacks, &findings.cost, &findings.done,
+                      &findings.advice, &findings.excluded}) {
+    lines->assign(40, long_line);
+  }
+  const std::string text = ToText(findings);
+  const std::vector<std::string> lines = absl::StrSplit(text, '\n', absl::SkipEmpty());
+  EXPECT_EQ(lines.size(), 24u);
+  for (const std::string& line : lines) EXPECT_LE(ColumnsOf(line), 120u) << line;
+  EXPECT_TRUE(absl::StartsWith(lines[0], "rank 1 → rank 2: word0"));
+  EXPECT_TRUE(absl::StartsWith(lines[1], "word")) << "the verdict goes on";
+  EXPECT_TRUE(absl::EndsWith(lines[1], " …"));
+  for (const char* heading :
+       {"evidence ", "its error ", "stacks ", "cost ", "done ", "you can ", "excluded "}) {
+    EXPECT_TRUE(absl::StrContains(text, absl::StrCat("\n", heading))) << heading;
+  }
+  EXPECT_TRUE(absl::StrContains(text, "          and 39 more: -o json\n")) << text;
+  // The evidence comes first.
+  findings.stacks.clear();
+  findings.excluded.clear();
+  const std::vector<std::string> fewer = absl::StrSplit(ToText(findings), '\n', absl::SkipEmpty());
+  EXPECT_EQ(fewer.size(), 24u);
+  EXPECT_EQ(fewer[16], "          and 26 more: -o json");
+}
+
+TEST(DiagnosisTextTest, AShortDiagnosisIsShownWhole) {
+  Findings findings;
+  findings.verdict = "healthy: no rank, stage or link holds the others up";
+  findings.evidence = {"a", "b", "c"};
+  findings.cost = {"d"};
+  EXPECT_EQ(ToText(findings),
+            "healthy: no rank, stage or link holds the others up\n"
+            "evidence  a\n"
+            "          b\n"
+            "          c\n"
+            "cost      d\n");
 }
 
 TEST(DiagnosisTextTest, SaysWhatItDoesNotKnow) {

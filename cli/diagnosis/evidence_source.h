@@ -2,6 +2,7 @@
 // the same verdict is made again later, elsewhere and in tests.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -31,6 +32,9 @@ class EvidenceSource {
   // Returns evidence about ranks; empty: all. What cannot be read is not known.
   virtual std::vector<control::v1::StreamEvidenceResponse> Evidence(
       telemetry::v1::EvidenceKind kind, absl::Span<const int> ranks) = 0;
+  // Returns the first error that a rank logged in an attempt (first_error.h); "": it logged none,
+  // or its log cannot be read in time.
+  virtual std::string FirstErrorOf(int rank, int64_t attempt) = 0;
   // Lets time pass. Saved evidence stays as it is: does nothing.
   virtual void Wait(absl::Duration duration) = 0;
 };
@@ -41,7 +45,14 @@ std::unique_ptr<EvidenceSource> LiveEvidence(client::JobClient* client, std::str
 // Reads what diagnosing a job needs into a file: gzip of lines of JSON, one for each answer. The
 // file holds the names of machines and of the job's files, and no training data. Errors: those of
 // calls to the driver and of writing.
-absl::Status SaveEvidence(EvidenceSource* source, int64_t num_steps, const std::string& path);
+struct SaveOptions {
+  int64_t num_steps = 0;  // the newest ones
+  // The first error of this rank, which a diagnosis names, is saved as well. -1: it names none.
+  int rank = -1;
+  int64_t attempt = 0;  // of the error
+};
+absl::Status SaveEvidence(EvidenceSource* source, const SaveOptions& options,
+                          const std::string& path);
 
 // Reads such a file, plain or gzip. Errors: NotFound; InvalidArgument - something else is in it.
 absl::StatusOr<std::unique_ptr<EvidenceSource>> SavedEvidence(const std::string& path);

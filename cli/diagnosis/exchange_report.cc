@@ -105,9 +105,12 @@ void AddExchange(const ExchangeVerdict& verdict, absl::Span<const std::string> n
     diagnosis->rank = verdict.rank;
     diagnosis->is_undecided = false;
     findings.cause = "exchange_rank";
-    findings.verdict = absl::StrCat("stuck: ", NameOf(verdict.rank, names),
-                                    "; its part of an exchange is ", diagnose::Name(verdict.state),
-                                    ", and all bytes that stand still are to or from it");
+    findings.verdict = absl::StrCat(
+        "stuck: ", NameOf(verdict.rank, names),
+        verdict.state == FlowState::kNotReady
+            ? "; its device does not produce the rest of what it sends, and waits for no bytes"
+            : absl::StrCat("; its part of an exchange is ", diagnose::Name(verdict.state),
+                           ", and all bytes that stand still are to or from it"));
   } else if (verdict.machine >= 0) {
     diagnosis->rank_on_node = EndOn(verdict, machine_of);
     diagnosis->is_undecided = false;
@@ -123,6 +126,10 @@ void AddExchange(const ExchangeVerdict& verdict, absl::Span<const std::string> n
     findings.verdict =
         absl::StrCat("stuck: the way from ", NameOf(verdict.from, names), " to ",
                      NameOf(verdict.to, names), "; bytes are ", diagnose::Name(verdict.state));
+    if (verdict.likely < 0) return;
+    findings.evidence.push_back(absl::StrCat("rank ", verdict.likely,
+                                             " is likelier at fault than the way to it: all that "
+                                             "it sent has arrived, and it does not take these"));
   }
 }
 

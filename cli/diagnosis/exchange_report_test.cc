@@ -56,10 +56,37 @@ TEST(ExchangeReportTest, ALinkIsNamedWithWhatStandsStillOnIt) {
             "stuck: the way from rank 0 (node a) to rank 2 (node c); bytes are not delivered");
   EXPECT_EQ(diagnosis.findings.cause, "link");
   EXPECT_FALSE(diagnosis.is_undecided);
-  ASSERT_EQ(diagnosis.findings.evidence.size(), 1u);
-  EXPECT_EQ(diagnosis.findings.evidence[0],
-            "rank 0 to rank 2: not delivered; 4.0 MiB ready, 4.0 MiB transmitted, 1.0 MiB arrived, "
-            "for 7.0 s");
+  EXPECT_THAT(
+      diagnosis.findings.evidence,
+      testing::ElementsAre("rank 0 to rank 2: not delivered; 4.0 MiB ready, 4.0 MiB transmitted, "
+                           "1.0 MiB arrived, for 7.0 s",
+                           "rank 2 is likelier at fault than the way to it: all that it sent has "
+                           "arrived, and it does not take these"));
+}
+
+// Rank 0 has made 1 of 4 MiB ready for rank 2, and waits for nobody. Rank 1 has left.
+TEST(ExchangeReportTest, ADeviceThatIsNotReadyIsItsRankAndNoLink) {
+  const std::vector<int> members = {0, 1, 2};
+  std::vector<StreamEvidenceResponse> responses = Reduce(1 << 20);
+  responses[1].mutable_evidence()->clear_running();
+  telemetry::v1::ExchangeState* sent = nullptr;
+  for (auto& state : *responses[0].mutable_evidence()->mutable_running()) {
+    if (state.peer() == 2) sent = &state;
+  }
+  ASSERT_NE(sent, nullptr);
+  sent->set_send_bytes(1 << 20);
+  sent->set_transmitted_bytes(1 << 20);
+  Diagnosis diagnosis = Unknown();
+  AddExchange(
+      diagnose::JoinExchanges(
+          {diagnose::ExplainExchange(ShownCallsOf(responses, kReduce, members))}, kMachines),
+      kNames, kMachines, &diagnosis);
+  EXPECT_EQ(diagnosis.findings.cause, "exchange_rank");
+  EXPECT_EQ(diagnosis.rank, 0);
+  EXPECT_EQ(diagnosis.peer, -1);
+  EXPECT_EQ(diagnosis.findings.verdict,
+            "stuck: rank 0 (node a); its device does not produce the rest of what it sends, and "
+            "waits for no bytes");
 }
 
 TEST(ExchangeReportTest, ARankThatIsNamedStays) {

@@ -81,7 +81,7 @@ Diagnosis DiagnoseFailure(const control::v1::Job& job) {
   const control::v1::Culprit& culprit = job.culprit();
   diagnosis.rank = culprit.rank();
   diagnosis.node = base::Printable(culprit.node_id());
-  findings.cause = "failed_rank";
+  findings.cause = kFailedRank;
   findings.verdict = absl::StrCat(
       "failed: ", culprit.rank() >= 0 ? absl::StrCat("rank ", culprit.rank(), ", ") : "", "node ",
       diagnosis.node, ", in attempt ", culprit.attempt());

@@ -16,6 +16,9 @@ namespace megascale::cli {
 // 0: it has none yet, and a first step may take long.
 double StallLimitSeconds(const job::v1::FaultSpec& fault, double step_seconds);
 
+// The cause of a job that failed, as a word for programs.
+inline constexpr char kFailedRank[] = "failed_rank";
+
 // Returns a diagnosis for a job without spans to read. A job that was cancelled has not failed,
 // whatever failed in it earlier.
 Diagnosis DiagnoseState(const control::v1::Job& job, const std::string& why_no_spans);

@@ -14,6 +14,8 @@
 
 #include "cli/diagnosis/diagnose_job.h"
 #include "cli/diagnosis/evidence_source.h"
+#include "cli/diagnosis/first_error.h"
+#include "controlplane/trace/job_spans.h"
 #include "runtime/base/status.h"
 #include "runtime/job/job_spec.h"
 
@@ -149,6 +151,60 @@ TEST(JobReportTest, ARankThatIsNamedSaysWhatItDoes) {
   EXPECT_EQ(diagnosis.findings.cause, "");
 }
 
+TEST(JobReportTest, ANumberOffTheRoadIsTheVerdictOnlyOfAJobThatIsHealthyOtherwise) {
+  Job job = FourRanks();
+  const auto add = [&](control::v1::NumberWarning::Kind kind, const std::string& message) {
+    control::v1::NumberWarning* warning = job.add_number_warnings();
+    warning->set_kind(kind);
+    warning->set_message(message);
+  };
+  add(control::v1::NumberWarning::KIND_LOSS_JUMP, "loss 11 in step 91\n is 5 times the usual");
+  add(control::v1::NumberWarning::KIND_SLOWER, "MFU has declined since step 129");
+  Diagnosis healthy;
+  healthy.findings.cause = "healthy";
+  AddNumbers(job, &healthy);
+  EXPECT_EQ(healthy.findings.cause, "loss_jump");
+  EXPECT_EQ(healthy.findings.verdict.find("numbers: loss 11 in step 91"), 0u);
+  EXPECT_EQ(healthy.findings.verdict.find('\n'), std::string::npos);
+  EXPECT_THAT(healthy.findings.evidence, testing::ElementsAre("MFU has declined since step 129"));
+  EXPECT_THAT(healthy.findings.done, testing::IsEmpty());
+  Diagnosis slow;
+  slow.findings.cause = "slow_worker";
+  slow.findings.verdict = "slow worker: rank 1";
+  AddNumbers(job, &slow);
+  EXPECT_EQ(slow.findings.verdict, "slow worker: rank 1");
+  EXPECT_EQ(slow.findings.evidence.size(), 2u);
+}
+
+TEST(JobReportTest, EachKindOfNumberHasItsWord) {
+  using control::v1::NumberWarning;
+  const std::vector<std::pair<NumberWarning::Kind, std::string>> words = {
+      {NumberWarning::KIND_LOSS_JUMP, "loss_jump"},
+      {NumberWarning::KIND_GRADIENT_JUMP, "gradient_jump"},
+      {NumberWarning::KIND_NOT_FINITE, "not_finite"},
+      {NumberWarning::KIND_SLOWER, "mfu_decline"}};
+  for (const auto& [kind, word] : words) {
+    Job job;
+    job.add_number_warnings()->set_kind(kind);
+    Diagnosis diagnosis;
+    diagnosis.findings.cause = "healthy";
+    AddNumbers(job, &diagnosis);
+    EXPECT_EQ(diagnosis.findings.cause, word);
+  }
+}
+
+TEST(JobReportTest, WhatTheDriverDidAboutASuspectIsSaid) {
+  Job job = FourRanks();
+  job.mutable_suspicion()->set_verdict("rank 2 on b does not begin F.c0.m1");
+  job.mutable_suspicion()->set_action("evicted node b");
+  Diagnosis diagnosis = Undecided();
+  AddNumbers(job, &diagnosis);
+  EXPECT_THAT(diagnosis.findings.done,
+              testing::ElementsAre(
+                  "the driver suspects: rank 2 on b does not begin F.c0.m1; evicted node b"));
+  EXPECT_EQ(diagnosis.findings.cause, "unknown");
+}
+
 // Two ranks on each of two machines.
 Job OnTwoMachines() {
   Job job;
@@ -227,6 +283,9 @@ class OneJob : public EvidenceSource {
     responses[1].mutable_evidence()->set_monotonic_nanos(kind);
     return responses;
   }
+  std::string FirstErrorOf(int rank, int64_t attempt) override {
+    return rank == 3 && attempt == 1 ? "E worker 3: storage: no space left" : "";
+  }
   void Wait(absl::Duration /*duration*/) override {}
 };
 
@@ -281,7 +340,7 @@ TEST(SavedEvidenceTest, IsWrittenIntoPipesAndReplacesFilesWhole) {
     std::ifstream file(pipe);
     read.assign(std::istreambuf_iterator<char>(file), {});
   });
-  const absl::Status saved = SaveEvidence(&live, 5, pipe);
+  const absl::Status saved = SaveEvidence(&live, {.num_steps = 5}, pipe);
   reader.join();
   ASSERT_TRUE(saved.ok()) << saved;
   struct stat info = {};
@@ -290,15 +349,16 @@ TEST(SavedEvidenceTest, IsWrittenIntoPipesAndReplacesFilesWhole) {
   const std::string copy = ::testing::TempDir() + "/copy.gz";
   std::ofstream(copy) << read;
   EXPECT_TRUE(SavedEvidence(copy).ok());
-  EXPECT_EQ(SaveEvidence(&live, 5, "/dev/full").code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(SaveEvidence(&live, {.num_steps = 5}, "/dev/full").code(),
+            absl::StatusCode::kResourceExhausted);
   const std::string missing = ::testing::TempDir() + "/missing/evidence.gz";
-  EXPECT_FALSE(SaveEvidence(&live, 5, missing).ok());
+  EXPECT_FALSE(SaveEvidence(&live, {.num_steps = 5}, missing).ok());
 }
 
 TEST(SavedEvidenceTest, GivesTheSameAnswers) {
   const std::string path = ::testing::TempDir() + "/evidence.gz";
   OneJob live;
-  ASSERT_TRUE(SaveEvidence(&live, 5, path).ok());
+  ASSERT_TRUE(SaveEvidence(&live, {.num_steps = 5}, path).ok());
   const auto saved = SavedEvidence(path);
   ASSERT_TRUE(saved.ok()) << saved.status();
   EXPECT_EQ((*saved)->Job()->SerializeAsString(), live.Job()->SerializeAsString());
@@ -315,6 +375,96 @@ TEST(SavedEvidenceTest, GivesTheSameAnswers) {
   EXPECT_TRUE((*saved)->Evidence(telemetry::v1::EVIDENCE_KIND_STACKS, {}).empty());
 }
 
+// Rank 3 failed in attempt 1, and the job in attempt 2.
+class FailedJob : public OneJob {
+ public:
+  absl::StatusOr<control::v1::Job> Job() override {
+    ASSIGN_OR_RETURN(control::v1::Job job, OneJob::Job());
+    *job.mutable_culprit() = RankThreeFailed(control::v1::JOB_STATE_FAILED).culprit();
+    job.set_state(control::v1::JOB_STATE_FAILED);
+    job.set_attempt(2);
+    return job;
+  }
+};
+
+TEST(FirstErrorTest, IsThatOfTheNamedRankInItsAttemptLiveAndSaved) {
+  FailedJob live;
+  const auto diagnosis = DiagnoseJob(&live, {});
+  ASSERT_TRUE(diagnosis.ok()) << diagnosis.status();
+  EXPECT_EQ(diagnosis->findings.first_error, "E worker 3: storage: no space left");
+  EXPECT_THAT(ToText(diagnosis->findings),
+              testing::HasSubstr("\nits error E worker 3: storage: no space left\n"));
+  EXPECT_EQ(DiagnoseJob(&live, {.is_brief = true})->findings.first_error, "");
+  const std::string path = ::testing::TempDir() + "/failed.gz";
+  const SaveOptions options = {
+      .num_steps = 5, .rank = diagnosis->rank, .attempt = diagnosis->attempt};
+  ASSERT_TRUE(SaveEvidence(&live, options, path).ok());
+  const auto saved = SavedEvidence(path);
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  EXPECT_EQ((*saved)->FirstErrorOf(3, 1), "E worker 3: storage: no space left");
+  EXPECT_EQ((*saved)->FirstErrorOf(3, 2), "");
+  EXPECT_EQ((*saved)->FirstErrorOf(0, 1), "");
+}
+
+// Rank 3 ran a forward pass of step 7 when it died; the others had ended all that they could.
+class FailedJobWithSpans final : public FailedJob {
+ public:
+  absl::Status Spans(
+      int64_t /*first_step*/,
+      const std::function<void(const control::v1::StreamSpansResponse&)>& add) override {
+    const std::vector<plan::RankPlan> plans = trace::JobSpans::Create(SmallSpec()).value().plans();
+    for (int rank = 0; rank < 4; ++rank) {
+      control::v1::StreamSpansResponse response;
+      response.set_rank(rank);
+      response.set_node_id(rank < 2 ? "a" : "b");
+      response.set_read_nanos(9'000'000'000);
+      for (const plan::Instruction& instruction : plans[static_cast<size_t>(rank)].instructions) {
+        telemetry::v1::Span* span = response.add_spans();
+        span->set_step(7);
+        span->set_begin_nanos(1'000'000'000);
+        span->set_instruction(instruction.id.packed());
+        if (instruction.kind() == plan::OpKind::kForward && rank == 3) break;
+        span->set_end_nanos(2'000'000'000);
+      }
+      add(response);
+    }
+    return absl::OkStatus();
+  }
+};
+
+TEST(LastPositionsTest, AFailedJobNamesTheInstructionInWhichTheRankStood) {
+  FailedJobWithSpans source;
+  const auto diagnosis = DiagnoseJob(&source, {.num_steps = 5});
+  ASSERT_TRUE(diagnosis.ok()) << diagnosis.status();
+  EXPECT_EQ(diagnosis->findings.verdict, "failed: rank 3, node b, in attempt 1");
+  EXPECT_THAT(diagnosis->findings.evidence,
+              testing::Contains(testing::AllOf(testing::StartsWith("rank 3 stood in forward F."),
+                                               testing::HasSubstr("when the attempt ended"))));
+  EXPECT_EQ(diagnosis->details["instruction"].get<std::string>().substr(0, 2), "F.");
+  EXPECT_EQ(diagnosis->details["step"], 7);
+  // For the line of `status`, nothing is read.
+  EXPECT_FALSE(
+      DiagnoseJob(&source, {.num_steps = 5, .is_brief = true})->details.contains("instruction"));
+}
+
+TEST(FirstErrorTest, IsTheFirstLineOfLevelErrorOrOfALibraryThatReportsOne) {
+  const auto first_of = [](const std::vector<std::string>& pieces) {
+    FirstError first;
+    for (const std::string& piece : pieces) first.Add(piece);
+    return first.line();
+  };
+  const std::string info = "2026-01-31T12:00:00.123Z I worker 3: no error so far\n";
+  const std::string error = "2026-01-31T12:00:01.123Z E worker 3: storage: no space left\n";
+  EXPECT_EQ(first_of({}), "");
+  EXPECT_EQ(first_of({info}), "") << "of level I";
+  EXPECT_EQ(first_of({info + "loading\n", error + "terminate called\n"}),
+            error.substr(0, error.size() - 1));
+  EXPECT_EQ(first_of({info, "NCCL: unhandled system Error\n", error}),
+            "NCCL: unhandled system Error");
+  EXPECT_LT(first_of({"fatal \x1b[2J" + std::string(9000, 'x') + "\n"}).size(), 320u);
+  EXPECT_EQ(first_of({"fatal \x1b[2J\n"}).find('\x1b'), std::string::npos);
+}
+
 TEST(SavedEvidenceTest, AJobWithOtherRanksThanItsSizesIsRefused) {
   class ThreeRanks final : public OneJob {
     absl::StatusOr<control::v1::Job> Job() override {
@@ -324,7 +474,7 @@ TEST(SavedEvidenceTest, AJobWithOtherRanksThanItsSizesIsRefused) {
     }
   } live;
   const std::string path = ::testing::TempDir() + "/three.gz";
-  ASSERT_TRUE(SaveEvidence(&live, 5, path).ok());
+  ASSERT_TRUE(SaveEvidence(&live, {.num_steps = 5}, path).ok());
   EXPECT_EQ(SavedEvidence(path).status().message(), "holds 3 ranks of a job that has 4");
 }
 

@@ -38,6 +38,7 @@ absl::StatusOr<JobSpans> JobSpans::Create(const megascale::job::v1::JobSpec& spe
   plan::PlanOptions& options = first.plan_options;
   ASSIGN_OR_RETURN(options.chunks, layout::ChunkCostsOf(spec));
   JobSpans spans;
+  spans.steps_max_ = spec.train().steps();
   ASSIGN_OR_RETURN(spans.roles_, plan::BuildRolePlans(options));
   std::vector<int> chosen(ranks.begin(), ranks.end());
   if (chosen.empty()) {
@@ -89,6 +90,7 @@ void JobSpans::Add(const control::StreamSpansResponse& response) {
   spans.seen_nanos = std::clamp(response.read_nanos(), int64_t{0}, kClockNanosMax) - ahead;
   for (const telemetry::v1::Span& span : response.spans()) {
     if (!is_time(span.begin_nanos()) || !is_time(span.end_nanos())) continue;
+    if (span.step() < 0 || span.step() > steps_max_) continue;
     spans.spans.push_back({.begin_nanos = span.begin_nanos() - ahead,
                            .end_nanos = span.end_nanos() == 0 ? 0 : span.end_nanos() - ahead,
                            .instruction = span.instruction(),

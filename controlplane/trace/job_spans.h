@@ -41,7 +41,7 @@ class JobSpans {
                                          PlannedRanks planned = PlannedRanks::kAll);
 
   // Adds the driver's message about one rank. Implausible values are ignored, because they come
-  // from other machines.
+  // from other machines: times beyond kClockNanosMax, and steps that the job does not have.
   void Add(const megascale::control::v1::StreamSpansResponse& response);
 
   // Makes the plan of a rank that it has, if there is none yet. Add does so, too.
@@ -71,6 +71,7 @@ class JobSpans {
 
   std::vector<plan::RankPlan> roles_;
   std::vector<plan::RankPlan> plans_;
+  int64_t steps_max_ = 0;
   std::vector<timeline::RankSpans> ranks_;
   std::vector<std::string> names_;
   std::vector<std::string> errors_;

@@ -136,7 +136,13 @@ TEST_F(JobSpansTest, WhatCannotBeIsIgnored) {
     span->set_step(1);
     span->set_instruction(spans_.plans()[1].instructions[0].id.packed());
   }
+  for (const int64_t step : {int64_t{-1}, int64_t{101}, std::numeric_limits<int64_t>::max()}) {
+    telemetry::v1::Span* span = mad.add_spans();
+    *span = ResponseOf(1, 1).spans(0);
+    span->set_step(step);
+  }
   spans_.Add(mad);
+  for (const telemetry::Span& span : spans_.ranks()[1].spans) EXPECT_EQ(span.step, 1);
   EXPECT_THAT(spans_.errors(), IsEmpty());
   const auto again = StageTimes(spans_, spans_.Measure(3));
   ASSERT_EQ(again.size(), good.size());

@@ -49,6 +49,22 @@ absl::Status WriteAll(int fd, absl::string_view data) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::string> ReadAll(int fd, size_t size_bytes_max) {
+  std::string data;
+  char buffer[65536];
+  for (;;) {
+    const ssize_t count = ::read(fd, buffer, sizeof(buffer));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return ErrnoStatus(errno, "read");
+    if (count == 0) return data;
+    if (data.size() + static_cast<size_t>(count) > size_bytes_max) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("is larger than the limit of ", size_bytes_max, " bytes"));
+    }
+    data.append(buffer, static_cast<size_t>(count));
+  }
+}
+
 absl::StatusOr<std::string> ReadFile(const std::string& path, size_t size_bytes_max) {
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd.valid()) return ErrnoStatus(errno, path);
@@ -57,19 +73,9 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, size_t size_bytes_
   if (!S_ISREG(info.st_mode)) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": is not a regular file"));
   }
-  std::string data;
-  char buffer[65536];
-  for (;;) {
-    const ssize_t count = ::read(fd.get(), buffer, sizeof(buffer));
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return ErrnoStatus(errno, path);
-    if (count == 0) return data;
-    if (data.size() + static_cast<size_t>(count) > size_bytes_max) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat(path, ": is larger than the limit of ", size_bytes_max, " bytes"));
-    }
-    data.append(buffer, static_cast<size_t>(count));
-  }
+  absl::StatusOr<std::string> data = ReadAll(fd.get(), size_bytes_max);
+  if (!data.ok()) return Annotate(data.status(), path);
+  return data;
 }
 
 absl::Status WriteFileDurably(const std::string& path, absl::string_view data) {

@@ -37,6 +37,10 @@ void RaiseOpenFilesLimit();
 // many bytes were written.
 absl::Status WriteAll(int fd, absl::string_view data);
 
+// Returns all that can be read from a blocking descriptor. Errors: ResourceExhausted - it is more
+// than `size_bytes_max`.
+absl::StatusOr<std::string> ReadAll(int fd, size_t size_bytes_max);
+
 // Returns the content of a file. Errors: NotFound; PermissionDenied; ResourceExhausted - it is
 // larger than `size_bytes_max`.
 absl::StatusOr<std::string> ReadFile(const std::string& path, size_t size_bytes_max);

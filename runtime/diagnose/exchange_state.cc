@@ -60,45 +60,80 @@ class Explanation {
     if (flow.state != FlowState::kDone) verdict_.stuck.push_back(flow);
   }
 
-  // Whether the rank's own report shows a stuck flow of it.
+  // Whether the rank's own report shows a stuck flow of it as its part.
   bool Agrees(int rank, const StuckFlow& flow) const {
     const ShownCall& call = *members_.at(rank);
     if (!call.is_known || !call.is_inside) return false;
+    if (flow.state == FlowState::kNotReady) return false;  // ChooseDevice decides
     const ShownFlow* own = FlowTo(call, rank == flow.from ? flow.to : flow.from);
     if (own == nullptr) return false;
     return rank == flow.from ? own->delivered_bytes < own->send_bytes
                              : own->received_bytes < own->receive_bytes;
   }
 
-  // A rank is the cause if all stuck flows are its own, it has several, and its own report agrees.
-  // Otherwise, if all are between two ranks, it is the way between them.
+  // By its own report the rank has got all bytes that it expects, and all that it made ready have
+  // been taken: the call goes on as soon as its device does.
+  static bool WaitsForNothing(const ShownCall& call) {
+    return !call.flows.empty() &&
+           std::all_of(call.flows.begin(), call.flows.end(), [](const ShownFlow& flow) {
+             return flow.received_bytes >= flow.receive_bytes &&
+                    flow.delivered_bytes >= flow.send_bytes;
+           });
+  }
+
   void Choose() {
+    const auto is_ready = [](const StuckFlow& flow) { return flow.state != FlowState::kNotReady; };
+    const auto first = std::find_if(verdict_.stuck.begin(), verdict_.stuck.end(), is_ready);
+    if (first == verdict_.stuck.end()) return ChooseDevice();
+    verdict_.state = first->state;
+    std::set<int> ends;
+    for (const StuckFlow& flow : verdict_.stuck) ends.insert({flow.from, flow.to});
+    if (ends.size() > 2) return ChooseRank();
+    verdict_.from = first->from;
+    verdict_.to = first->to;
+    if (verdict_.stuck.size() == 1 && ReceiverTakesNothing(*first)) verdict_.likely = first->to;
+  }
+
+  // No byte stands still on its way. The one rank that waits for nothing, by its own report, and
+  // yet does not go on is the cause. If several do not go on, what it should send is the word of
+  // its receiver alone.
+  void ChooseDevice() {
+    verdict_.state = FlowState::kNotReady;
+    std::vector<int> idle;
+    for (const auto& [rank, call] : members_) {
+      if (call->is_known && call->is_inside && WaitsForNothing(*call)) idle.push_back(rank);
+    }
+    const bool is_sender = std::any_of(
+        verdict_.stuck.begin(), verdict_.stuck.end(),
+        [&](const StuckFlow& flow) { return idle.size() == 1 && flow.from == idle.front(); });
+    if (is_sender) verdict_.rank = idle.front();
+  }
+
+  // A rank is the cause if all stuck flows are its own, it has several, and its own report agrees.
+  void ChooseRank() {
     std::map<int, int> flows_of;  // by rank
-    std::map<int, std::set<int>> peers_of;
     for (const StuckFlow& flow : verdict_.stuck) {
       ++flows_of[flow.from];
       ++flows_of[flow.to];
-      peers_of[flow.from].insert(flow.to);
-      peers_of[flow.to].insert(flow.from);
     }
     const int num_flows = static_cast<int>(verdict_.stuck.size());
-    const StuckFlow& first = verdict_.stuck.front();
-    if (peers_of.size() == 2) {
-      verdict_.state = first.state;
-      verdict_.from = first.from;
-      verdict_.to = first.to;
-      return;
-    }
-    int found = -1;
     for (const auto& entry : flows_of) {
       const int rank = entry.first;
       if (entry.second != num_flows) continue;
       const bool agrees = std::any_of(verdict_.stuck.begin(), verdict_.stuck.end(),
                                       [&](const StuckFlow& flow) { return Agrees(rank, flow); });
-      if (agrees) found = rank;
+      if (agrees) verdict_.rank = rank;
     }
-    verdict_.rank = found;
-    verdict_.state = first.state;
+  }
+
+  // Bytes leave the sender and do not arrive, while all that the receiver sent has arrived.
+  bool ReceiverTakesNothing(const StuckFlow& flow) const {
+    if (flow.state != FlowState::kNotDelivered || flow.ready_bytes > flow.transmitted_bytes ||
+        !Agrees(flow.to, flow)) {
+      return false;
+    }
+    const ShownFlow& back = *FlowTo(*members_.at(flow.to), flow.from);
+    return back.send_bytes > 0 && back.delivered_bytes >= back.send_bytes;
   }
 
   void Sort() {
@@ -145,6 +180,7 @@ ExchangeVerdict JoinExchanges(absl::Span<const ExchangeVerdict> verdicts,
   std::vector<std::pair<int, int>> machines;
   std::set<int> named;
   for (const ExchangeVerdict& verdict : verdicts) {
+    if (verdict.stuck.empty()) continue;
     named.insert(verdict.rank);
     for (const StuckFlow& flow : verdict.stuck) {
       joined.stuck.push_back(flow);
@@ -153,6 +189,14 @@ ExchangeVerdict JoinExchanges(absl::Span<const ExchangeVerdict> verdicts,
     }
   }
   joined.state = first->state;
+  if (named.size() == 1 && *named.begin() >= 0) {  // each exchange names it
+    joined.rank = *named.begin();
+    return joined;
+  }
+  const bool is_network =
+      std::any_of(joined.stuck.begin(), joined.stuck.end(),
+                  [](const StuckFlow& flow) { return flow.state != FlowState::kNotReady; });
+  if (!is_network) return joined;
   const std::set<int> common_ranks = InAll(ranks);
   const std::set<int> common_machines = InAll(machines);
   // Only a rank that its own report names is named (ExplainExchange).

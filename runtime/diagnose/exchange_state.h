@@ -2,7 +2,9 @@
 // two of them. Pure functions of what the ranks' communicators show (telemetry/exchange_board.h).
 //
 // The sender's bytes pass three marks: ready, transmitted, delivered. Where they stop tells the
-// cause apart. Source: Mycroft, SOSP '25, table 4.
+// cause apart. Not started, not transmitted and not delivered are the way between two ranks, or the
+// rank that all such ways have in common; device not ready is the sender. Source: Mycroft, SOSP
+// '25, table 4.
 //
 // A rank's report is a claim about itself. It can raise suspicion of the way between two ranks, but
 // a rank is named only if its own report agrees. So a process that shows nonsense can make only
@@ -75,6 +77,10 @@ struct ExchangeVerdict {
   // The way between these two is the cause, and neither of them alone; -1: it is not.
   int from = -1;
   int to = -1;
+  // The end of the way that is likelier at fault: the receiver, if all that it sent has arrived and
+  // the sender says that its bytes have left it. A hint for the reader, because it rests on the
+  // sender's word. -1: nothing tells.
+  int likely = -1;
   // The network of this machine is the cause: a number as JoinExchanges got it; -1: it is not.
   int machine = -1;
   std::vector<StuckFlow> stuck;  // those of the cause first, then by the time since a byte moved

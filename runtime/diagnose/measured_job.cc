@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,7 +20,6 @@ namespace {
 using plan::Instruction;
 using plan::OpClass;
 using plan::RankPlan;
-using timeline::SpanState;
 using timeline::SpanTime;
 using timeline::TimedStep;
 
@@ -195,16 +195,36 @@ class Builder {
   std::map<timeline::MeetingName, int> meetings_;
 };
 
-InstructionState StateOf(const SpanTime& span) {
-  switch (span.state) {
-    case SpanState::kEnded:
-      return InstructionState::kEnded;
-    case SpanState::kRuns:
-      return InstructionState::kRuns;
-    case SpanState::kNotBegun:
-      return InstructionState::kNotBegun;
+// Reads where one rank stands from its spans.
+RankPosition PositionOf(const RankPlan& plan, const timeline::RankSpans& rank) {
+  std::unordered_map<uint64_t, size_t> indices;
+  for (size_t i = 0; i < plan.instructions.size(); ++i) {
+    indices.emplace(plan.instructions[i].id.packed(), i);
   }
-  return InstructionState::kNotBegun;
+  RankPosition position;
+  for (const telemetry::Span& span : rank.spans) {
+    if (indices.count(span.instruction) == 0) continue;
+    position.step = position.known ? std::max(position.step, span.step) : span.step;
+    position.known = true;
+  }
+  if (!position.known) return position;
+  position.states.assign(plan.instructions.size(), InstructionState::kNotBegun);
+  for (const telemetry::Span& span : rank.spans) {
+    if (span.step != position.step) continue;
+    // An exchange that failed, because a peer went away, has not ended: the rank stands there.
+    const bool runs = span.end_nanos == 0 || span.code != 0;
+    const auto id = plan::InstructionId::FromPacked(span.instruction);
+    const auto found = indices.find(span.instruction);
+    if (found != indices.end()) {
+      InstructionState& state = position.states[found->second];
+      if (!runs || state == InstructionState::kNotBegun) {
+        state = runs ? InstructionState::kRuns : InstructionState::kEnded;
+      }
+    } else if (runs && plan::IsExchangeOfPass(id) && indices.count(id.WithPiece(0).packed()) > 0) {
+      position.piece = id.piece();
+    }
+  }
+  return position;
 }
 
 }  // namespace
@@ -216,27 +236,11 @@ absl::StatusOr<MeasuredJob> JobOfSteps(absl::Span<const RankPlan> plans,
 }
 
 std::vector<RankPosition> PositionsOf(absl::Span<const RankPlan> plans,
-                                      const std::vector<bool>& known,
-                                      absl::Span<const TimedStep> steps) {
-  std::vector<RankPosition> positions(plans.size());
+                                      absl::Span<const timeline::RankSpans> ranks) {
+  MEGASCALE_CHECK(plans.size() == ranks.size());
+  std::vector<RankPosition> positions;
   for (size_t rank = 0; rank < plans.size(); ++rank) {
-    if (!known[rank]) continue;
-    RankPosition& position = positions[rank];
-    for (const TimedStep& step : steps) {
-      const std::vector<SpanTime>& spans = step.time.ranks[rank];
-      const bool has_begun = std::any_of(spans.begin(), spans.end(), [](const SpanTime& span) {
-        return span.state != SpanState::kNotBegun;
-      });
-      if (!has_begun) continue;
-      position.known = true;
-      position.step = step.step;
-      position.states.clear();
-      for (const SpanTime& span : spans) position.states.push_back(StateOf(span));
-      position.piece = 0;
-      for (const timeline::ExchangeTime& exchange : step.exchanges[rank]) {
-        if (exchange.state == SpanState::kRuns) position.piece = exchange.id.piece();
-      }
-    }
+    positions.push_back(ranks[rank].known ? PositionOf(plans[rank], ranks[rank]) : RankPosition());
   }
   return positions;
 }

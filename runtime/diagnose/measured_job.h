@@ -11,6 +11,7 @@
 #include "runtime/diagnose/stall.h"
 #include "runtime/diagnose/what_if.h"
 #include "runtime/plan/rank_plan.h"
+#include "runtime/timeline/measured_step.h"
 #include "runtime/timeline/timed_step.h"
 
 namespace megascale::diagnose {
@@ -34,10 +35,10 @@ absl::StatusOr<MeasuredJob> JobOfSteps(absl::Span<const plan::RankPlan> plans,
                                        const std::vector<bool>& known,
                                        absl::Span<const timeline::TimedStep> steps);
 
-// Returns where each rank stands: in the newest step that it has begun. A rank that has begun none
-// of the steps is not known. Requires: as above.
+// Returns where each rank stands: in the newest step that it has begun. The position of a rank
+// follows from its own spans alone, so that a machine which reports nonsense moves only its own
+// ranks. A rank that shows no step is not known. Requires: `ranks` are by rank, like `plans`.
 std::vector<RankPosition> PositionsOf(absl::Span<const plan::RankPlan> plans,
-                                      const std::vector<bool>& known,
-                                      absl::Span<const timeline::TimedStep> steps);
+                                      absl::Span<const timeline::RankSpans> ranks);
 
 }  // namespace megascale::diagnose

@@ -191,7 +191,7 @@ class Explanation {
 
   // True if the worker's slowdown stands out, and some of it is computing.
   bool StandsOut(size_t w) const {
-    if (workers_of_stage_[StageOf(w)].size() < 2) return false;
+    if (!result_.has_exact_workers || workers_of_stage_[StageOf(w)].size() < 2) return false;
     const std::vector<double>& slowdowns = result_.by_worker.all;
     double second = 1;
     for (size_t o = 0; o < slowdowns.size(); ++o) {

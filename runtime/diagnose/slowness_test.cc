@@ -141,6 +141,46 @@ TEST(SlownessTest, NamesTheOneRankThatComputesSlowly) {
   }
 }
 
+// Rank 1 is slow in steps 1 to 3 only.
+TEST(SlownessTest, WhatEachStepWouldRecoverAddsUpToTheTotal) {
+  const Job job =
+      RunSteps([](const RankPlan& plan, const Instruction& i, int64_t step, int64_t nanos) {
+        return plan.rank == 1 && step <= 3 && plan::IsPass(i.kind()) ? (1 + step) * nanos : nanos;
+      });
+  const MeasuredJob measured = JobOfSteps(job.plans, {true, true, true, true}, job.steps).value();
+  for (const bool is_exact : {true, false}) {
+    WhatIfOptions options = kMeasuredJobOptions;
+    if (!is_exact) options.exact_workers_max = 0;
+    const WhatIf result = AnalyzeSteps(measured.graph, measured.steps, options);
+    for (const Recovery* recovery : {&result.fix_slowest_workers, &result.fix_last_stage}) {
+      ASSERT_EQ(recovery->share_per_step.size(), 6u);
+      double lost = 0;
+      double recovered = 0;
+      double seconds = 0;
+      for (size_t s = 0; s < 6; ++s) {
+        const double lost_here = result.actual_seconds[s] - result.ideal_seconds[s];
+        if (lost_here > 0) recovered += recovery->share_per_step[s] * lost_here;
+        if (lost_here <= 0) recovered += result.actual_seconds[s] - recovery->seconds_per_step[s];
+        lost += lost_here;
+        seconds += recovery->seconds_per_step[s];
+      }
+      EXPECT_NEAR(recovered / lost, recovery->share, 1e-9);
+      EXPECT_NEAR(seconds / 6, recovery->seconds_without, 1e-12);
+    }
+    EXPECT_GT(result.fix_slowest_workers.share_per_step[2], 0.5);
+    ASSERT_EQ(result.by_worker.per_step.size(), 6u);
+    for (size_t worker = 0; worker < 4; ++worker) {
+      double sum = 0;
+      for (size_t s = 0; s < 6; ++s) {
+        sum += result.by_worker.per_step[s][worker] * result.ideal_seconds[s];
+      }
+      if (!is_exact) continue;  // the smaller of two is no sum
+      EXPECT_NEAR(sum / 6 / result.mean_ideal(), result.by_worker.all[worker], 1e-9);
+    }
+    EXPECT_GT(result.by_worker.per_step[2][1], result.by_worker.per_step[5][1]);
+  }
+}
+
 TEST(SlownessTest, NamesTheSlowRankAmongTensorParallelOnes) {
   for (int slow = 0; slow < 8; ++slow) {
     Job job = RunSteps(Calm, {.data = 2, .pipeline = 2, .tensor = 2});
@@ -290,6 +330,31 @@ TEST(SlownessTest, BlamesNoRankIfTheSlowOneChanges) {
                 result.verdict.cause.cause == SlowCause::kUnknown)
         << "seed " << seed;
   }
+}
+
+TEST(SlownessTest, ComputingThatIsSlowOnAnotherRankInEachStepIsJitter) {
+  for (const int num_steps : {8, 16}) {
+    const Result result = Judge(RunSteps(
+        [](const RankPlan& plan, const Instruction& i, int64_t step, int64_t nanos) {
+          return plan::IsPass(i.kind()) && plan.rank == step % 8 ? 4 * nanos : nanos;
+        },
+        {.data = 4, .pipeline = 2}, num_steps));
+    EXPECT_EQ(result.verdict.cause.cause, SlowCause::kJitter);
+    EXPECT_EQ(result.verdict.cause.worker, -1);
+    EXPECT_GT(result.verdict.cause.share, 0.5);
+    EXPECT_FALSE(result.verdict.grows);
+  }
+}
+
+// MegaScale, NSDI '24, section 6.3: launch times of changing ranks drift apart, and MFU declines.
+TEST(SlownessTest, JitterThatGrowsIsSeenToGrow) {
+  const Result result = Judge(RunSteps(
+      [](const RankPlan& plan, const Instruction& i, int64_t step, int64_t nanos) {
+        return plan::IsPass(i.kind()) && plan.rank == step % 8 ? (1 + step) * nanos : nanos;
+      },
+      {.data = 4, .pipeline = 2}, 16));
+  EXPECT_EQ(result.verdict.cause.cause, SlowCause::kJitter);
+  EXPECT_TRUE(result.verdict.grows);
 }
 
 TEST(SlownessTest, SeesStepsThatGrow) {
@@ -517,21 +582,37 @@ TEST(SlowChangeTest, AStageThatHasMoreWorkFromTheBeginningIsNoSlowMachine) {
 }
 
 TEST(PositionsTest, ARankStandsInTheNewestStepThatItHasBegun) {
-  Job job = RunSteps(Calm, {.data = 2}, 3);
-  for (timeline::SpanTime& span : job.steps[2].time.ranks[0]) {
-    span.state = timeline::SpanState::kNotBegun;
+  const std::vector<RankPlan> plans = PlansOf({.data = 2});
+  std::vector<timeline::RankSpans> ranks(2);
+  for (size_t rank = 0; rank < 2; ++rank) {
+    for (int64_t step = 1; step <= 2 + static_cast<int64_t>(rank); ++step) {
+      for (const Instruction& instruction : plans[rank].instructions) {
+        ranks[rank].spans.push_back({.begin_nanos = 1,
+                                     .end_nanos = 2,
+                                     .instruction = instruction.id.packed(),
+                                     .step = step});
+      }
+    }
   }
-  job.steps[1].time.ranks[0].back().state = timeline::SpanState::kRuns;
-  job.steps[2].exchanges[1].push_back(
-      {.id = plan::InstructionId(plan::OpKind::kForward, 0, 0).WithPiece(3),
-       .state = timeline::SpanState::kRuns});
-  const std::vector<RankPosition> positions = PositionsOf(job.plans, {true, true}, job.steps);
+  ranks[0].spans.back().end_nanos = 0;
+  const plan::InstructionId piece = plan::InstructionId(plan::OpKind::kForward, 0, 0).WithPiece(3);
+  ranks[1].spans.push_back({.begin_nanos = 1, .instruction = piece.packed(), .step = 3});
+  ranks[1].spans.push_back({.begin_nanos = 1, .instruction = ~0ull, .step = 8});
+  std::vector<RankPosition> positions = PositionsOf(plans, ranks);
   EXPECT_EQ(positions[0].step, 2);
   EXPECT_EQ(positions[0].states.back(), InstructionState::kRuns);
   EXPECT_EQ(positions[0].states.front(), InstructionState::kEnded);
   EXPECT_EQ(positions[1].step, 3);
   EXPECT_EQ(positions[1].piece, 3);
-  EXPECT_FALSE(PositionsOf(job.plans, {true, false}, job.steps)[1].known);
+  ranks[1] = {.known = false, .spans = {}};
+  EXPECT_FALSE(PositionsOf(plans, ranks)[1].known);
+  // A step that another rank makes up does not move this one.
+  ranks[1] = {.spans = {{.begin_nanos = 1,
+                         .instruction = plans[1].instructions[0].id.packed(),
+                         .step = int64_t{1} << 60}}};
+  positions = PositionsOf(plans, ranks);
+  EXPECT_EQ(positions[0].step, 2);
+  EXPECT_EQ(positions[0].states.back(), InstructionState::kRuns);
 }
 
 // --- output --------------------------------------------------------------------------------------
@@ -546,6 +627,10 @@ TEST(WhatIfJsonTest, HasTheNamesOfThePublishedResults) {
             object["blocking_decompose_by_optype"].size());
   EXPECT_EQ(object["decompose_by_rank"].size(), 4u);
   EXPECT_TRUE(object.contains("M_W") && object.contains("M_S"));
+  for (const char* name : {"M_W_per_step", "M_S_per_step", "decompose_by_rank_per_step"}) {
+    EXPECT_EQ(object[name].size(), 6u) << name;
+  }
+  EXPECT_EQ(object["decompose_by_rank_per_step"]["3"].size(), 4u);
 }
 
 // The rows of our steps have what the published tool's dependencies need: our reader of its traces

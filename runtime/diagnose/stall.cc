@@ -356,6 +356,44 @@ StallVerdict ExplainStall(absl::Span<const plan::RankPlan> plans,
   return Walk(plans, positions).Run();
 }
 
+std::optional<plan::InstructionId> StandsAt(absl::Span<const plan::RankPlan> plans,
+                                            absl::Span<const RankPosition> positions, int rank) {
+  const auto index = static_cast<size_t>(rank);
+  if (rank < 0 || index >= positions.size() || !positions[index].known) return std::nullopt;
+  const std::vector<Instruction>& instructions = plans[index].instructions;
+  const std::vector<InstructionState>& states = positions[index].states;
+  for (const InstructionState wanted : {InstructionState::kRuns, InstructionState::kNotBegun}) {
+    const auto found = std::find(states.begin(), states.end(), wanted);
+    if (found != states.end()) {
+      return instructions[static_cast<size_t>(found - states.begin())].id;
+    }
+  }
+  return instructions.front().id;  // of the next step
+}
+
+std::optional<std::vector<int>> Witnesses(const StallVerdict& verdict,
+                                          absl::Span<const int> machine_of) {
+  const StallRoot& root = verdict.root;
+  if (root.cause != StallCause::kExchange || root.rank < 0 || verdict.is_silent) {
+    return std::nullopt;
+  }
+  const auto number_of = [&](int rank) {
+    const auto index = static_cast<size_t>(rank);
+    return index < machine_of.size() ? machine_of[index] : -1;
+  };
+  const int own = number_of(root.rank);
+  std::set<int> others;
+  bool is_alone = own >= 0;
+  for (const int member : root.members) {
+    const int machine = number_of(member);
+    if (member == root.rank || (machine >= 0 && machine == own)) continue;
+    is_alone = false;
+    if (machine >= 0) others.insert(machine);
+  }
+  if (is_alone) return std::nullopt;
+  return std::vector<int>(others.begin(), others.end());
+}
+
 std::optional<StuckMachine> MachineOfAllRoots(const StallVerdict& verdict,
                                               absl::Span<const int> machine_of) {
   if (verdict.root.cause != StallCause::kUnknown || verdict.other_roots.empty()) {

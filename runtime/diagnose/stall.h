@@ -78,6 +78,21 @@ inline constexpr double kSilentSecondsMin = 1.5;
 StallVerdict ExplainStall(absl::Span<const plan::RankPlan> plans,
                           absl::Span<const RankPosition> positions);
 
+// Returns the machines, other than that of the named rank, on whose word a member of an exchange is
+// named as the one that is behind: those that say that their members have left it. nullopt: the
+// verdict does not rest on the word of others, because it names no member, its process is silent,
+// or all members are on its own machine. `machine_of`: by rank; -1: not known, and not a witness.
+std::optional<std::vector<int>> Witnesses(const StallVerdict& verdict,
+                                          absl::Span<const int> machine_of);
+
+// With fewer witnesses, one machine that lies could have a healthy machine blamed.
+inline constexpr size_t kWitnessesMin = 2;
+
+// Returns the instruction in which a rank stands: the first one of its plan that runs, or else that
+// it could begin; nullopt: nothing is known of it. Requires: as ExplainStall; `rank` may be any.
+std::optional<plan::InstructionId> StandsAt(absl::Span<const plan::RankPlan> plans,
+                                            absl::Span<const RankPosition> positions, int rank);
+
 // A machine that holds every rank which may be the cause.
 struct StuckMachine {
   std::vector<int> ranks;       // that may be the cause, ascending

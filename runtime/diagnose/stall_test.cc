@@ -453,18 +453,68 @@ TEST(JoinedExchangesTest, AnExchangeOfFourRanksOnTwoMachinesNamesTheWayBetweenTh
   EXPECT_EQ(JoinExchanges({}, {}).state, FlowState::kDone);
 }
 
+// Rank 0 sends 100 bytes to rank 1, of which these have come so far; all that rank 1 sends, or
+// `back` bytes of it, have arrived.
+ExchangeVerdict SendingTo1(int64_t ready, int64_t transmitted, int64_t received,
+                           int64_t back = 100) {
+  std::vector<ShownCall> calls = Collective(2);
+  Flow(calls, 0, 1) = {1, ready, transmitted, received, 100, back, 1};
+  Flow(calls, 1, 0) = {0, 100, back, back, 100, received, 1};
+  return ExplainExchange(calls);
+}
+
+// Source: Mycroft, SOSP '25, table 4.
 TEST(ExchangeStateTest, EachStateHasItsRule) {
-  const auto state_of = [](int64_t ready, int64_t transmitted, int64_t received) {
-    std::vector<ShownCall> calls = Collective(2);
-    Flow(calls, 0, 1) = {1, ready, transmitted, received, 100, 100, 1};
-    Flow(calls, 1, 0) = {0, 100, 100, 100, 100, received, 1};
-    return ExplainExchange(calls).state;
+  struct Rule {
+    FlowState state;
+    int rank, from, to, likely;
+    bool operator==(const Rule&) const = default;
   };
-  EXPECT_EQ(state_of(100, 0, 0), FlowState::kNotStarted);
-  EXPECT_EQ(state_of(100, 60, 60), FlowState::kNotTransmitted);
-  EXPECT_EQ(state_of(100, 100, 60), FlowState::kNotDelivered);
-  EXPECT_EQ(state_of(60, 60, 60), FlowState::kNotReady);
-  EXPECT_EQ(state_of(100, 100, 100), FlowState::kDone);
+  const auto rule_of = [](const ExchangeVerdict& verdict) {
+    return Rule{verdict.state, verdict.rank, verdict.from, verdict.to, verdict.likely};
+  };
+  EXPECT_EQ(rule_of(SendingTo1(100, 0, 0)), (Rule{FlowState::kNotStarted, -1, 0, 1, -1}));
+  EXPECT_EQ(rule_of(SendingTo1(100, 60, 60)), (Rule{FlowState::kNotTransmitted, -1, 0, 1, -1}));
+  EXPECT_EQ(rule_of(SendingTo1(100, 100, 60)), (Rule{FlowState::kNotDelivered, -1, 0, 1, 1}));
+  EXPECT_EQ(rule_of(SendingTo1(60, 60, 60)), (Rule{FlowState::kNotReady, 0, -1, -1, -1}));
+  EXPECT_EQ(rule_of(SendingTo1(100, 100, 100)), (Rule{FlowState::kDone, -1, -1, -1, -1}));
+  // What the receiver sends does not arrive either: it is the way.
+  EXPECT_EQ(rule_of(SendingTo1(100, 100, 60, 40)), (Rule{FlowState::kNotDelivered, -1, 0, 1, -1}));
+  // The sender waits for bytes itself: its device may wait for them.
+  EXPECT_EQ(rule_of(SendingTo1(60, 60, 60, 40)).rank, -1);
+  EXPECT_EQ(rule_of(SendingTo1(60, 60, 60, 40)).from, 1);
+}
+
+TEST(ExchangeStateTest, TheDeviceForWhoseBytesTheOthersWaitIsTheCause) {
+  std::vector<ShownCall> calls = Collective(3);
+  // 0 has made too little ready for 1, which therefore has too little for 2.
+  Flow(calls, 0, 1).send_bytes = Flow(calls, 0, 1).transmitted_bytes = 30;
+  Flow(calls, 0, 1).delivered_bytes = Flow(calls, 1, 0).received_bytes = 30;
+  Flow(calls, 1, 2).send_bytes = Flow(calls, 1, 2).transmitted_bytes = 20;
+  Flow(calls, 1, 2).delivered_bytes = Flow(calls, 2, 1).received_bytes = 20;
+  const ExchangeVerdict verdict = ExplainExchange(calls);
+  EXPECT_EQ(verdict.state, FlowState::kNotReady);
+  EXPECT_EQ(verdict.rank, 0);
+  EXPECT_EQ(verdict.from, -1);
+  // Two that wait for no one, and a receiver of both: nobody is named, and no network.
+  calls = Collective(3);
+  for (const int rank : {0, 1}) {
+    Flow(calls, rank, 2).send_bytes = Flow(calls, rank, 2).transmitted_bytes = 30;
+    Flow(calls, rank, 2).delivered_bytes = Flow(calls, 2, rank).received_bytes = 30;
+  }
+  const ExchangeVerdict both = ExplainExchange(calls);
+  EXPECT_EQ(both.rank, -1);
+  const ExchangeVerdict joined = JoinExchanges({both}, {0, 1, 2});
+  EXPECT_EQ(joined.rank, -1);
+  EXPECT_EQ(joined.from, -1);
+  EXPECT_EQ(joined.machine, -1);
+}
+
+TEST(JoinedExchangesTest, ARankThatEachExchangeNamesIsNamed) {
+  const ExchangeVerdict not_ready = SendingTo1(60, 60, 60);
+  const ExchangeVerdict joined = JoinExchanges({not_ready, not_ready}, {0, 1});
+  EXPECT_EQ(joined.rank, 0);
+  EXPECT_EQ(joined.from, -1);
 }
 
 TEST(ExchangeStateTest, ClaimsAboutAnotherRankDoNotNameIt) {

@@ -151,16 +151,26 @@ class Analysis {
     const std::vector<Worker>& workers = graph_.workers();
     std::vector<std::string> names;
     for (const Worker& worker : workers) names.push_back(absl::StrCat(worker.rank));
-    if (static_cast<int>(workers.size()) <= options_.exact_workers_max) {
+    result_.has_exact_workers = static_cast<int>(workers.size()) <= options_.exact_workers_max;
+    if (result_.has_exact_workers) {
       result_.by_worker =
           Decompose(std::move(names), [&](size_t i) { return graph_.operations()[i].worker; });
       return;
     }
+    const auto smaller = [&](const std::vector<double>& by_replica,
+                             const std::vector<double>& by_stage) {
+      std::vector<double> slowdowns;
+      for (const Worker& worker : workers) {
+        slowdowns.push_back(std::min(by_replica[static_cast<size_t>(worker.replica)],
+                                     by_stage[static_cast<size_t>(worker.stage)]));
+      }
+      return slowdowns;
+    };
     result_.by_worker.names = std::move(names);
-    for (const Worker& worker : workers) {
-      result_.by_worker.all.push_back(
-          std::min(result_.by_replica.all[static_cast<size_t>(worker.replica)],
-                   result_.by_stage.all[static_cast<size_t>(worker.stage)]));
+    result_.by_worker.all = smaller(result_.by_replica.all, result_.by_stage.all);
+    for (size_t s = 0; s < steps_.size(); ++s) {
+      result_.by_worker.per_step.push_back(
+          smaller(result_.by_replica.per_step[s], result_.by_stage.per_step[s]));
     }
   }
 
@@ -206,17 +216,21 @@ WhatIf AnalyzeSteps(const OperationGraph& graph, absl::Span<const MeasuredStep> 
 
 Recovery FixOperations(const OperationGraph& graph, absl::Span<const MeasuredStep> steps,
                        const WhatIfOptions& options, const WhatIf& result, const Choice& chosen) {
-  double sum = 0;
-  for (const MeasuredStep& step : steps) {
-    sum += ReplayWith(graph, [&](size_t i) {
-      return chosen(i) ? result.ideal_of_kind[static_cast<size_t>(graph.operations()[i].kind)]
-                       : WorkOf(step, options, i);
-    });
-  }
+  const auto share_of = [](double actual, double ideal, double without) {
+    return actual > ideal ? (actual - without) / (actual - ideal) : 0;
+  };
   Recovery recovery;
-  recovery.seconds_without = sum / static_cast<double>(steps.size());
-  const double lost = result.mean_actual() - result.mean_ideal();
-  if (lost > 0) recovery.share = (result.mean_actual() - recovery.seconds_without) / lost;
+  for (size_t s = 0; s < steps.size(); ++s) {
+    const double seconds = ReplayWith(graph, [&](size_t i) {
+      return chosen(i) ? result.ideal_of_kind[static_cast<size_t>(graph.operations()[i].kind)]
+                       : WorkOf(steps[s], options, i);
+    });
+    recovery.seconds_per_step.push_back(seconds);
+    recovery.share_per_step.push_back(
+        share_of(result.actual_seconds[s], result.ideal_seconds[s], seconds));
+  }
+  recovery.seconds_without = Mean(recovery.seconds_per_step);
+  recovery.share = share_of(result.mean_actual(), result.mean_ideal(), recovery.seconds_without);
   return recovery;
 }
 

@@ -47,6 +47,10 @@ struct Decomposition {
 struct Recovery {
   double seconds_without = 0;  // mean step with these operations ideal and the others as measured
   double share = 0;            // of (actual - ideal); can exceed 1
+  // By step; the shares of a step that lost nothing are 0. The seconds' mean is `seconds_without`,
+  // and `share` is the mean of the steps' shares, weighted with what each of them lost.
+  std::vector<double> seconds_per_step = {};
+  std::vector<double> share_per_step = {};
 };
 
 struct WhatIf {
@@ -59,7 +63,8 @@ struct WhatIf {
   Decomposition by_kind;                 // S_t, by label of the kinds
   Decomposition by_replica;
   Decomposition by_stage;
-  Decomposition by_worker;            // S_w; `per_step` is empty unless workers are exact
+  Decomposition by_worker;            // S_w
+  bool has_exact_workers = false;     // each worker was replayed on its own
   std::vector<int> slowest_workers;   // indices: the slowest 3 %, at least one
   Recovery fix_slowest_workers;       // M_W
   Recovery fix_last_stage;            // M_S

@@ -52,13 +52,15 @@ json WhatIfJson(const OperationGraph& graph, const WhatIf& result) {
   Add(result, result.by_replica, "blocking_decompose_by_dp_rank", &object);
   Add(result, result.by_stage, "blocking_decompose_by_stage", &object);
   Add(result, result.by_kind, "blocking_decompose_by_optype", &object);
-  object["decompose_by_rank"] = ByParts(result.by_worker, result.by_worker.all);
+  Add(result, result.by_worker, "decompose_by_rank", &object);
   json& slowest = object["slowest_ranks"] = json::array();
   for (const int worker : result.slowest_workers) {
     slowest.push_back(graph.workers()[static_cast<size_t>(worker)].rank);
   }
   object["M_W"] = result.fix_slowest_workers.share;
   object["M_S"] = result.fix_last_stage.share;
+  object["M_W_per_step"] = BySteps(result, result.fix_slowest_workers.share_per_step);
+  object["M_S_per_step"] = BySteps(result, result.fix_last_stage.share_per_step);
   return object;
 }
 

@@ -61,17 +61,21 @@ class Measurement {
   void Choose(int num_steps) {
     std::map<int64_t, size_t> num_ranks;  // ranks that have ended each step
     std::set<int64_t> begun;
+    std::vector<int64_t> newest;  // by known rank that has begun a step
     size_t num_known = 0;
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       if (!ranks_[rank].known) continue;
       ++num_known;
       std::map<int64_t, std::set<int64_t>> ended;
+      std::set<int64_t> of_rank;
       for (const Span& span : ranks_[rank].spans) {
         const int64_t index = IndexOf(rank, span);
         if (index < 0) continue;
-        begun.insert(span.step);
+        of_rank.insert(span.step);
         if (span.end_nanos != 0) ended[span.step].insert(index);
       }
+      begun.insert(of_rank.begin(), of_rank.end());
+      if (!of_rank.empty()) newest.push_back(*of_rank.rbegin());
       for (const auto& [step, indices] : ended) {
         if (indices.size() == plans_[rank].instructions.size()) ++num_ranks[step];
       }
@@ -81,7 +85,9 @@ class Measurement {
       if (it->second == num_known) steps_[it->first].whole = true;
     }
     if (begun.empty()) return;
-    const int64_t next = steps_.empty() ? *begun.rbegin() - 1 : steps_.rbegin()->first + 1;
+    std::sort(newest.begin(), newest.end());
+    const int64_t reached = newest[newest.size() / 2];
+    const int64_t next = steps_.empty() ? reached - 1 : steps_.rbegin()->first + 1;
     for (const int64_t step : {next, next + 1}) {
       if (begun.count(step) > 0) steps_[step].whole = false;
     }
@@ -183,6 +189,14 @@ class Measurement {
 };
 
 }  // namespace
+
+double QuietSeconds(const RankSpans& rank) {
+  int64_t newest = 0;
+  for (const Span& span : rank.spans) {
+    newest = std::max({newest, span.begin_nanos, span.end_nanos});
+  }
+  return std::max(0.0, static_cast<double>(rank.seen_nanos - newest) / 1e9);
+}
 
 std::vector<TimedStep> MeasureSteps(absl::Span<const RankPlan> plans,
                                     absl::Span<const RankSpans> ranks, int num_steps) {

@@ -22,9 +22,14 @@ struct RankSpans {
   int64_t seen_nanos = 0;
 };
 
+// Returns how long ago the newest span of a rank began or ended, when its spans were read; >= 0.
+double QuietSeconds(const RankSpans& rank);
+
 // Returns the newest `num_steps` steps that every known rank has ended, ascending, followed by the
 // next two as far as they are known. A stalled job is in one of these two, since the exchange of
-// norms keeps ranks within two steps of each other. Steps that no rank has begun are left out.
+// norms keeps ranks within two steps of each other. If no rank has ended a step with all others,
+// these two end with the newest step that at least half of the ranks have reached, so that a few
+// ranks with made-up steps do not hide the others. Steps that no rank has begun are left out.
 // Times count from the beginning of the first span.
 //
 // A span begins when its instruction may run; a transfer or collective then waits for its peers.

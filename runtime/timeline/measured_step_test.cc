@@ -213,6 +213,16 @@ TEST(MeasuredExchangesTest, APassTellsOfItsWaitsButNotForTheLastToBegin) {
   EXPECT_TRUE(steps[0].exchanges[1].empty());
 }
 
+TEST_F(MeasuredStepTest, AStepThatOneRankMakesUpDoesNotHideThoseOfTheOthers) {
+  RunStep(1);
+  for (RankSpans& rank : ranks_) rank.spans.pop_back();
+  ranks_[2].spans.push_back({.begin_nanos = 1,
+                             .end_nanos = 2,
+                             .instruction = plans_[2].instructions[0].id.packed(),
+                             .step = 70});
+  EXPECT_EQ(Numbers(3), (std::vector<int64_t>{-1}));
+}
+
 TEST_F(MeasuredStepTest, WhatNoPlanHasIsIgnored) {
   EXPECT_TRUE(MeasureSteps(plans_, ranks_, 3).empty());
   ranks_[0].spans.push_back({.begin_nanos = 1, .end_nanos = 2, .instruction = ~0ull, .step = 9});

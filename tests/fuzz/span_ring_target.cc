@@ -179,7 +179,7 @@ void Diagnose(const trace::JobSpans& spans) {
     MEGASCALE_CHECK(std::isfinite(stage.step_seconds()));
   }
   const diagnose::StallVerdict stall =
-      diagnose::ExplainStall(spans.plans(), diagnose::PositionsOf(spans.plans(), known, steps));
+      diagnose::ExplainStall(spans.plans(), diagnose::PositionsOf(spans.plans(), spans.ranks()));
   MEGASCALE_CHECK(stall.root.rank >= -1 && stall.root.rank < kRanks);
   const auto job = diagnose::JobOfSteps(spans.plans(), known, steps);
   if (!job.ok()) return CheckLine(job.status());

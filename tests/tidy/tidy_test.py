@@ -30,6 +30,11 @@ LIBRARIES = {
     "CLI/": {"cli"},
     "yaml-cpp/": {"cli"},
 }
+# folder -> headers that its files may not include, and why
+PURE = {
+    "runtime/diagnose": (re.compile(r"clock\.h$|^(chrono|ctime|fstream|filesystem|fcntl\.h|unistd\.h|sys/\S+|time\.h)$|absl/time/clock"),
+                         "diagnosis is functions of what they are given, without a clock or I/O"),
+}
 LIMITS = {"header": 300, "source": 600, "test": 800}
 # Sources, headers and tests of one folder: ten triples.
 FILES_MAX = 30
@@ -70,6 +75,9 @@ REFLOWED_SAMPLES = [
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|not (yet )?implemented|unimplemented|placeholder)\b", re.IGNORECASE)
 
 
+IMPURE_SAMPLES = ["runtime/base/clock.h", "absl/time/clock.h", "fstream", "fcntl.h", "unistd.h", "sys/mman.h"]
+
+
 def kind_of(path):
     if path.name.endswith("_test.cc") or path.parts[0] == "tests":
         return "test"
@@ -103,6 +111,9 @@ def findings_in(path, text):
         if line.startswith('#include "') and target.split("/")[0] in ALLOWED:
             if target.split("/")[0] not in ALLOWED[folder]:
                 yield f"{relative}:{number}: {folder} may not include {target}"
+        for pure, (impure, why) in PURE.items():
+            if relative.is_relative_to(pure) and kind_of(relative) != "test" and impure.search(target):
+                yield f"{relative}:{number}: may not include {target}: {why}"
         if target.endswith(".grpc.pb.h") and folder not in LIBRARIES["grpcpp/"]:
             yield f"{relative}:{number}: {folder} may not see gRPC services"
         for prefix, folders in LIBRARIES.items():
@@ -214,6 +225,9 @@ def main():
     for sample in REFLOWED_SAMPLES:
         if not REFLOWED.search(sample):
             sys.exit(f"tidy: does not find the reflowed example {sample}")
+    for folder, (impure, _) in PURE.items():
+        if not all(impure.search(sample) for sample in IMPURE_SAMPLES) or impure.search("runtime/base/check.h"):
+            sys.exit(f"tidy: does not tell what {folder} may include")
     files = list(sources())
     if len(files) < 50:
         sys.exit(f"tidy: only {len(files)} sources under {ROOT}: not run over the source tree")

@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "controlplane/agent/core/job_core.h"
 #include "controlplane/agent/core/machine_check_core.h"
 
@@ -154,6 +158,30 @@ absl::Duration AgentCore::report_interval() const {
   return interval;
 }
 
+namespace {
+
+// Cuts what stalled ranks did last to equal parts of `bytes_max`, at the end: the newest comes
+// first.
+void CutRecent(size_t bytes_max, v1::ActualState* state) {
+  constexpr absl::string_view kMore = "...";
+  std::vector<std::string*> texts;
+  for (v1::ActualJob& job : *state->mutable_jobs()) {
+    for (v1::ActualRank& rank : *job.mutable_ranks()) {
+      if (!rank.status().recent().empty()) {
+        texts.push_back(rank.mutable_status()->mutable_recent());
+      }
+    }
+  }
+  for (std::string* text : texts) {
+    const size_t size = bytes_max / texts.size();
+    if (text->size() <= size) continue;
+    text->resize(size - std::min(size, kMore.size()));
+    absl::StrAppend(text, kMore.substr(0, size));
+  }
+}
+
+}  // namespace
+
 v1::ActualState AgentCore::Report(
     const std::map<int64_t, telemetry::v1::RankStatus>& heartbeats) const {
   v1::ActualState state;
@@ -165,6 +193,8 @@ v1::ActualState AgentCore::Report(
   state.set_known_proof(proof_);
   for (const auto& [job_id, job] : jobs_) *state.add_jobs() = job->Report(heartbeats);
   check_->Report(&state);
+  const double seconds = absl::ToDoubleSeconds(report_interval());
+  CutRecent(static_cast<size_t>(seconds * kUnaskedBytesMax), &state);
   return state;
 }
 

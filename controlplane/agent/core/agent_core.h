@@ -139,8 +139,13 @@ class AgentCore {
   // Returns when to call Reconcile even if nothing happens; infinite: never.
   absl::Duration NextWake() const;
 
+  // Evidence for diagnosis that an agent sends unasked, in bytes a second: what stalled ranks did
+  // last. Everything else is fetched when somebody asks for it.
+  static constexpr int kUnaskedBytesMax = 1024;
+
   // Returns the whole actual state. `heartbeats`: of live processes, by process id. The report has
-  // their ages and phases; rank and pid are filled in.
+  // their ages and phases; rank and pid are filled in, and the texts of stalled ranks are cut to
+  // equal parts of kUnaskedBytesMax.
   v1::ActualState Report(const std::map<int64_t, telemetry::v1::RankStatus>& heartbeats) const;
 
   // Returns the host processes that the shell must kill because their heartbeats stopped. A host

@@ -516,6 +516,47 @@ TEST_F(AgentCoreTest, HeartbeatsShowInTheReport) {
   EXPECT_EQ(state.jobs(0).host().alive_age_seconds(), 0.25);
 }
 
+// Eight ranks and a host that all stand still: what the driver gets unasked stays within its bound,
+// and no rank's text is lost.
+TEST_F(AgentCoreTest, WhatStalledRanksDidIsAtMostOneKibibyteASecond) {
+  for (const int64_t nanos : {1'000'000'000, 250'000'000}) {
+    DesiredJob* job = Want(DesiredJob::PHASE_RUN, version_ + 1);
+    google::protobuf::Duration* interval =
+        job->mutable_spec()->mutable_fault()->mutable_heartbeat_interval();
+    interval->set_seconds(nanos / 1'000'000'000);
+    interval->set_nanos(static_cast<int32_t>(nanos % 1'000'000'000));
+    job->clear_placements();
+    for (int rank = 0; rank < 8; ++rank) {
+      v1::Placement* placement = job->add_placements();
+      placement->set_rank(rank);
+      placement->set_node_id("n0");
+    }
+    Apply();
+    std::map<int64_t, telemetry::v1::RankStatus> heartbeats;
+    for (int64_t process = 1; process < 100; ++process) {
+      heartbeats[process].set_progress_age_seconds(9);
+      heartbeats[process].set_recent("in F.c0.m" + std::string(500, '1'));
+    }
+    const v1::ActualState state = core_.Report(heartbeats);
+    ASSERT_EQ(state.jobs(0).ranks_size(), 8);
+    size_t num_bytes = 0;
+    for (const ActualRank& rank : state.jobs(0).ranks()) {
+      num_bytes += rank.status().recent().size();
+      EXPECT_EQ(rank.status().recent().substr(0, 9), "in F.c0.m");
+    }
+    EXPECT_LE(num_bytes, AgentCore::kUnaskedBytesMax * nanos / 1'000'000'000);
+    // With the numbers of the ranks, which are no diagnosis.
+    EXPECT_LE(state.ByteSizeLong(), num_bytes + 1024);
+    // A short text stays whole.
+    for (auto& [process, status] : heartbeats) status.set_recent("in F.c0.m1 of step 9");
+    EXPECT_EQ(core_.Report(heartbeats).jobs(0).ranks(7).status().recent(), "in F.c0.m1 of step 9");
+    for (const auto& [process, status] : heartbeats) End(process, Ours());
+    desired_.clear_jobs();
+    desired_.set_version(++version_);
+    Apply();
+  }
+}
+
 TEST_F(AgentCoreTest, TheReportIntervalIsTheShortestHeartbeat) {
   EXPECT_EQ(core_.report_interval(), absl::Seconds(1));
   Want(DesiredJob::PHASE_RUN, 1)

@@ -5,6 +5,9 @@
 
 #include <filesystem>
 #include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "controlplane/agent/evidence/machine_reader.h"
@@ -28,7 +31,7 @@ TEST(RecentExchangesTest, RunningCallsHaveAnEntryForEachPeer) {
   writer.Begin(norm, call);
   writer.Begin(data, call);
   writer.Update(data, {{1, 10, 5, 5, 10, 0}, {2, 10, 10, 10, 10, 10}});
-  recent.Drain();
+  recent.Drain(900);
   const telemetry::v1::Evidence evidence = recent.Read();
   ASSERT_EQ(evidence.running_size(), 3);
   EXPECT_EQ(evidence.running(0).group(), "data/0");
@@ -40,6 +43,78 @@ TEST(RecentExchangesTest, RunningCallsHaveAnEntryForEachPeer) {
   ASSERT_EQ(evidence.completed_size(), 1);
   EXPECT_EQ(evidence.completed(0).instruction(), 9u);
   EXPECT_TRUE(evidence.completed(0).ok());
+}
+
+constexpr int64_t kLook = 100'000'000;  // how often the agent looks
+
+class InFlightTest : public testing::Test {
+ protected:
+  InFlightTest() { channel_ = writer_.Register("data/0"); }
+
+  comm::CallEvent Call(uint64_t sequence) const {
+    comm::CallEvent call;
+    call.sequence = sequence;
+    return call;
+  }
+  void Move(int peer, int64_t transmitted_bytes) {
+    writer_.Update(channel_, {{peer, 1 << 20, transmitted_bytes, 0, 1 << 20, 0}});
+  }
+  void Look() { recent_.Drain(now_ += kLook); }
+  std::vector<telemetry::v1::InFlightSample> Samples() const {
+    const telemetry::v1::Evidence evidence = recent_.Read();
+    return {evidence.in_flight().begin(), evidence.in_flight().end()};
+  }
+
+  std::unique_ptr<base::SharedMemory> region_ =
+      base::SharedMemory::Create("in_flight_test", telemetry::ExchangeBytes(1)).value();
+  telemetry::ExchangeWriter writer_{region_.get(), 0, [this] { return now_; }};
+  RecentExchanges recent_{region_.get(), 0};
+  int channel_ = 0;
+  int64_t now_ = 5'000'000'000;
+};
+
+TEST_F(InFlightTest, ACallIsSampledEachTimeThatBytesMovedAndEachSecondWhileItIsStuck) {
+  writer_.Begin(channel_, Call(3));
+  for (int i = 1; i <= 5; ++i) {
+    Move(1, 10 * i);
+    Look();
+  }
+  ASSERT_EQ(Samples().size(), 5u);
+  for (size_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(Samples()[i].state().transmitted_bytes(), 10 * (static_cast<int64_t>(i) + 1));
+    EXPECT_EQ(Samples()[i].seen_nanos(), 5'000'000'000 + kLook * (static_cast<int64_t>(i) + 1));
+    EXPECT_EQ(Samples()[i].state().sequence(), 3u);
+  }
+  for (int i = 0; i < 30; ++i) Look();  // 3 s in which nothing moves
+  const std::vector<telemetry::v1::InFlightSample> samples = Samples();
+  ASSERT_EQ(samples.size(), 8u);
+  for (size_t i = 5; i < 8; ++i) {
+    EXPECT_EQ(samples[i].seen_nanos() - samples[i - 1].seen_nanos(), 10 * kLook);
+    EXPECT_EQ(samples[i].state().transmitted_bytes(), 50);
+  }
+  writer_.End(channel_, Call(3));
+  for (int i = 0; i < 20; ++i) Look();
+  EXPECT_EQ(Samples().size(), 8u) << "it has ended";
+}
+
+TEST_F(InFlightTest, TheNewestSamplesAndCallsAreKept) {
+  for (uint64_t call = 1; call <= RecentExchanges::kHistoryCalls + 10; ++call) {
+    writer_.Begin(channel_, Call(call));
+    if (call % 2 == 0) {
+      Move(static_cast<int>(call % 7), static_cast<int64_t>(call));
+      Look();
+    }
+    writer_.End(channel_, Call(call));
+  }
+  Look();
+  const telemetry::v1::Evidence evidence = recent_.Read();
+  EXPECT_EQ(evidence.completed_size(), static_cast<int>(RecentExchanges::kHistoryCalls));
+  ASSERT_EQ(evidence.in_flight_size(), static_cast<int>(RecentExchanges::kInFlightSamples));
+  EXPECT_EQ(evidence.in_flight(511).state().sequence(), RecentExchanges::kHistoryCalls + 10);
+  EXPECT_EQ(evidence.in_flight(0).state().sequence(), RecentExchanges::kHistoryCalls + 10 - 1022);
+  EXPECT_EQ(RecentExchanges::kInFlightSamples, 512u);
+  EXPECT_EQ(RecentExchanges::kHistoryCalls, 4096u);
+  EXPECT_LT(evidence.ByteSizeLong(), size_t{1} << 20);
 }
 
 void Write(const std::string& path, const std::string& text) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 namespace megascale::agent {
 namespace {
@@ -23,31 +24,78 @@ void Fill(const ExchangeRecord& record, ExchangeState* state) {
   state->set_ok(record.end_nanos != 0 && record.ok);
 }
 
+void Fill(const ExchangeRecord& record, const telemetry::PeerExchange& peer, ExchangeState* state) {
+  Fill(record, state);
+  state->set_peer(peer.progress.world_rank);
+  state->set_send_bytes(peer.progress.send_bytes);
+  state->set_transmitted_bytes(peer.progress.transmitted_bytes);
+  state->set_delivered_bytes(peer.progress.delivered_bytes);
+  state->set_receive_bytes(peer.progress.receive_bytes);
+  state->set_received_bytes(peer.progress.received_bytes);
+  state->set_changed_nanos(peer.changed_nanos);
+}
+
+// Returns an entry for each peer of the calls that run, or for the call if it shows none.
+std::vector<ExchangeState> StatesOf(const std::vector<ExchangeRecord>& running) {
+  std::vector<ExchangeState> states;
+  for (const ExchangeRecord& record : running) {
+    if (record.peers.empty()) Fill(record, &states.emplace_back());
+    for (const telemetry::PeerExchange& peer : record.peers) {
+      Fill(record, peer, &states.emplace_back());
+    }
+  }
+  return states;
+}
+
+bool HasMoved(const ExchangeState& before, const ExchangeState& now) {
+  return before.send_bytes() != now.send_bytes() ||
+         before.transmitted_bytes() != now.transmitted_bytes() ||
+         before.delivered_bytes() != now.delivered_bytes() ||
+         before.receive_bytes() != now.receive_bytes() ||
+         before.received_bytes() != now.received_bytes();
+}
+
 }  // namespace
 
-void RecentExchanges::Drain() {
+// Keeps the states that are new or have changed since the last look, and those that have stood
+// still for a while.
+void RecentExchanges::Sample(int64_t now_nanos) {
+  decltype(last_) current;
+  for (ExchangeState& state : StatesOf(reader_.Running())) {
+    const auto key = std::make_tuple(state.group(), state.sequence(), state.peer());
+    const auto found = last_.find(key);
+    const bool is_due = found == last_.end() || HasMoved(found->second.state(), state) ||
+                        now_nanos - found->second.seen_nanos() >= kStillNanos;
+    if (!is_due) {
+      current.insert(*found);
+      continue;
+    }
+    telemetry::v1::InFlightSample sample;
+    sample.set_seen_nanos(now_nanos);
+    *sample.mutable_state() = std::move(state);
+    in_flight_.push_back(sample);
+    current[key] = std::move(sample);
+  }
+  last_ = std::move(current);
+  while (in_flight_.size() > kInFlightSamples) in_flight_.pop_front();
+}
+
+void RecentExchanges::Drain(int64_t now_nanos) {
   drained_.clear();
   num_lost_ = std::min(num_lost_ + reader_.Drain(&drained_), kLostMax);
   for (ExchangeRecord& record : drained_) ended_.push_back(std::move(record));
   while (ended_.size() > kHistoryCalls) ended_.pop_front();
+  Sample(now_nanos);
 }
 
 telemetry::v1::Evidence RecentExchanges::Read() const {
   telemetry::v1::Evidence evidence;
   evidence.set_num_lost(num_lost_);
-  for (const ExchangeRecord& record : reader_.Running()) {
-    if (record.peers.empty()) Fill(record, evidence.add_running());
-    for (const telemetry::PeerExchange& peer : record.peers) {
-      ExchangeState* state = evidence.add_running();
-      Fill(record, state);
-      state->set_peer(peer.progress.world_rank);
-      state->set_send_bytes(peer.progress.send_bytes);
-      state->set_transmitted_bytes(peer.progress.transmitted_bytes);
-      state->set_delivered_bytes(peer.progress.delivered_bytes);
-      state->set_receive_bytes(peer.progress.receive_bytes);
-      state->set_received_bytes(peer.progress.received_bytes);
-      state->set_changed_nanos(peer.changed_nanos);
-    }
+  for (ExchangeState& state : StatesOf(reader_.Running())) {
+    *evidence.add_running() = std::move(state);
+  }
+  for (const telemetry::v1::InFlightSample& sample : in_flight_) {
+    *evidence.add_in_flight() = sample;
   }
   for (const ExchangeRecord& record : ended_) {
     ExchangeState* state = evidence.add_completed();

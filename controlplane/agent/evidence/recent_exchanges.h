@@ -1,10 +1,18 @@
-// The exchanges of one rank: those that run, and the newest that have ended. Private to this
-// folder's users in the agent. Threads: one at a time.
+// The exchanges of one rank: those that run, how far they had come when they were looked at, and
+// the newest that have ended. Private to this folder's users in the agent. Threads: one at a time.
+//
+// Retention: the newest kHistoryCalls calls that have ended, which is 40 s at 100 calls a second;
+// and the newest kInFlightSamples looks at running calls that showed something new, at most one for
+// a peer in 100 ms. A call that stands still adds a sample each second, so that a stall of one call
+// keeps its beginning for minutes; one that moves to one peer keeps about 50 s.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "proto/telemetry.pb.h"
@@ -19,19 +27,29 @@ class RecentExchanges {
   // message, so that a message stays well below 1 MiB.
   static constexpr size_t kHistoryCalls = 4096;
 
+  static constexpr size_t kInFlightSamples = 512;  // about 200 bytes each
+  // A call whose bytes do not move is sampled again after this time.
+  static constexpr int64_t kStillNanos = 1'000'000'000;
+
   // Requires: `region` outlives the object and ends with a board `index`.
   RecentExchanges(const base::SharedMemory* region, int index) : reader_(region, index) {}
 
-  // Reads the calls that ended since the last call; call often.
-  void Drain();
+  // Reads the calls that ended since the last call, and samples those that run; call every 100 ms.
+  // `now_nanos`: the machine's monotonic clock.
+  void Drain(int64_t now_nanos);
   // Returns what runs now, one entry for each peer of a call, and what has ended. Drain() first.
   telemetry::v1::Evidence Read() const;
 
  private:
+  void Sample(int64_t now_nanos);
+
   telemetry::ExchangeReader reader_;
   std::vector<telemetry::ExchangeRecord> drained_;  // scratch
   std::deque<telemetry::ExchangeRecord> ended_;
   int64_t num_lost_ = 0;
+  std::deque<telemetry::v1::InFlightSample> in_flight_;
+  // The last sample of each running call and peer.
+  std::map<std::tuple<std::string, uint64_t, int>, telemetry::v1::InFlightSample> last_;
 };
 
 }  // namespace megascale::agent

@@ -366,7 +366,12 @@ void AgentLoop::Do(const MarkPersisted& action) {
 }
 
 void AgentLoop::Do(const DropMemory& action) {
-  memory_.erase(action.job_id);
+  if (const auto memory = memory_.find(action.job_id); memory != memory_.end()) {
+    LastAttempt last = memory->second->ReadLast(Now());
+    last.samples = machine_.Samples();
+    last_attempts_.Keep(action.job_id, std::move(last));
+    memory_.erase(memory);
+  }
   published_.erase(action.job_id);
 }
 
@@ -441,7 +446,7 @@ void AgentLoop::AnswerFetchLog(const v1::FetchLog& fetch) {
 absl::StatusOr<v1::SpanChunk> AgentLoop::ReadSpans(const v1::FetchSpans& fetch) {
   if (fetch.clock_only()) return v1::SpanChunk();
   const auto memory = memory_.find(fetch.job_id());
-  if (memory == memory_.end()) return absl::NotFoundError("the job does not run here");
+  if (memory == memory_.end()) return last_attempts_.Spans(fetch);
   return memory->second->ReadSpans(fetch.attempt(), fetch.rank(), fetch.first_step());
 }
 
@@ -453,13 +458,16 @@ void AgentLoop::AnswerFetchSpans(const v1::FetchSpans& fetch) {
   if (spans.ok()) *chunk = *std::move(spans);
   chunk->set_request_id(fetch.request_id());
   chunk->set_code(static_cast<int>(code));
-  chunk->set_monotonic_nanos(absl::ToInt64Nanoseconds(Now()));
+  // What was kept says when it was read.
+  if (chunk->monotonic_nanos() == 0) {
+    chunk->set_monotonic_nanos(absl::ToInt64Nanoseconds(Now()));
+  }
   stream_->Send(std::move(message));
 }
 
 absl::StatusOr<telemetry::v1::Evidence> AgentLoop::ReadEvidence(const v1::FetchEvidence& fetch) {
   const auto memory = memory_.find(fetch.job_id());
-  if (memory == memory_.end()) return absl::NotFoundError("the job does not run here");
+  if (memory == memory_.end()) return last_attempts_.Evidence(fetch);
   if (fetch.kind() == telemetry::v1::EVIDENCE_KIND_METRICS) {
     return machine_.Samples(fetch.only_ranks_of_job() ? fetch.job_id() : "");
   }
@@ -467,7 +475,7 @@ absl::StatusOr<telemetry::v1::Evidence> AgentLoop::ReadEvidence(const v1::FetchE
     return absl::UnimplementedError(
         absl::StrCat("kind ", static_cast<int>(fetch.kind()), ": this agent has no such evidence"));
   }
-  return memory->second->ReadExchanges(fetch.attempt(), fetch.rank());
+  return memory->second->ReadExchanges(fetch.attempt(), fetch.rank(), Now());
 }
 
 void AgentLoop::AnswerFetchEvidence(const v1::FetchEvidence& fetch) {
@@ -522,7 +530,8 @@ void AgentLoop::SendEvidence(const std::string& request_id,
   } else {
     chunk->set_message(std::string(evidence.status().message()));
   }
-  chunk->mutable_evidence()->set_monotonic_nanos(absl::ToInt64Nanoseconds(Now()));
+  telemetry::v1::Evidence* told = chunk->mutable_evidence();
+  if (told->monotonic_nanos() == 0) told->set_monotonic_nanos(absl::ToInt64Nanoseconds(Now()));
   stream_->Send(std::move(message));
 }
 
@@ -530,7 +539,7 @@ void AgentLoop::SampleExchanges() {
   const absl::Duration now = Now();
   if (!is_recording_ || now < sampled_ + kSampleInterval) return;
   sampled_ = now;
-  for (const auto& [job_id, memory] : memory_) memory->DrainExchanges();
+  for (const auto& [job_id, memory] : memory_) memory->DrainExchanges(now);
 }
 
 void AgentLoop::SampleMachine() {

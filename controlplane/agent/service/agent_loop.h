@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "controlplane/agent/core/agent_core.h"
+#include "controlplane/agent/evidence/last_attempts.h"
 #include "controlplane/agent/evidence/machine_reader.h"
 #include "controlplane/agent/evidence/out_of_memory_watch.h"
 #include "controlplane/agent/service/child_process.h"
@@ -99,6 +100,7 @@ class AgentLoop {
   std::map<int64_t, std::unique_ptr<ChildProcess>> children_;
   std::map<std::string, std::unique_ptr<JobMemory>> memory_;
   int num_socket_directories_ = 0;
+  LastAttempts last_attempts_;
   OutOfMemoryWatch out_of_memory_;
   const bool is_recording_ = telemetry::IsRecording();
 

@@ -202,18 +202,36 @@ absl::StatusOr<v1::SpanChunk> JobMemory::ReadSpans(int64_t attempt, int rank, in
   return chunk;
 }
 
-void JobMemory::DrainExchanges() {
-  for (auto& [rank, exchanges] : exchanges_) exchanges.Drain();
+void JobMemory::DrainExchanges(absl::Duration now) {
+  for (auto& [rank, exchanges] : exchanges_) exchanges.Drain(absl::ToInt64Nanoseconds(now));
 }
 
-absl::StatusOr<telemetry::v1::Evidence> JobMemory::ReadExchanges(int64_t attempt, int rank) {
+absl::StatusOr<telemetry::v1::Evidence> JobMemory::ReadExchanges(int64_t attempt, int rank,
+                                                                 absl::Duration now) {
   const auto found = exchanges_.find(rank);
   if (!attempt_.has_value() || attempt_number_ != attempt || found == exchanges_.end()) {
     return absl::NotFoundError(
         absl::StrCat("rank ", rank, " of attempt ", attempt, " does not run here"));
   }
-  found->second.Drain();
+  found->second.Drain(absl::ToInt64Nanoseconds(now));
   return found->second.Read();
+}
+
+LastAttempt JobMemory::ReadLast(absl::Duration now) {
+  LastAttempt last;
+  if (!attempt_.has_value()) return last;
+  last.attempt = attempt_number_;
+  for (const layout::LocalRank& local : attempt_->ranks) {
+    if (auto spans = ReadSpans(attempt_number_, local.rank, 0); spans.ok()) {
+      spans->set_monotonic_nanos(absl::ToInt64Nanoseconds(now));
+      last.spans[local.rank] = *std::move(spans);
+    }
+    if (auto calls = ReadExchanges(attempt_number_, local.rank, now); calls.ok()) {
+      calls->set_monotonic_nanos(absl::ToInt64Nanoseconds(now));
+      last.exchanges[local.rank] = *std::move(calls);
+    }
+  }
+  return last;
 }
 
 std::vector<checkpoint::SealedSnapshot> JobMemory::ListSnapshots() const {

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "controlplane/agent/evidence/last_attempts.h"
 #include "controlplane/agent/evidence/recent_exchanges.h"
 #include "controlplane/agent/evidence/recent_spans.h"
 #include "proto/agent.pb.h"
@@ -64,11 +65,14 @@ class JobMemory {
   // Reads the rank's new spans and returns all kept spans of `first_step` and later steps.
   // Errors: NotFound - the rank does not run here in that attempt.
   absl::StatusOr<v1::SpanChunk> ReadSpans(int64_t attempt, int rank, int64_t first_step);
-  // Reads the ranks' calls that have ended; call often.
-  void DrainExchanges();
+  // Reads the ranks' calls that have ended, and samples those that run; call every 100 ms.
+  void DrainExchanges(absl::Duration now);
   // Returns the running and the newest ended calls of the rank's communicators. Errors: as
   // ReadSpans.
-  absl::StatusOr<telemetry::v1::Evidence> ReadExchanges(int64_t attempt, int rank);
+  absl::StatusOr<telemetry::v1::Evidence> ReadExchanges(int64_t attempt, int rank,
+                                                        absl::Duration now);
+  // Returns what is known of the attempt that is in memory, without samples of the machine.
+  LastAttempt ReadLast(absl::Duration now);
   // Returns the sealed snapshots of all ranks here.
   std::vector<checkpoint::SealedSnapshot> ListSnapshots() const;
   void MarkPersisted(const checkpoint::SealedSnapshot& snapshot);

@@ -498,6 +498,47 @@ TEST_F(SuspectTest, AJobEvictsAtMostTwoSuspectsAnHour) {
             "told, and not evicted: the job had 2 evictions within an hour");
 }
 
+// What hits many machines within an hour is no machine's fault.
+TEST_F(SuspectTest, AllJobsTogetherEvictAtMostFourSuspectsAnHour) {
+  megascale::job::v1::JobSpec spec = SpecOf(1, 1, 30);
+  spec.mutable_fault()->set_on_suspect(megascale::job::v1::ON_SUSPECT_EVICT);
+  for (int node = 0; node < 9; ++node) Do(Joined(absl::StrCat("n", node), "a", 1));
+  for (const char* job_id : {"j", "k", "l"}) Do(Submitted(job_id, spec));
+  const auto place = [&](const std::string& job_id) {
+    return FindJob(state_, job_id)->placements(0).node_id();
+  };
+  // Starts the attempt of a job, in which its rank becomes a suspect.
+  const auto suspect = [&](const std::string& job_id, int64_t attempt) {
+    Do(Passed(job_id, attempt, place(job_id)));
+    Event started = Started(attempt);
+    started.mutable_training_started()->set_job_id(job_id);
+    Do(started);
+    Event found;
+    found.mutable_suspect_found()->set_job_id(job_id);
+    found.mutable_suspect_found()->mutable_suspicion()->set_attempt(attempt);
+    found.mutable_suspect_found()->mutable_suspicion()->set_node_id(place(job_id));
+    EXPECT_TRUE(Do(found));
+    return FindJob(state_, job_id)->suspicion().action();
+  };
+  for (const char* job_id : {"j", "k"}) {
+    for (int64_t attempt = 1; attempt <= 2; ++attempt) {
+      const std::string node = place(job_id);
+      ASSERT_EQ(suspect(job_id, attempt), absl::StrCat("evicted node ", node));
+      Event fenced = Fenced(attempt, node, {});
+      fenced.mutable_node_fenced()->set_job_id(job_id);
+      Do(fenced);
+      Event elapsed;
+      elapsed.mutable_backoff_elapsed()->set_job_id(job_id);
+      elapsed.mutable_backoff_elapsed()->set_attempt(attempt);
+      Do(elapsed);
+    }
+  }
+  const std::string node = place("l");
+  EXPECT_EQ(suspect("l", 1),
+            "told, and not evicted: all jobs together had 4 evictions within an hour");
+  EXPECT_FALSE(Node(node).has_quarantine());
+}
+
 // --- machines that a client reports -------------------------------------------------------------
 
 class ReportTest : public SuspectTest {

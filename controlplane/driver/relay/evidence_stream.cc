@@ -151,13 +151,30 @@ class EvidenceStream {
   std::mutex emitting_;
 };
 
+absl::Status EmitSaved(const trace::EvidenceFile& saved, telemetry::EvidenceKind kind,
+                       const std::set<int>& wanted, const EvidenceStreamPorts& ports) {
+  const auto found = saved.evidence.find(kind);
+  if (found == saved.evidence.end()) return absl::OkStatus();
+  for (const control::StreamEvidenceResponse& response : found->second) {
+    if (!wanted.empty() && wanted.count(response.rank()) == 0) continue;
+    if (!ports.emit(response)) return absl::CancelledError("the reader is gone");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status StreamEvidence(const control::StreamEvidenceRequest& request,
                             const EvidenceStreamPorts& ports) {
   RETURN_IF_ERROR(CheckKind(request.kind()));
   ASSIGN_OR_RETURN(const control::Job job, ports.job());
-  RETURN_IF_ERROR(CheckRuns(job));
+  const std::set<int> wanted(request.ranks().begin(), request.ranks().end());
+  if (job.has_ended_at() && !ports.asks_ended && ports.saved != nullptr) {
+    if (const auto saved = ports.saved(job); saved.ok()) {
+      return EmitSaved(*saved, request.kind(), wanted, ports);
+    }
+  }
+  if (!ports.asks_ended) RETURN_IF_ERROR(CheckRuns(job));
   return EvidenceStream(request, job, ports).Run();
 }
 

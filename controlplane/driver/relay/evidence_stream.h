@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "controlplane/trace/evidence_file.h"
 #include "proto/agent.pb.h"
 #include "proto/control.pb.h"
 
@@ -24,6 +25,10 @@ struct EvidenceStreamPorts {
   std::function<absl::StatusOr<megascale::agent::v1::EvidenceChunk>(
       const std::string& node_id, const megascale::agent::v1::FetchEvidence& request)>
       fetch;
+  // Returns what was kept of a job that has ended (last_evidence.h); may be empty.
+  std::function<absl::StatusOr<trace::EvidenceFile>(const megascale::control::v1::Job&)> saved = {};
+  // Asks the agents although the job has ended.
+  bool asks_ended = false;
   // Sends a message to the reader; false: the reader is gone.
   std::function<bool(const megascale::control::v1::StreamEvidenceResponse&)> emit;
 };

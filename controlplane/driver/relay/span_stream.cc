@@ -1,5 +1,6 @@
 #include "controlplane/driver/relay/span_stream.h"
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <set>
@@ -28,6 +29,10 @@ class SpanStream {
 
   absl::Status Run() {
     ASSIGN_OR_RETURN(const control::Job job, ports_.job());
+    const bool has_ended = job.has_ended_at() && !ports_.asks_ended;
+    if (has_ended && ports_.saved != nullptr) {
+      if (const auto saved = ports_.saved(job); saved.ok()) return EmitSaved(*saved);
+    }
     RETURN_IF_ERROR(CheckRuns(job));
     ASSIGN_OR_RETURN(const control::GetClusterResponse cluster, ports_.cluster());
     for (const control::NodeView& node : cluster.nodes()) {
@@ -42,8 +47,20 @@ class SpanStream {
   }
 
  private:
+  absl::Status EmitSaved(const trace::EvidenceFile& saved) const {
+    for (control::StreamSpansResponse response : saved.spans) {
+      auto& spans = *response.mutable_spans();
+      spans.erase(
+          std::remove_if(spans.begin(), spans.end(),
+                         [&](const auto& span) { return span.step() < request_.first_step(); }),
+          spans.end());
+      if (!ports_.emit(response)) return absl::CancelledError("the reader is gone");
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status CheckRuns(const control::Job& job) const {
-    if (job.has_ended_at()) {
+    if (job.has_ended_at() && !ports_.asks_ended) {
       return absl::FailedPreconditionError(
           absl::StrCat("job ", job.job_id(), ": has ended (", job.reason(),
                        "); what its ranks did is kept only while it runs"));

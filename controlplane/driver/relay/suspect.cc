@@ -8,12 +8,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/types/span.h"
 #include "controlplane/driver/relay/few_ranks.h"
+#include "controlplane/trace/job_spans.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/base/text/shortlist.h"
 #include "runtime/diagnose/measured_job.h"
 #include "runtime/diagnose/stall.h"
+#include "runtime/timeline/measured_step.h"
 
 namespace megascale::driver {
 namespace {
@@ -23,6 +26,10 @@ namespace telemetry = megascale::telemetry::v1;
 
 constexpr int kSteps = 3;
 constexpr size_t kWaitingShown = 8;
+// A job stands still once no step has ended for 5 s and for three times the usual step
+// (suspect_watch.h): the rank that stopped it has been quiet for at least this long.
+constexpr double kQuietSecondsMin = 3;
+
 // At most this many of the ranks that are awaited are read before the next walk.
 constexpr size_t kRanksOfRound = 64;
 // Of each group of the named rank, this many ranks may wait for it.
@@ -59,10 +66,12 @@ class StallWalk {
   }
 
   absl::StatusOr<diagnose::StallVerdict> Walk() {
-    const std::vector<timeline::TimedStep> steps = ranks_.spans().Measure(kSteps);
-    if (steps.empty()) return absl::NotFoundError("no rank has begun a step");
     std::vector<diagnose::RankPosition> positions =
-        diagnose::PositionsOf(ranks_.spans().plans(), ranks_.Known(), steps);
+        diagnose::PositionsOf(ranks_.spans().plans(), ranks_.spans().ranks());
+    const auto is_known = [](const diagnose::RankPosition& position) { return position.known; };
+    if (std::none_of(positions.begin(), positions.end(), is_known)) {
+      return absl::NotFoundError("no rank has begun a step");
+    }
     const size_t count = std::min(positions.size(), static_cast<size_t>(job_.ranks_size()));
     AddTwins(&positions);
     for (size_t rank = 0; rank < count; ++rank) {
@@ -125,6 +134,17 @@ class StallWalk {
   std::set<int> named_;
 };
 
+// Returns a number for each rank's machine; -1: it has none.
+std::vector<int> MachineOfRanks(const control::Job& job) {
+  std::map<std::string, int> numbers = {{"", -1}};
+  std::vector<int> machines;
+  for (const control::RankView& rank : job.ranks()) {
+    const auto number = static_cast<int>(numbers.size());
+    machines.push_back(numbers.try_emplace(rank.node_id(), number).first->second);
+  }
+  return machines;
+}
+
 bool Saves(const telemetry::RankStatus& status) {
   return status.phase() == telemetry::PHASE_CHECKPOINT ||
          status.activity() == telemetry::ACTIVITY_WAIT_FOR_STORAGE;
@@ -143,8 +163,10 @@ const char* WordsOf(diagnose::StallCause cause) {
   }
 }
 
-// What the driver's own reading left out is no evidence against a machine.
-absl::Status CheckRoot(const diagnose::StallVerdict& verdict) {
+// What the driver's own reading left out is no evidence against a machine, and neither is the word
+// of one other machine. A rank that goes on, if slowly, is not stuck.
+absl::Status CheckRoot(const diagnose::StallVerdict& verdict, const trace::JobSpans& spans,
+                       absl::Span<const int> machine_of) {
   const diagnose::StallRoot& root = verdict.root;
   if (verdict.is_silent) return absl::OkStatus();
   if (root.cause == diagnose::StallCause::kNoTrace) {
@@ -153,6 +175,13 @@ absl::Status CheckRoot(const diagnose::StallVerdict& verdict) {
   if (root.num_waiting == 0) return absl::NotFoundError("no other rank waits for it");
   if (root.instruction.operation() == plan::OpKind::kLoadBatch) {
     return absl::NotFoundError("it waits for data");
+  }
+  const auto witnesses = diagnose::Witnesses(verdict, machine_of);
+  if (witnesses.has_value() && witnesses->size() < diagnose::kWitnessesMin) {
+    return absl::NotFoundError("one machine alone says that the others have left the exchange");
+  }
+  if (timeline::QuietSeconds(spans.ranks()[static_cast<size_t>(root.rank)]) < kQuietSecondsMin) {
+    return absl::NotFoundError("it began or ended an instruction just now");
   }
   return absl::OkStatus();
 }
@@ -172,7 +201,7 @@ absl::StatusOr<control::Suspicion> FindSuspect(const control::Job& job,
   if (root.rank < 0 || root.rank >= job.ranks_size()) {
     return absl::NotFoundError("nothing tells one rank from the others");
   }
-  RETURN_IF_ERROR(CheckRoot(verdict));
+  RETURN_IF_ERROR(CheckRoot(verdict, ranks.spans(), MachineOfRanks(job)));
   const control::RankView& view = job.ranks(root.rank);
   if (Saves(view.status())) return absl::NotFoundError("it saves a checkpoint");
   control::Suspicion suspicion;

@@ -22,10 +22,11 @@ inline constexpr int kSuspectRanksRead = 256;
 // from most; another rank that reports the same step and instruction as one that was read, and has
 // the same plan, counts as standing where that one stands.
 //
-// A rank of which nothing is known is not named, unless its process shows no life, and neither is
-// one that nobody waits for. `ports.emit` gets each message after it was used, and ends the reading
-// by false. Errors: NotFound - nothing tells one rank from the others, or it waits for storage or
-// data; those of the ports.
+// Not named, unless its process shows no life: a rank of which nothing is known, that nobody waits
+// for, that goes on, or that only one other machine says is behind in an exchange. So a machine's
+// spans cannot make another machine a suspect. `ports.emit` gets each message after it was used,
+// and ends the reading by false. Errors: NotFound - nothing tells one rank from the others, or it
+// waits for storage or data; those of the ports.
 absl::StatusOr<megascale::control::v1::Suspicion> FindSuspect(
     const megascale::control::v1::Job& job, const std::vector<int>& sample, SpanStreamPorts ports);
 

@@ -142,6 +142,11 @@ absl::StatusOr<control::Job> DriverLoop::Report(const pb::SuspectFound& found) {
   return GetJob(found.job_id());
 }
 
+absl::StatusOr<std::vector<std::string>> DriverLoop::EndedJobs(absl::Duration age_max) const {
+  ASSIGN_OR_RETURN(const auto view, View());
+  return view->EndedSince(clock_.Wall() - age_max);
+}
+
 // --- reads ------------------------------------------------------------------------------------
 
 absl::StatusOr<std::shared_ptr<const DriverView>> DriverLoop::View() const {

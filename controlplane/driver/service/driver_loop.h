@@ -55,6 +55,9 @@ class DriverLoop {
   // As Suspect, for the report of a client, which is checked.
   absl::StatusOr<megascale::control::v1::Job> Report(
       const megascale::driver::v1::SuspectFound& found);
+  // Returns the jobs that failed or were cancelled, after ranks of them had begun, within
+  // `age_max`.
+  absl::StatusOr<std::vector<std::string>> EndedJobs(absl::Duration age_max) const;
 
   // Reads never wait for the loop. Who asks after an answer of the calls above sees what it told.
   // Errors: Unavailable - the loop has ended.

@@ -20,6 +20,7 @@
 #include "controlplane/driver/service/agent_streams.h"
 #include "controlplane/driver/service/driver_loop.h"
 #include "controlplane/driver/service/job_service.h"
+#include "controlplane/driver/service/last_evidence_watch.h"
 #include "controlplane/driver/service/page_server.h"
 #include "controlplane/driver/service/page_source.h"
 #include "controlplane/driver/service/suspect_watch.h"
@@ -80,9 +81,11 @@ struct DriverServer::Impl {
   std::unique_ptr<PageServer> page;   // null: there is no page
   int port = 0;
   std::unique_ptr<SuspectWatch> watch;
+  std::unique_ptr<LastEvidenceWatch> last_evidence;
 
   ~Impl() {
     watch.reset();
+    last_evidence.reset();
     if (loop != nullptr) loop->Stop();
     own_port.reset();
     page.reset();
@@ -219,6 +222,21 @@ absl::StatusOr<std::unique_ptr<DriverServer>> DriverServer::Start(const DriverOp
           return agents->Fetch(node_id, fetch, kSuspectFetchTimeout);
         };
         ports.now = [] { return base::RealClock().Monotonic(); };
+        return ports;
+      });
+  impl->last_evidence = std::make_unique<LastEvidenceWatch>(
+      impl->loop.get(),
+      [loop = impl->loop.get(), agents = impl->agents.get()](const std::string& job_id) {
+        std::pair<SpanStreamPorts, EvidenceStreamPorts> ports;
+        ports.first.job = ports.second.job = [loop, job_id] { return loop->GetJob(job_id); };
+        ports.first.cluster = ports.second.cluster = [loop] { return loop->GetCluster(); };
+        ports.first.fetch = [agents](const std::string& node_id, const auto& fetch) {
+          return agents->Fetch(node_id, fetch, kSuspectFetchTimeout);
+        };
+        ports.second.fetch = [agents](const std::string& node_id, const auto& fetch) {
+          return agents->Fetch(node_id, fetch, kSuspectFetchTimeout);
+        };
+        ports.first.now = [] { return base::RealClock().Monotonic(); };
         return ports;
       });
   base::LogInfo(absl::StrCat("megascale ", base::kVersion, " listens on ", impl->ListenAddress()));

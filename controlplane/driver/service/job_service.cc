@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "controlplane/driver/listen/open_streams.h"
 #include "controlplane/driver/relay/evidence_stream.h"
+#include "controlplane/driver/relay/last_evidence.h"
 #include "controlplane/driver/relay/log_stream.h"
 #include "controlplane/driver/relay/span_stream.h"
 #include "controlplane/driver/relay/stage_times.h"
@@ -319,6 +320,9 @@ class JobServiceOnLoop final : public pb::JobService::Service {
     ports.fetch = [this, fetch_timeout](const std::string& node_id, const auto& fetch) {
       return agents_.Fetch(node_id, fetch, fetch_timeout);
     };
+    if constexpr (!std::is_same_v<Ports, LogStreamPorts>) {
+      ports.saved = [](const pb::Job& job) { return ReadLastEvidence(job, &RealJobFiles()); };
+    }
     if constexpr (std::is_same_v<Ports, SpanStreamPorts>) {
       ports.now = [] { return base::RealClock().Monotonic(); };
     }

@@ -144,6 +144,18 @@ std::vector<control::Job> DriverView::Jobs(absl::Time now) const {
   return jobs;
 }
 
+std::vector<std::string> DriverView::EndedSince(absl::Time since) const {
+  std::vector<std::string> ended;
+  for (const JobPart* part : jobs_.Values()) {
+    const JobRecord& job = *part->record;
+    const bool is_known =
+        job.state() == control::JOB_STATE_FAILED || job.state() == control::JOB_STATE_CANCELLED;
+    if (!IsTerminal(job) || !is_known || job.attempt() == 0) continue;
+    if (absl::FromUnixNanos(job.ended_unix_nanos()) >= since) ended.push_back(JobId(job));
+  }
+  return ended;
+}
+
 std::map<absl::string_view, int64_t> DriverView::PlacesInQueue() const {
   std::map<absl::string_view, int64_t> places;
   for (const std::string& job_id : *queue_) {

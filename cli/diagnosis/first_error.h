@@ -1,0 +1,26 @@
+// The first error that a process wrote into its log: later ones are often its consequences.
+// Source: Jiang et al., NSDI '24 (MegaScale), section 5: the first error names the cause.
+// Threads: plain data; one at a time.
+#pragma once
+
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace megascale::cli {
+
+class FirstError {
+ public:
+  // Adds the next whole lines of the log.
+  void Add(absl::string_view lines);
+
+  // Returns the first line that reports an error, printable and cut to 300 bytes; "": none yet.
+  // Such a line is one of our logs of level E. Other text, as libraries write it, counts if it says
+  // "error", "fatal", "assert", "abort", "terminate called", or "signal".
+  const std::string& line() const { return line_; }
+
+ private:
+  std::string line_;
+};
+
+}  // namespace megascale::cli

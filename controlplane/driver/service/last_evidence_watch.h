@@ -1,0 +1,45 @@
+// Looks for jobs that have just failed or were cancelled, asks their agents for what they keep of
+// the last attempt, and writes it into the jobs' folders. A thread of its own, because the
+// questions block. Private to this folder.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "controlplane/driver/relay/evidence_stream.h"
+#include "controlplane/driver/relay/span_stream.h"
+#include "controlplane/driver/service/driver_loop.h"
+#include "runtime/base/stop_signal.h"
+
+namespace megascale::driver {
+
+class LastEvidenceWatch {
+ public:
+  static constexpr absl::Duration kInterval = absl::Seconds(1);
+  // Agents keep the last attempts of a few jobs: older jobs are not asked for.
+  static constexpr absl::Duration kAgeMax = absl::Minutes(10);
+  static constexpr int kTriesMax = 3;
+
+  using PortsOf =
+      std::function<std::pair<SpanStreamPorts, EvidenceStreamPorts>(const std::string& job_id)>;
+  // `loop` outlives the watch.
+  LastEvidenceWatch(DriverLoop* loop, PortsOf ports_of);
+  ~LastEvidenceWatch();
+
+ private:
+  void Run();
+  // Returns whether the file is there.
+  bool Keep(const std::string& job_id);
+
+  DriverLoop& loop_;
+  const PortsOf ports_of_;
+  std::map<std::string, int> tries_;  // by job that ended within kAgeMax
+  base::StopSignal stop_;
+  std::thread thread_;
+};
+
+}  // namespace megascale::driver

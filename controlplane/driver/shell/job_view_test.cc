@@ -1,0 +1,109 @@
+// What people see of a job's loss log: the numbers that are off the road.
+#include "controlplane/driver/shell/job_view.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "controlplane/driver/core/testing/test_events.h"
+
+namespace megascale::driver {
+namespace {
+
+namespace control = megascale::control::v1;
+namespace telemetry = megascale::telemetry::v1;
+
+class JobViewTest : public ::testing::Test {
+ protected:
+  JobViewTest() {
+    *job_.mutable_submitted() = Submitted("j", SpecOf(1, 1, 400)).job_submitted();
+    job_.set_attempt(1);
+    job_.set_stage(v1::STAGE_RUN);
+  }
+
+  // Adds steps of about the same loss and norm, at 1,000 tokens per second.
+  void Run(int count, double seconds = 1) {
+    for (int i = 0; i < count; ++i) {
+      telemetry::StepRecord record;
+      record.set_step(static_cast<int64_t>(steps_.size()) + 1);
+      record.set_loss(2 + 0.01 * (i % 7));
+      record.set_grad_norm(0.5 + 0.1 * (i % 5));
+      record.set_tokens(1000);
+      record.set_seconds(seconds);
+      record.set_attempt(1);
+      steps_.push_back(record);
+    }
+  }
+
+  std::vector<control::NumberWarning> Warnings(bool is_summary = false) const {
+    RecentSteps recent;
+    for (const telemetry::StepRecord& step : steps_) recent.Append(step);
+    JobSources sources;
+    sources.now = absl::FromUnixSeconds(1000);
+    sources.steps = &recent;
+    sources.is_summary = is_summary;
+    sources.node = [](const std::string&) { return nullptr; };
+    sources.report = [](const std::string&) { return nullptr; };
+    const control::Job view = ViewJob(job_, sources);
+    return {view.number_warnings().begin(), view.number_warnings().end()};
+  }
+
+  JobRecord job_;
+  std::vector<telemetry::StepRecord> steps_;
+};
+
+TEST_F(JobViewTest, ACalmJobHasNoWarning) {
+  Run(200);
+  EXPECT_TRUE(Warnings().empty());
+}
+
+TEST_F(JobViewTest, ALossAndANormThatJumpAreShownWithWhatIsUsual) {
+  Run(100);
+  steps_[90].set_loss(11);
+  steps_[95].set_grad_norm(7);
+  const std::vector<control::NumberWarning> warnings = Warnings();
+  ASSERT_EQ(warnings.size(), 2u);
+  EXPECT_EQ(warnings[0].kind(), control::NumberWarning::KIND_LOSS_JUMP);
+  EXPECT_EQ(warnings[0].step(), 91);
+  EXPECT_DOUBLE_EQ(warnings[0].value(), 11);
+  EXPECT_NEAR(warnings[0].usual(), 2.03, 0.03);
+  EXPECT_NE(warnings[0].message().find("step 91"), std::string::npos) << warnings[0].message();
+  EXPECT_EQ(warnings[1].kind(), control::NumberWarning::KIND_GRADIENT_JUMP);
+  EXPECT_EQ(warnings[1].step(), 96);
+  EXPECT_NE(warnings[1].message(), warnings[0].message());
+}
+
+TEST_F(JobViewTest, AnMfuThatDeclinesIsShownWithTheStepFromWhich) {
+  Run(128);
+  Run(64, 1.25);
+  const std::vector<control::NumberWarning> warnings = Warnings();
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_EQ(warnings[0].kind(), control::NumberWarning::KIND_SLOWER);
+  EXPECT_EQ(warnings[0].message(),
+            "MFU has declined since step 129: 800 tokens/s, usually 1000 (80 %)");
+}
+
+// Such a step is never logged: the attempt ends, and its failure says where the number began.
+TEST_F(JobViewTest, ANumberThatIsNotFiniteIsShownWithItsOperator) {
+  Run(10);
+  job_.set_best_step(10);
+  job_.mutable_culprit()->set_failure_class(telemetry::FAILURE_CLASS_DIVERGED);
+  job_.mutable_culprit()->set_evidence("layer 3, attention: the output is NaN\nmore of the log");
+  const std::vector<control::NumberWarning> warnings = Warnings();
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_EQ(warnings[0].kind(), control::NumberWarning::KIND_NOT_FINITE);
+  EXPECT_EQ(warnings[0].step(), 11);
+  EXPECT_NE(warnings[0].message().find("layer 3, attention: the output is NaN"), std::string::npos)
+      << warnings[0].message();
+  EXPECT_EQ(warnings[0].message().find("more of the log"), std::string::npos);
+}
+
+TEST_F(JobViewTest, AFailureOfAnotherKindIsNoWarningOfNumbers) {
+  Run(10);
+  job_.mutable_culprit()->set_failure_class(telemetry::FAILURE_CLASS_EXITED);
+  EXPECT_TRUE(Warnings().empty());
+}
+
+}  // namespace
+}  // namespace megascale::driver

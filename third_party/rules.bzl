@@ -60,7 +60,7 @@ def _joined(name, srcs, apart = [], testonly = False):
             name = part,
             srcs = together[i * size:(i + 1) * size],
             outs = [part + ".cc"],
-            cmd = "for source in $(SRCS); do echo \"#line 1 \\\"$$source\\\"\"; cat $$source; done > $@",
+            cmd = "for source in $(SRCS); do echo \"#line 1 \\\"$$source\\\"\"; cat $$source; echo; done > $@",
             testonly = testonly,
         )
         parts.append(part + ".cc")

@@ -299,6 +299,7 @@ TEST(CudaEventTest, AWaitForAnEarlierGenerationEndsWithALaterOne) {
   for (uint64_t generation = 1; generation <= 3; ++generation) event->Wait(*second, generation);
   event->Record(*first, 2);  // reached already
   EXPECT_EQ(second->Synchronize(), absl::OkStatus());
+  EXPECT_EQ(first->Synchronize(), absl::OkStatus());  // its work uses the event
 }
 
 }  // namespace

@@ -55,9 +55,9 @@ TEST(LastEvidenceTest, AJobThatFailedIsDiagnosedWithTheInstructionOfTheRank) {
   Cluster cluster;
   cluster.StartDriver();
   for (const int agent : {0, 1}) cluster.StartAgent(agent, 2);
-  // There is no checkpoint, so every attempt begins with initial weights.
-  cluster.Submit("job", {"checkpoint.interval=1000", "fault.max_restarts_without_progress=1",
-                         "fault.restart_backoff=100ms"});
+  // There is no checkpoint, so every attempt begins with initial weights; none comes to its end.
+  cluster.Submit("job", {"train.steps=100000", "checkpoint.interval=1000000",
+                         "fault.max_restarts_without_progress=1", "fault.restart_backoff=100ms"});
   for (int64_t attempt = 1; attempt <= 3; ++attempt) {
     Job job;
     ASSERT_TRUE(WaitUntil(

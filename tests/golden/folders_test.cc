@@ -5,7 +5,8 @@
 //   Ops         logits, of the greatest   loss, relative   gradient of each tensor   reason
 //   float64     1e-5                      1e-6             1e-5          theirs are in float32
 //   CPU, F32    1e-5                      1e-6             1e-5          24 bits, other orders
-//   CPU, BF16   3e-2                      1e-2             1e-1          8 bits; weights rounded
+//   CPU, BF16   5e-2                      1e-2             1e-1          8 bits; weights rounded; processors with
+//                                                                      bf16 products round in other places
 //
 // Gradients are measured by LargestTensorDistance.
 #include <gtest/gtest.h>
@@ -130,7 +131,7 @@ TEST(GoldenFolders, TheCpuAgreesWithTransformersInFloat32) {
 
 TEST(GoldenFolders, TheCpuIsNearTransformersInBFloat16) {
   for (const char* name : kFolders) {
-    ExpectGolden(name, ops::MakeCpuOps(DType::kBF16, 2).get(), {3e-2, 1e-2, 1e-1});
+    ExpectGolden(name, ops::MakeCpuOps(DType::kBF16, 2).get(), {5e-2, 1e-2, 1e-1});
   }
 }
 
@@ -237,7 +238,7 @@ TEST(GoldenFolders, LogitsFromTheCacheAgreeWithTransformers) {
   for (const char* name : kFolders) {
     ExpectGoldenCached(name, DType::kF64, 1e-5);
     ExpectGoldenCached(name, DType::kF32, 1e-5);
-    ExpectGoldenCached(name, DType::kBF16, 3e-2);
+    ExpectGoldenCached(name, DType::kBF16, 5e-2);
   }
 }
 

@@ -195,6 +195,22 @@ TEST_F(ModelsTest, EvaluateMeasuresWeightsThatNoJobHasTrained) {
   }
 }
 
+TEST_F(ModelsTest, EvaluateIsToldWhatEndsADocument) {
+  const TestFolder folder;
+  const std::string evaluate =
+      absl::StrCat("evaluate --seq-length 64 --checkpoint ", folder.path());
+  EXPECT_TRUE(absl::StartsWith(RunWithState(evaluate).error, "megascale: --data: is missing; "))
+      << "before the tokenizer and the weights are read";
+  folder.Write("tokenizer.json", absl::StrReplaceAll(kTokenizer, {{"<|endoftext|>", "<|stop|>"}}));
+  const std::string measure = absl::StrCat(evaluate, " --data ", text_);
+  const Outcome refused = RunWithState(measure);
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_TRUE(absl::StartsWith(refused.error, "megascale: --end-token: is missing; "))
+      << refused.error;
+  const Outcome measured = RunWithState(measure + " --end-token '<|stop|>'");
+  EXPECT_EQ(measured.code, 0) << measured.error;
+}
+
 TEST_F(ModelsTest, WeightsThatReadBytesNeedNoTokenizer) {
   TestFolder folder;
   folder.Write("config.json", absl::StrReplaceAll(hugging_face::kLlamaConfig,

@@ -667,17 +667,22 @@ TEST_F(ProgramTest, TokensReplaceNothingButAFile) {
 }
 
 TEST_F(ProgramTest, NoOutputReplacesAnInput) {
-  const std::string json = directory_ + "/t.json";
+  const std::string json = directory_ + "/tokenizer.json";
   ASSERT_EQ(Run(absl::StrCat("tokenizer train --vocab-size 257 --out ", json, " ", text_)).code, 0);
+  const std::string tokenizer = ReadAll(json);
   for (const char* words :
        {"tokenizer train FILE --vocab-size 257 --out FILE", "minder train FILE --out FILE",
         "diagnose --saved FILE --svg FILE", "diagnose --trace FILE --svg FILE",
-        "tokenizer encode --tokenizer JSON FILE --out FILE"}) {
-    const Outcome refused = Run(absl::StrReplaceAll(words, {{"FILE", text_}, {"JSON", json}}));
+        "tokenizer encode --tokenizer JSON FILE --out FILE",
+        "tokenizer encode --tokenizer JSON FILE --out JSON",
+        "tokenizer encode --tokenizer FOLDER FILE --out JSON"}) {
+    const Outcome refused =
+        Run(absl::StrReplaceAll(words, {{"FILE", text_}, {"JSON", json}, {"FOLDER", directory_}}));
     EXPECT_EQ(refused.code, 2) << words << refused.error;
     EXPECT_TRUE(absl::StrContains(refused.error, " is an input, which would be overwritten; "))
         << words << refused.error;
     EXPECT_EQ(ReadAll(text_), std::string(5000, 'a')) << words;
+    EXPECT_EQ(ReadAll(json), tokenizer) << words;
   }
 }
 

@@ -53,9 +53,10 @@ absl::StatusOr<base::UniqueFd> OpenInputFile(const std::string& path) {
   if (!file.valid()) return base::ErrnoStatus(errno, "open");
   struct stat info = {};
   if (::fstat(file.get(), &info) != 0) return base::ErrnoStatus(errno, "stat");
-  if (!S_ISFIFO(info.st_mode)) return file;
-  ASSIGN_OR_RETURN(const bool has_writer, AwaitWriter(file.get()));
-  if (!has_writer) return absl::DeadlineExceededError("is a pipe into which nobody writes");
+  if (S_ISFIFO(info.st_mode)) {
+    ASSIGN_OR_RETURN(const bool has_writer, AwaitWriter(file.get()));
+    if (!has_writer) return absl::DeadlineExceededError("is a pipe into which nobody writes");
+  }
   const int flags = ::fcntl(file.get(), F_GETFL);
   if (::fcntl(file.get(), F_SETFL, flags & ~O_NONBLOCK) != 0) {
     return base::ErrnoStatus(errno, "fcntl");

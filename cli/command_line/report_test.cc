@@ -61,6 +61,13 @@ TEST(ReportTest, AnInputMayBeAPipeIfSomebodyWritesIntoIt) {
   EXPECT_EQ(OpenInputFile(pipe + "-missing").status().code(), absl::StatusCode::kNotFound);
 }
 
+// As a terminal, from which nothing has been typed yet.
+TEST(ReportTest, ReadingAnInputWaitsForIt) {
+  const auto device = OpenInputFile("/dev/null");
+  ASSERT_TRUE(device.ok()) << device.status();
+  EXPECT_EQ(::fcntl(device->get(), F_GETFL) & O_NONBLOCK, 0);
+}
+
 TEST(ReportTest, JobsExitAsTheyEnded) {
   control::v1::Job job;
   job.set_state(control::v1::JOB_STATE_SUCCEEDED);

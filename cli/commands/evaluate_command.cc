@@ -23,6 +23,7 @@ namespace {
 struct EvaluateFlags : ModelOptions {
   std::vector<std::string> data_files;
   std::string tokenizer;
+  std::string end_token;
   int64_t seq_length = 0;
   std::string json_field;
   bool skip_bad = false;
@@ -52,10 +53,6 @@ bool IsOfJob(const Inference& inference) {
 // Returns the checkpoint's job with the text that is to be measured.
 absl::StatusOr<job::v1::JobSpec> SpecOf(const EvaluateFlags& flags, const Inference& inference) {
   job::v1::JobSpec spec = inference.manifest().spec();
-  if (flags.data_files.empty() && !IsOfJob(inference)) {
-    return absl::InvalidArgumentError(
-        "--data: is missing; these weights have no text of their own, expected files with text");
-  }
   if (flags.data_files.empty()) return spec;
   job::v1::DataSpec& data = *spec.mutable_data();
   data.clear_files();
@@ -68,6 +65,15 @@ absl::StatusOr<job::v1::JobSpec> SpecOf(const EvaluateFlags& flags, const Infere
   data.set_json_field(flags.json_field);
   data.set_skip_bad(flags.skip_bad);
   return spec;
+}
+
+// Refuses weights alone without --data, before they are read.
+absl::Status CheckHasText(const EvaluateFlags& flags) {
+  if (!flags.data_files.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const bool is_of_job, IsWrittenByJob(flags.checkpoint));
+  if (is_of_job) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "--data: is missing; these weights have no text of their own, expected files with text");
 }
 
 absl::StatusOr<EvaluationText> OpenText(const EvaluateFlags& flags, const Inference& inference) {
@@ -114,9 +120,11 @@ absl::Status Evaluate(const EvaluateFlags& flags) {
   RETURN_IF_ERROR(CheckFlags(flags));
   EvaluateOptions options;
   ASSIGN_OR_RETURN(options.limit, ParseWindowLimit("--windows", flags.windows));
+  RETURN_IF_ERROR(CheckHasText(flags));
   ASSIGN_OR_RETURN(const auto inference,
                    Inference::Load({.path = flags.checkpoint,
                                     .tokenizer = flags.tokenizer,
+                                    .end_token = flags.end_token,
                                     .seq_length = flags.seq_length,
                                     .num_threads = static_cast<int>(flags.threads)}));
   for (const std::string& warning : inference->warnings()) {
@@ -152,6 +160,9 @@ void AddEvaluateCommand(CommandLine* line) {
   command->Path("--tokenizer", &flags->tokenizer,
                 "for weights that no job here has trained: another tokenizer than their own; "
                 "bytes: every byte is a token");
+  command->Text("--end-token", &flags->end_token,
+                "for weights that no job here has trained: the token that ends a document "
+                "(default: the tokenizer's usual one, or else that of the weights)");
   command->Text("--windows", &flags->windows,
                 "windows of that text to measure: a number, all, or auto: all, but no more than "
                 "2e13 FLOP pay for (a minute at 300 GFLOP/s)");

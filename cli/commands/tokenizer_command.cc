@@ -286,7 +286,9 @@ absl::Status Encode(const UseFlags& flags) {
   }
   ASSIGN_OR_RETURN(const std::vector<std::string> files, ExpandFolders(flags.files));
   if (!flags.out.empty()) {
-    RETURN_IF_ERROR(CheckKeepsInputs("--out", flags.out, files));
+    std::vector<std::string> inputs = files;
+    ASSIGN_OR_RETURN(inputs.emplace_back(), tokenizer::FindTokenizerFile(flags.tokenizer));
+    RETURN_IF_ERROR(CheckKeepsInputs("--out", flags.out, inputs));
     return EncodeToFile(*tokenizer, flags, files);
   }
   const auto print = [&](const std::vector<int32_t>& ids) {

@@ -1,5 +1,4 @@
 // The part of import.h that writes a Hugging Face folder.
-#include <fcntl.h>
 #include <google/protobuf/util/message_differencer.h>
 #include <unistd.h>
 
@@ -24,6 +23,7 @@
 #include "runtime/hugging_face/json_fields.h"
 #include "runtime/hugging_face/kept_files.h"
 #include "runtime/hugging_face/text_files.h"
+#include "runtime/hugging_face/unfinished_folder.h"
 #include "runtime/hugging_face/weights.h"
 #include "runtime/model/config.h"
 
@@ -94,13 +94,10 @@ int64_t CountTooLarge(absl::string_view dtype, absl::Span<const float> numbers) 
 // Writes the tensors of one file after its header.
 class FileWriter {
  public:
-  FileWriter(CheckpointReader* reader, std::string path)
-      : reader_(*reader), path_(std::move(path)) {}
+  FileWriter(CheckpointReader* reader, base::UniqueFd fd, std::string path)
+      : reader_(*reader), path_(std::move(path)), fd_(std::move(fd)) {}
 
   absl::Status Write(const OutputFile& file) {
-    fd_ = base::UniqueFd(
-        ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, S_IRUSR | S_IWUSR));
-    if (!fd_.valid()) return base::ErrnoStatus(errno, absl::StrCat("create ", path_));
     RETURN_IF_ERROR(Append(HeaderOf(file)));
     for (const Output& output : file.tensors) RETURN_IF_ERROR(WriteTensor(output));
     if (::fsync(fd_.get()) != 0) return base::ErrnoStatus(errno, absl::StrCat("sync ", path_));
@@ -191,13 +188,13 @@ class FileWriter {
 
   CheckpointReader& reader_;
   const std::string path_;
-  base::UniqueFd fd_;
+  const base::UniqueFd fd_;
   std::vector<float> numbers_;
   std::vector<char> bytes_;
   int64_t num_too_large_ = 0;  // in the tensor that is being written
 };
 
-absl::Status WriteIndex(const std::vector<OutputFile>& files, const std::string& folder) {
+absl::Status WriteIndex(const std::vector<OutputFile>& files, UnfinishedFolder* folder) {
   Json index;
   int64_t total = 0;
   for (const OutputFile& file : files) total += file.size_bytes;
@@ -205,7 +202,7 @@ absl::Status WriteIndex(const std::vector<OutputFile>& files, const std::string&
   for (const OutputFile& file : files) {
     for (const Output& output : file.tensors) index["weight_map"][output.part->name] = file.name;
   }
-  return base::WriteFileDurably(absl::StrCat(folder, "/", kIndexFile), index.dump(2) + "\n");
+  return folder->Write(kIndexFile, index.dump(2) + "\n");
 }
 
 bool HasConfig(const std::string& folder) {
@@ -268,28 +265,6 @@ absl::StatusOr<TextFiles> FindTextFiles(const ExportOptions& options, const std:
                           .positions = manifest.spec().model().max_position_embeddings()});
 }
 
-// Unless it is kept, its end removes what is in the folder, and the folder itself if it is new.
-class UnfinishedFolder {
- public:
-  UnfinishedFolder(std::string path, bool is_new) : path_(std::move(path)), is_new_(is_new) {}
-  UnfinishedFolder(const UnfinishedFolder&) = delete;
-  UnfinishedFolder& operator=(const UnfinishedFolder&) = delete;
-  ~UnfinishedFolder() {
-    if (kept_) return;
-    std::error_code error;
-    const std::filesystem::directory_iterator files(path_, error);
-    if (error) return;
-    for (const auto& file : files) std::filesystem::remove_all(file.path(), error);
-    if (is_new_) std::filesystem::remove(path_, error);
-  }
-  void Keep() { kept_ = true; }
-
- private:
-  const std::string path_;
-  const bool is_new_;
-  bool kept_ = false;
-};
-
 absl::Status CheckOptions(const ExportOptions& options) {
   for (const char* dtype : {"", "F32", "BF16", "F16"}) {
     if (options.dtype == dtype) return absl::OkStatus();
@@ -318,19 +293,26 @@ absl::StatusOr<Converted> Export(const ExportOptions& options) {
   const bool is_new = !std::filesystem::exists(options.folder, error);
   RETURN_IF_ERROR(MakeEmptyFolder(options.folder));
   UnfinishedFolder unfinished(options.folder, is_new);
+  // First: another export into this folder fails here, before it has written anything.
+  ASSIGN_OR_RETURN(base::UniqueFd fd, unfinished.Create(files[0].name));
+  // Before the weights: what fails here fails at once.
+  RETURN_IF_ERROR(text_files.Write([&](absl::string_view name, absl::string_view text) {
+    return unfinished.Write(name, text);
+  }));
   Converted result;
   for (const OutputFile& file : files) {
-    FileWriter writer(reader.get(), absl::StrCat(options.folder, "/", file.name));
+    if (!fd.valid()) {
+      ASSIGN_OR_RETURN(fd, unfinished.Create(file.name));
+    }
+    FileWriter writer(reader.get(), std::move(fd), unfinished.PathOf(file.name));
     RETURN_IF_ERROR(writer.Write(file));
     result.num_tensors += static_cast<int64_t>(file.tensors.size());
     result.size_bytes += file.size_bytes;
   }
   result.num_files = static_cast<int64_t>(files.size());
-  if (files.size() > 1) RETURN_IF_ERROR(WriteIndex(files, options.folder));
-  RETURN_IF_ERROR(text_files.Write(options.folder));
+  if (files.size() > 1) RETURN_IF_ERROR(WriteIndex(files, &unfinished));
   // Last: a folder without it cannot be loaded.
-  RETURN_IF_ERROR(
-      base::WriteFileDurably(absl::StrCat(options.folder, "/", kConfigFile), config_text));
+  RETURN_IF_ERROR(unfinished.Write(kConfigFile, config_text));
   unfinished.Keep();
   return result;
 }

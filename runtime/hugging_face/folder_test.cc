@@ -19,6 +19,7 @@
 #include "runtime/hugging_face/import.h"
 #include "runtime/hugging_face/initial_weights.h"
 #include "runtime/hugging_face/testing/test_folder.h"
+#include "runtime/hugging_face/unfinished_folder.h"
 #include "runtime/hugging_face/weights.h"
 
 namespace megascale::hugging_face {
@@ -181,12 +182,15 @@ class JobExportTest : public testing::Test {
   }
   // Writes the manifest and the job's tokenizer, and exports with `end_token`.
   void Export(const std::string& tokenizer, std::optional<EndToken> end_token) {
-    ASSERT_EQ(checkpoint::WriteManifest(checkpoint_, manifest_), absl::OkStatus());
+    ASSERT_EQ(TryExport(tokenizer, std::move(end_token)), absl::OkStatus());
+  }
+  absl::Status TryExport(const std::string& tokenizer, std::optional<EndToken> end_token) {
+    EXPECT_EQ(checkpoint::WriteManifest(checkpoint_, manifest_), absl::OkStatus());
     if (!tokenizer.empty()) folder_.Write("checkpoint/tokenizer.json", tokenizer);
     std::filesystem::remove_all(out_);
-    const auto exported = hugging_face::Export(
-        {.checkpoint = checkpoint_, .folder = out_, .end_token = std::move(end_token)});
-    ASSERT_EQ(exported.status(), absl::OkStatus());
+    return hugging_face::Export(
+               {.checkpoint = checkpoint_, .folder = out_, .end_token = std::move(end_token)})
+        .status();
   }
   bool Exported(const std::string& name) const {
     return std::filesystem::exists(absl::StrCat(out_, "/", name));
@@ -223,6 +227,38 @@ TEST_F(JobExportTest, ANewConfigurationKeepsTheTokensOfTheOrigin) {
   Export(kTokenizer, EndToken{2, "</s>"});
   EXPECT_THAT(Text("config.json"), HasSubstr("\"bos_token_id\": 1"));
   EXPECT_THAT(*ParseEndTokens(Text("config.json"), ""), testing::ElementsAre(2, 3));
+}
+
+// Deeper than the stack.
+std::string Nested() { return std::string(400'000, '[') + std::string(400'000, ']'); }
+
+TEST_F(JobExportTest, ANewConfigurationTakesNothingButTokensFromTheOrigin) {
+  constexpr char kNone[] = "\"bos_token_id\": null";
+  manifest_.mutable_spec()->mutable_model()->set_sliding_window(4);
+  for (const auto& [of_origin, copied] :
+       {std::pair("[1, 2]", true), std::pair("null", false), std::pair("-1", false),
+        std::pair("{}", false), std::pair("[[1]]", false)}) {
+    folder_.Write(
+        "config.json",
+        absl::StrCat(absl::string_view(kLlamaConfig).substr(0, std::strlen(kLlamaConfig) - 2),
+                     R"(, "bos_token_id": )", of_origin, "}"));
+    Export(kTokenizer, EndToken{2, "</s>"});
+    EXPECT_EQ(Text("config.json").find(kNone) == std::string::npos, copied) << of_origin;
+  }
+  folder_.Write("config.json", absl::StrCat(R"({"bos_token_id": )", Nested(), "}"));
+  Export(kTokenizer, EndToken{2, "</s>"});
+  EXPECT_THAT(Text("config.json"), HasSubstr(kNone));
+}
+
+TEST_F(JobExportTest, AGenerationConfigurationThatCannotBeReadIsNotReplaced) {
+  const std::string file = folder_.path() + "/generation_config.json";
+  folder_.Write("generation_config.json", "{");
+  EXPECT_EQ(TryExport(R"({"version": "2"})", EndToken{7, "!"}),
+            absl::InvalidArgumentError(file + ": is not a JSON object"));
+  EXPECT_FALSE(std::filesystem::exists(out_));
+  folder_.Write("generation_config.json", Nested());
+  EXPECT_THAT(std::string(TryExport(R"({"version": "2"})", EndToken{7, "!"}).message()),
+              HasSubstr("generation_config.json: is nested "));
 }
 
 TEST_F(JobExportTest, ALearntTokenizerReplacesAllFilesOfTheOriginsAndGetsAConfiguration) {
@@ -264,6 +300,12 @@ TEST_F(JobExportTest, ANamedTokenizerKeepsTheFilesBesideIt) {
     EXPECT_EQ(Text("tokenizer_config.json"), "of the origin");
     EXPECT_THAT(*ReadEndTokens(out_), testing::ElementsAre(7));
   }
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(folder_.path());
+  manifest_.mutable_spec()->mutable_data()->set_tokenizer("tokenizer.json");
+  Export(kTokenizer, EndToken{7, "!"});
+  std::filesystem::current_path(before);
+  EXPECT_EQ(Text("tokenizer_config.json"), "of the origin") << "a name without a folder";
 }
 
 TEST_F(JobExportTest, AJobOnBytesHasNoTokenizerWhateverItsWeightsHad) {
@@ -293,11 +335,40 @@ TEST(HuggingFaceFolder, NumbersThatWouldBecomeInfiniteAreNotExported) {
   std::filesystem::create_directory(out);
   EXPECT_FALSE(Export({.checkpoint = weights, .folder = out, .dtype = "F16"}).ok());
   EXPECT_TRUE(std::filesystem::is_empty(out)) << "a folder that was there stays";
+  const std::string kept = weights + "/hugging_face/vocab.json";
+  std::filesystem::create_directory(kept);
+  EXPECT_EQ(Export({.checkpoint = weights, .folder = out, .dtype = "F16"}).status(),
+            absl::InvalidArgumentError(kept + ": is not a regular file"))
+      << "small files come first, or this failure would cost all weights";
+  std::filesystem::remove(kept);
   for (const char* dtype : {"BF16", "F32", ""}) {
     const std::string fits = absl::StrCat(out, "-", dtype);
     EXPECT_EQ(Export({.checkpoint = weights, .folder = fits, .dtype = dtype}).status(),
               absl::OkStatus());
   }
+}
+
+TEST(UnfinishedFolder, RemovesItsOwnFilesAlone) {
+  const TestFolder parent;
+  const std::string path = parent.path() + "/out";
+  std::filesystem::create_directory(path);
+  {
+    UnfinishedFolder folder(path, /*is_new=*/true);
+    ASSERT_TRUE(folder.Create("model.safetensors").ok());
+    ASSERT_EQ(folder.Write("config.json", "{}"), absl::OkStatus());
+    {
+      UnfinishedFolder second(path, /*is_new=*/true);
+      EXPECT_EQ(second.Create("model.safetensors").status().code(),
+                absl::StatusCode::kAlreadyExists);
+    }
+    EXPECT_TRUE(std::filesystem::exists(path + "/model.safetensors")) << "the first one's";
+    parent.Write("out/README.md", "about");
+    std::filesystem::create_directory(path + "/notes");
+  }
+  EXPECT_FALSE(std::filesystem::exists(path + "/model.safetensors"));
+  EXPECT_FALSE(std::filesystem::exists(path + "/config.json"));
+  EXPECT_TRUE(std::filesystem::exists(path + "/README.md"));
+  EXPECT_TRUE(std::filesystem::exists(path + "/notes"));
 }
 
 TEST(MergeModels, ContradictionsAreRefusedWithBothValues) {

@@ -43,8 +43,8 @@ struct ExportOptions {
 // which the weights came, if it still describes the model, else a new one; text_files.h says which
 // files of tokenizers are there. Errors: InvalidArgument - no architecture has this model, or
 // `dtype` has no room for a number of a tensor, which is named;
-// AlreadyExists - the folder is not empty; those of CheckpointReader; those of the file system.
-// After a failure the folder has no config.json.
+// AlreadyExists - the folder is not empty, or another export writes into it; those of
+// CheckpointReader; those of the file system. After a failure the folder has none of its files.
 absl::StatusOr<Converted> Export(const ExportOptions& options);
 
 }  // namespace megascale::hugging_face

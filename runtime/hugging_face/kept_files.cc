@@ -17,11 +17,11 @@ constexpr absl::string_view kTokenizerFiles[] = {
     "merges.txt",     "special_tokens_map.json", "added_tokens.json",  "chat_template.jinja",
 };
 
-absl::Status CopyIfThere(const std::string& from, const std::string& to, absl::string_view name) {
+absl::Status CopyIfThere(const std::string& from, absl::string_view name, const WriteFile& write) {
   const auto text = base::ReadFile(absl::StrCat(from, "/", name), kFileBytesMax);
   if (absl::IsNotFound(text.status())) return absl::OkStatus();
   if (!text.ok()) return text.status();
-  return base::WriteFileDurably(absl::StrCat(to, "/", name), *text);
+  return write(name, *text);
 }
 
 }  // namespace
@@ -40,17 +40,20 @@ absl::Status MakeEmptyFolder(const std::string& path) {
       absl::StrCat(path, ": is not empty: expected a new folder, or an empty one"));
 }
 
-absl::Status CopyTokenizerFiles(const std::string& from, const std::string& to) {
-  RETURN_IF_ERROR(base::MakeDirectories(to));
+absl::Status CopyTokenizerFiles(const std::string& from, const WriteFile& write) {
   for (const absl::string_view name : kTokenizerFiles) {
-    RETURN_IF_ERROR(CopyIfThere(from, to, name));
+    RETURN_IF_ERROR(CopyIfThere(from, name, write));
   }
   return absl::OkStatus();
 }
 
 absl::Status CopyKeptFiles(const std::string& from, const std::string& to) {
-  RETURN_IF_ERROR(CopyTokenizerFiles(from, to));
-  return CopyIfThere(from, to, kGenerationConfigFile);
+  RETURN_IF_ERROR(base::MakeDirectories(to));
+  const auto write = [&](absl::string_view name, absl::string_view text) {
+    return base::WriteFileDurably(absl::StrCat(to, "/", name), text);
+  };
+  RETURN_IF_ERROR(CopyTokenizerFiles(from, write));
+  return CopyIfThere(from, kGenerationConfigFile, write);
 }
 
 }  // namespace megascale::hugging_face

@@ -3,6 +3,7 @@
 // functions. Blocking: storage.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -19,11 +20,15 @@ std::string KeptFolderOf(const std::string& checkpoint);
 // Makes a folder, or does nothing if it exists and is empty. Errors: AlreadyExists - it is not.
 absl::Status MakeEmptyFolder(const std::string& path);
 
-// Copies the files of tokenizers that `from` has into `to`, which is made. Errors: those of the
-// file system; a file of more than 64 MiB.
-absl::Status CopyTokenizerFiles(const std::string& from, const std::string& to);
+// Writes a file of this name into a folder.
+using WriteFile = std::function<absl::Status(absl::string_view name, absl::string_view text)>;
 
-// As CopyTokenizerFiles, and copies generation_config.json; not config.json.
+// Copies the files of tokenizers that `from` has. Errors: those of the file system and of `write`;
+// a file of more than 64 MiB.
+absl::Status CopyTokenizerFiles(const std::string& from, const WriteFile& write);
+
+// Copies the files of tokenizers and generation_config.json, not config.json, into `to`, which is
+// made. Errors: as CopyTokenizerFiles.
 absl::Status CopyKeptFiles(const std::string& from, const std::string& to);
 
 }  // namespace megascale::hugging_face

@@ -9,9 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text/json_nesting.h"
 #include "runtime/hugging_face/end_tokens.h"
 #include "runtime/hugging_face/folder.h"
-#include "runtime/hugging_face/kept_files.h"
 #include "runtime/hugging_face/weights.h"
 
 namespace megascale::hugging_face {
@@ -47,12 +47,23 @@ bool HasFile(const std::string& folder, const std::string& name, const std::stri
 std::string FolderOf(const std::string& tokenizer) {
   std::error_code error;
   const std::filesystem::path path(tokenizer);
-  return std::filesystem::is_directory(path, error) ? tokenizer : path.parent_path().string();
+  if (tokenizer.empty() || std::filesystem::is_directory(path, error)) return tokenizer;
+  return path.has_parent_path() ? path.parent_path().string() : ".";
 }
 
-Json ReadObject(const std::string& path) {
-  const auto text = base::ReadFile(path, kConfigBytesMax);
-  return text.ok() ? Json::parse(*text, nullptr, /*allow_exceptions=*/false) : Json();
+absl::StatusOr<Json> ReadObject(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string text, base::ReadFile(path, kConfigBytesMax));
+  RETURN_IF_ERROR(base::Annotate(base::CheckJsonNesting(text), path));
+  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (json.is_object()) return json;
+  return absl::InvalidArgumentError(absl::StrCat(path, ": is not a JSON object"));
+}
+
+// True for what a token field of a configuration may have: null, an id, or a list of ids.
+bool AreTokens(const Json& value) {
+  const auto is_id = [](const Json& one) { return one.is_number_unsigned(); };
+  if (value.is_array()) return std::all_of(value.begin(), value.end(), is_id);
+  return value.is_null() || is_id(value);
 }
 
 Json ToJson(const std::vector<int32_t>& ids) {
@@ -115,12 +126,14 @@ std::string TextFiles::WithEndTokens(const std::string& config, bool is_new) con
   if (!is_new && !has_other_end_tokens_) return config;
   Json json = Json::parse(config, nullptr, /*allow_exceptions=*/false);
   json[kEndTokens] = ToJson(end_tokens_);
-  Json of_origin;
+  Json of_origin = Json::object();
   if (is_new && keeps_origins_ && !options_.origin.empty()) {
-    of_origin = ReadObject(absl::StrCat(options_.origin, "/", kConfigFile));
+    auto found = ReadObject(absl::StrCat(options_.origin, "/", kConfigFile));
+    if (found.ok()) of_origin = *std::move(found);
   }
   for (const char* field : kOtherTokens) {
-    if (of_origin.is_object() && of_origin.contains(field)) json[field] = of_origin[field];
+    const auto found = of_origin.find(field);
+    if (found != of_origin.end() && AreTokens(*found)) json[field] = *found;
     if (!keeps_origins_ && json.contains(field)) json[field] = nullptr;
   }
   return json.dump(2) + "\n";
@@ -138,31 +151,27 @@ std::string TextFiles::TokenizerConfig() const {
   return json.dump(2) + "\n";
 }
 
-absl::Status TextFiles::WriteGenerationConfig(const std::string& folder) const {
+absl::Status TextFiles::WriteGenerationConfig(const WriteFile& write) const {
   if (options_.origin.empty()) return absl::OkStatus();
-  auto text =
-      base::ReadFile(absl::StrCat(options_.origin, "/", kGenerationConfigFile), kConfigBytesMax);
+  const std::string path = absl::StrCat(options_.origin, "/", kGenerationConfigFile);
+  auto text = base::ReadFile(path, kConfigBytesMax);
   if (absl::IsNotFound(text.status())) return absl::OkStatus();
   if (!text.ok()) return text.status();
   if (has_other_end_tokens_) {
-    Json json = Json::parse(*text, nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object()) json = Json::object();
+    ASSIGN_OR_RETURN(Json json, ReadObject(path));
     json[kEndTokens] = ToJson(end_tokens_);
     for (const char* field : kOtherTokens) {
       if (!keeps_origins_) json.erase(field);
     }
     *text = json.dump(2) + "\n";
   }
-  return base::WriteFileDurably(absl::StrCat(folder, "/", kGenerationConfigFile), *text);
+  return write(kGenerationConfigFile, *text);
 }
 
-absl::Status TextFiles::Write(const std::string& folder) const {
-  if (!tokenizer_folder_.empty()) RETURN_IF_ERROR(CopyTokenizerFiles(tokenizer_folder_, folder));
-  if (needs_config_) {
-    RETURN_IF_ERROR(
-        base::WriteFileDurably(absl::StrCat(folder, "/", kTokenizerConfigFile), TokenizerConfig()));
-  }
-  return WriteGenerationConfig(folder);
+absl::Status TextFiles::Write(const WriteFile& write) const {
+  if (!tokenizer_folder_.empty()) RETURN_IF_ERROR(CopyTokenizerFiles(tokenizer_folder_, write));
+  if (needs_config_) RETURN_IF_ERROR(write(kTokenizerConfigFile, TokenizerConfig()));
+  return WriteGenerationConfig(write);
 }
 
 }  // namespace megascale::hugging_face

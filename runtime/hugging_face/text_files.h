@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "runtime/hugging_face/kept_files.h"
 
 namespace megascale::hugging_face {
 
@@ -39,15 +40,16 @@ class TextFiles {
   // Returns a config.json with the end tokens. `is_new`: it is not the origin's.
   std::string WithEndTokens(const std::string& config, bool is_new) const;
 
-  // Writes everything but config.json into `folder`, which exists. Errors: those of the file
-  // system.
-  absl::Status Write(const std::string& folder) const;
+  // Writes everything but config.json. Errors: InvalidArgument - a generation_config.json of the
+  // origin that is not JSON and is to get other end tokens; those of the file system and of
+  // `write`.
+  absl::Status Write(const WriteFile& write) const;
 
  private:
   explicit TextFiles(TextFilesOptions options) : options_(std::move(options)) {}
   absl::Status FindTokenizer();
   absl::Status FindEndTokens();
-  absl::Status WriteGenerationConfig(const std::string& folder) const;
+  absl::Status WriteGenerationConfig(const WriteFile& write) const;
   // Returns a tokenizer_config.json for the job's tokenizer.json.
   std::string TokenizerConfig() const;
 

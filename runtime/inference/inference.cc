@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -19,6 +18,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "runtime/base/check.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
@@ -56,6 +56,29 @@ int ThreadsOrAll(int num_threads) {
   return num_threads > 0 ? num_threads : cores;
 }
 
+// Returns data.end_token of weights alone; empty: the tokenizer's usual one.
+absl::StatusOr<std::string> FindEndToken(const InferenceOptions& options,
+                                         const inference::TextSource& text) {
+  const tokenizer::Tokenizer& tokenizer = *text.codec.tokenizer();
+  if (!options.end_token.empty()) {
+    if (tokenizer.IdOf(options.end_token)) return options.end_token;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--end-token: '", base::Printable(options.end_token, 60),
+                     "' is not in the vocabulary; expected a token as the tokenizer writes it"));
+  }
+  if (tokenizer.EndOfDocument()) return std::string();
+  // In another tokenizer than the weights' own, the id stands for an unrelated token.
+  if (options.tokenizer.empty() && !text.end_tokens.empty()) {
+    MEGASCALE_CHECK(text.end_tokens[0] < tokenizer.vocabulary_size());
+    const std::string& token = tokenizer.TokenOf(text.end_tokens[0]);
+    if (!token.empty()) return token;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--end-token: is missing; ", text.tokenizer,
+                   " has no <|endoftext|>, <|end_of_text|> or </s>: name the token that ends a "
+                   "document"));
+}
+
 // Describes weights alone as a job would.
 absl::StatusOr<checkpoint::v1::Manifest> DescribeWeights(const InferenceOptions& options) {
   ASSIGN_OR_RETURN(const inference::TextSource text,
@@ -70,12 +93,12 @@ absl::StatusOr<checkpoint::v1::Manifest> DescribeWeights(const InferenceOptions&
       static_cast<int32_t>(std::min(text.context, kWindowOfWeights)));
   job::v1::DataSpec& data = *spec.mutable_data();
   data.set_held_out_fraction(kHeldOutFraction);
-  const tokenizer::Tokenizer* tokenizer = text.codec.tokenizer();
-  if (tokenizer == nullptr) return manifest;
-  data.set_tokenizer(text.tokenizer);
-  if (!tokenizer->EndOfDocument() && !text.end_tokens.empty()) {
-    data.set_end_token(tokenizer->TokenOf(text.end_tokens[0]));
+  if (text.codec.tokenizer() == nullptr) {
+    if (options.end_token.empty()) return manifest;
+    return absl::InvalidArgumentError("--end-token: the model reads bytes, without a tokenizer");
   }
+  data.set_tokenizer(text.tokenizer);
+  ASSIGN_OR_RETURN(*data.mutable_end_token(), FindEndToken(options, text));
   return manifest;
 }
 
@@ -87,6 +110,11 @@ absl::StatusOr<checkpoint::v1::Manifest> DescribeJob(const InferenceOptions& opt
     return absl::InvalidArgumentError(absl::StrCat(
         "--tokenizer: ", step_directory,
         " keeps the tokenizer of its job; the option is for weights that no job wrote"));
+  }
+  if (!options.end_token.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--end-token: ", step_directory,
+        " names the end token of its job; the option is for weights that no job wrote"));
   }
   job::v1::JobSpec& spec = *manifest.mutable_spec();
   if (spec.train().seq_length() <= 0) {
@@ -112,11 +140,11 @@ absl::StatusOr<checkpoint::v1::Manifest> Describe(const InferenceOptions& option
 absl::Status SetSeqLength(int64_t seq_length, job::v1::JobSpec* spec) {
   if (seq_length == 0) return absl::OkStatus();
   const int64_t positions = spec->model().max_position_embeddings();
-  const int64_t most = positions > 0 ? positions : std::numeric_limits<int32_t>::max();
+  const int64_t most = positions > 0 ? positions : inference::kLongestSequence;
   if (seq_length < 0 || seq_length > most) {
-    return absl::InvalidArgumentError(absl::StrCat("--seq-length: ", seq_length,
-                                                   " is out of range; expected 1 to ", most,
-                                                   ", the model's longest sequence"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--seq-length: ", seq_length, " is out of range; expected 1 to ", most,
+                     positions > 0 ? ", the model's longest sequence" : ""));
   }
   spec->mutable_train()->set_seq_length(static_cast<int32_t>(seq_length));
   return absl::OkStatus();
@@ -326,6 +354,13 @@ absl::StatusOr<std::string> FindCheckpoint(const std::string& directory) {
   return absl::NotFoundError(
       absl::StrCat("no complete checkpoint in ", directory,
                    "; expected a folder with manifest.json, or a folder of such"));
+}
+
+absl::StatusOr<bool> IsWrittenByJob(const std::string& path) {
+  ASSIGN_OR_RETURN(const hugging_face::Source source, hugging_face::FindSource(path));
+  if (!source.is_checkpoint) return false;
+  ASSIGN_OR_RETURN(const checkpoint::v1::Manifest manifest, checkpoint::ReadManifest(source.path));
+  return manifest.kind() != checkpoint::v1::CHECKPOINT_KIND_WEIGHTS;
 }
 
 absl::StatusOr<EvaluationText> OpenEvaluationText(const job::v1::JobSpec& spec,

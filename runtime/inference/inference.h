@@ -20,6 +20,11 @@ namespace megascale::cli {
 // Errors: NotFound - there is no checkpoint.
 absl::StatusOr<std::string> FindCheckpoint(const std::string& directory);
 
+// Returns whether a job wrote the weights that `path` names, which then name a text too. False for
+// weights alone: imported ones, or a Hugging Face folder. Reads no weights. Errors: those of
+// hugging_face::FindSource.
+absl::StatusOr<bool> IsWrittenByJob(const std::string& path);
+
 // How many windows to measure, from the text's beginning. A window has the training's sequence
 // length, or InferenceOptions::seq_length.
 struct WindowLimit {
@@ -60,6 +65,9 @@ struct InferenceOptions {
   std::string path;
   // For weights alone: another tokenizer than their own; "bytes": every byte is a token.
   std::string tokenizer = {};
+  // For weights alone: the token that ends a document, as the tokenizer writes it. Empty: the
+  // tokenizer's usual one; if it has none, the first end token of the weights' own folder.
+  std::string end_token = {};
   // Tokens of a window. 0: those of the training's sequences; for weights alone kWindowOfWeights.
   int64_t seq_length = 0;
   int num_threads = 0;                               // 0: all cores
@@ -71,7 +79,7 @@ class Inference {
   // Reads and verifies the weights, and computes in the precision in which they were trained; for
   // weights alone, in that in which they are stored. Errors: NotFound, DataLoss - the checkpoint;
   // ResourceExhausted - no memory; InvalidArgument - an option that the model does not allow, a
-  // folder that is wrong; FailedPrecondition - weights alone without a tokenizer.
+  // folder that is wrong, no end token; FailedPrecondition - weights alone without a tokenizer.
   static absl::StatusOr<std::unique_ptr<Inference>> Load(InferenceOptions options);
   ~Inference();
 

@@ -557,12 +557,48 @@ TEST_F(FolderGenerationTest, WeightsAloneAreMeasuredInWindowsOfTheirOwnLength) {
   EXPECT_EQ((*bytes)->tokenizer(), nullptr);
 }
 
+TEST_F(FolderGenerationTest, DocumentsOfWeightsAloneEndWithATokenOfTheirOwn) {
+  const std::string file = folder_.path() + "/tokenizer.json";
+  folder_.Write("tokenizer.json", absl::StrReplaceAll(base::ReadFile(file, 1 << 20).value(),
+                                                      {{"<|endoftext|>", "<|stop|>"}}));
+  // Returns the end token, or the error.
+  const auto end_of = [&](const std::string& tokenizer, const std::string& token) {
+    const auto loaded = Inference::Load(
+        {.path = folder_.path(), .tokenizer = tokenizer, .end_token = token, .num_threads = 1});
+    return loaded.ok() ? (*loaded)->manifest().spec().data().end_token()
+                       : std::string(loaded.status().message());
+  };
+  const auto missing = [](const std::string& tokenizer) {
+    return absl::StrCat("--end-token: is missing; ", tokenizer,
+                        " has no <|endoftext|>, <|end_of_text|> or </s>: name the token that ends "
+                        "a document");
+  };
+  folder_.Write("generation_config.json", R"({"eos_token_id": 0})");
+  EXPECT_EQ(end_of("", ""), "<|stop|>");
+  EXPECT_EQ(end_of("", "!"), "!");
+  EXPECT_EQ(end_of(file, ""), missing(file)) << "0 may be anything in that tokenizer";
+  EXPECT_EQ(end_of(file, "!"), "!");
+  // The model has 704 tokens, the tokenizer 700.
+  folder_.Write("generation_config.json", R"({"eos_token_id": 703})");
+  EXPECT_EQ(end_of("", ""), missing(folder_.path()));
+  folder_.Write("generation_config.json", R"({"eos_token_id": [703, 5]})");
+  EXPECT_EQ(inference::FindTextSource(folder_.path(), "")->end_tokens, std::vector<int32_t>{5});
+  EXPECT_EQ(end_of("", "nothing"),
+            "--end-token: 'nothing' is not in the vocabulary; expected a token as the tokenizer "
+            "writes it");
+  EXPECT_EQ(end_of("bytes", "!"), "--end-token: the model reads bytes, without a tokenizer");
+}
+
 TEST_F(InferenceTest, AJobsCheckpointKeepsItsTokenizer) {
   const std::string directory = WriteInitialCheckpoint(root_, SmallSpec());
   EXPECT_EQ(Inference::Load({.path = root_, .tokenizer = "bytes"}).status(),
             absl::InvalidArgumentError(absl::StrCat(
                 "--tokenizer: ", directory,
                 " keeps the tokenizer of its job; the option is for weights that no job wrote")));
+  EXPECT_EQ(Inference::Load({.path = root_, .end_token = "a"}).status(),
+            absl::InvalidArgumentError(absl::StrCat(
+                "--end-token: ", directory,
+                " names the end token of its job; the option is for weights that no job wrote")));
 }
 
 TEST_F(InferenceTest, AJobThatBeganWithItsOwnCheckpointIsFound) {

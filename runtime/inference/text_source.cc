@@ -24,7 +24,6 @@ using tensor::DType;
 constexpr int64_t kByteTokens = 256;
 constexpr char kBytes[] = "bytes";  // as in data.tokenizer
 constexpr int kJobsMax = 16;
-constexpr int64_t kNoContext = int64_t{1} << 20;  // where nothing limits a sequence
 
 // Returns the type in which weights of this stored type lose nothing that a model needs.
 DType TypeOfStored(const std::string& dtype) {
@@ -121,6 +120,10 @@ absl::StatusOr<std::vector<int32_t>> FindEndTokens(const Found& found, const Tex
         absl::StrCat(found.files, ": eos_token_id is ", id, ": expected a token below ",
                      found.source.model.vocab_size(), ", the model's vocabulary"));
   }
+  // A token that the tokenizer does not have is never generated.
+  ids.erase(std::remove_if(ids.begin(), ids.end(),
+                           [&](int32_t id) { return id >= codec.vocabulary_size(); }),
+            ids.end());
   if (const auto of_job = found.of_job
                               ? EndTokenOfJob(found.of_job->spec().data(), *codec.tokenizer())
                               : std::nullopt;
@@ -163,7 +166,7 @@ absl::StatusOr<TextSource> FindTextSource(const std::string& path,
   text.model.set_from(found.source.path);
   text.warnings = found.source.warnings;
   const int64_t positions = text.model.max_position_embeddings();
-  text.context = positions > 0 ? positions : kNoContext;
+  text.context = positions > 0 ? positions : kLongestSequence;
   if (found.of_job) {
     text.step = found.of_job->step();
     text.compute = layout::ComputeType(found.of_job->spec().train().precision());

@@ -17,6 +17,9 @@
 
 namespace megascale::inference {
 
+// Tokens of the longest sequence of a model that has no limit of its own.
+inline constexpr int64_t kLongestSequence = int64_t{1} << 20;
+
 // Text to token ids: by a tokenizer, or a token for each byte.
 class TextCodec {
  public:
@@ -44,8 +47,8 @@ struct TextSource {
   int64_t context = 0;                          // longest sequence
   std::optional<int64_t> step;                  // of a checkpoint that a job wrote
   TextCodec codec{nullptr};
-  std::string tokenizer;  // where the codec's was found; empty: bytes
-  std::vector<int32_t> end_tokens;
+  std::string tokenizer;            // where the codec's was found; empty: bytes
+  std::vector<int32_t> end_tokens;  // of the codec's vocabulary
   std::vector<std::string> warnings;
 };
 

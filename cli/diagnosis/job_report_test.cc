@@ -201,7 +201,7 @@ TEST(JobReportTest, WhatTheDriverDidAboutASuspectIsSaid) {
   AddNumbers(job, &diagnosis);
   EXPECT_THAT(diagnosis.findings.done,
               testing::ElementsAre(
-                  "the driver suspects: rank 2 on b does not begin F.c0.m1; evicted node b"));
+                  "the driver suspects: rank 2 on b does not begin F.c0.m1 (evicted node b)"));
   EXPECT_EQ(diagnosis.findings.cause, "unknown");
 }
 

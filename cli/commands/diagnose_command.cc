@@ -93,7 +93,8 @@ absl::StatusOr<Diagnosis> DiagnoseSource(EvidenceSource* source, int64_t num_ste
   ASSIGN_OR_RETURN(Diagnosis diagnosis, DiagnoseJob(source, {.num_steps = num_steps}));
   ASSIGN_OR_RETURN(const control::v1::Job job, source->Job());
   if (LeavesOpenWhoIsLate(diagnosis) && job.ranks_size() <= kRanksAskedMax) {
-    AddLateRank(source->Evidence(telemetry::v1::EVIDENCE_KIND_EXCHANGES, {}), &diagnosis);
+    AddLateRank(source->Evidence(telemetry::v1::EVIDENCE_KIND_EXCHANGES, {}), job.job_id(),
+                &diagnosis);
   }
   AddStorageFailure(job, &diagnosis);
   return diagnosis;

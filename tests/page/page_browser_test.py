@@ -264,6 +264,17 @@ def check_hostile(browser, base):
 
 
 def time_first_paint(browser, url):
+def check_errors(browser):
+    """The page shows an error in plain text as it is, and one in JSON by its words."""
+    for status, body in ((503, "ask for less\\n"), (409, '{"error": "ask for less"}')):
+        words = browser.eval(f"""(async () => {{
+          const real = window.fetch;
+          window.fetch = async () => new Response('{body}', {{status: {status}}});
+          return get('api/timeline').catch(error => error.message).finally(() => window.fetch = real);
+        }})()""")
+        check(words == "ask for less", words)
+
+
     """Seconds from the URL to all charts of the overview."""
     begin = time.monotonic()
     browser.open(url)
@@ -348,6 +359,7 @@ def main():
         check(not browser.errors, f"errors in the browser: {browser.errors}")
         files = [browser.eval(f"fetch('{name}').then(answer => answer.text())") for name in ("page.css", "charts.js")]
         print(f"colours: least distance {color_check.check(*files):.0f}")
+        check_errors(browser)
         prometheus_check.check(url)
         check_keyboard(browser, url.split("?")[0])
     check_events(program)

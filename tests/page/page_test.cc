@@ -600,3 +600,16 @@ TEST_F(PageTest, TheDashboardAsksForMetricsThatExist) {
 
 }  // namespace
 }  // namespace megascale::page
+TEST(PrometheusTest, ManyMachinesLeaveOutNoJob) {
+  ExportedJobs exported;
+  for (int i = 0; i < 200; ++i) exported.jobs.emplace_back().set_job_id(absl::StrCat("job-", i));
+  for (int i = 0; i < 8000; ++i) {
+    exported.cluster.add_nodes()->set_node_id(absl::StrCat("node-", i));
+  }
+  const std::string text = PrometheusText(exported);
+  EXPECT_THAT(text, HasSubstr("megascale_jobs_left_out 0\n"));
+  EXPECT_THAT(text, Not(HasSubstr("megascale_nodes_left_out 0\n")));
+  EXPECT_LE(text.size(), kExportedBytesMax);
+  EXPECT_GT(text.size(), 900'000) << "it leaves out no more than it must";
+}
+

@@ -19,6 +19,7 @@ from browser import Browser
 JOB = "gpt-13b-7c2e91"
 FLEET = ("192", "8", "8")  # 12,288 ranks
 ANSWER_BYTES_MAX = 1_000_000
+FIRST_PAINT_SECONDS_MAX = 60  # for what hangs: that a machine is busy is no failure
 
 
 @contextlib.contextmanager
@@ -263,7 +264,6 @@ def check_hostile(browser, base):
     check(browser.eval("document.title").endswith("megascale"), browser.eval("document.title"))
 
 
-def time_first_paint(browser, url):
 def check_errors(browser):
     """The page shows an error in plain text as it is, and one in JSON by its words."""
     for status, body in ((503, "ask for less\\n"), (409, '{"error": "ask for less"}')):
@@ -275,6 +275,7 @@ def check_errors(browser):
         check(words == "ask for less", words)
 
 
+def time_first_paint(browser, url):
     """Seconds from the URL to all charts of the overview."""
     begin = time.monotonic()
     browser.open(url)
@@ -291,6 +292,7 @@ def check_fleet(program):
     """12,288 ranks: the first paint, heat map, timeline and mesh."""
     with demo(program, *FLEET) as url, Browser() as browser:
         seconds = time_first_paint(browser, url)
+        check(seconds < FIRST_PAINT_SECONDS_MAX, f"the first paint took {seconds:.1f} s: the page hangs")
         go(browser, url, f"#/job/{JOB}/ranks", "document.querySelector('#measure')?.value === 'total'")
         note = browser.text(".controls")
         check("1,536 of 12,288 ranks are read" in note, note)
@@ -307,12 +309,13 @@ def check_fleet(program):
         go(browser, url, f"#/job/{JOB}/mesh/12000", "document.querySelector('#rank-panel h3')?.innerText === 'rank 12000'")
         label = browser.eval("document.querySelector('canvas').getAttribute('aria-label')")
         check("mesh of 12288 ranks" in label, label)
-        sizes = browser.eval("""Promise.all(['ranks', 'heat-map', 'timeline', 'machines', 'jobs', 'steps'].map(
-            path => fetch('api/' + path + '?job=%s').then(a => a.text()).then(t => [path, t.length])))""" % JOB)
-        for path, size in sizes:
+        answers = browser.eval("""Promise.all(['ranks', 'heat-map', 'timeline', 'machines', 'jobs', 'steps'].map(
+            path => fetch('api/' + path + '?job=%s').then(a => a.text().then(t => [path, a.status, t.length]))))""" % JOB)
+        for path, status, size in answers:
+            check(status == 200, f"/api/{path}: status {status}")
             check(500 < size < ANSWER_BYTES_MAX, f"/api/{path} has {size} bytes")
         check(not browser.errors, f"errors in the browser: {browser.errors}")
-        print(f"12,288 ranks: first paint {seconds:.2f} s, largest answer {max(size for _, size in sizes):,} bytes")
+        print(f"12,288 ranks: first paint {seconds:.2f} s, largest answer {max(size for _, _, size in answers):,} bytes")
 
 
 def take_screenshots(program, folder):
@@ -356,10 +359,10 @@ def main():
         check_timeline(browser, url)
         check_clicks(browser, url)
         check_hostile(browser, url)
+        check_errors(browser)
         check(not browser.errors, f"errors in the browser: {browser.errors}")
         files = [browser.eval(f"fetch('{name}').then(answer => answer.text())") for name in ("page.css", "charts.js")]
         print(f"colours: least distance {color_check.check(*files):.0f}")
-        check_errors(browser)
         prometheus_check.check(url)
         check_keyboard(browser, url.split("?")[0])
     check_events(program)

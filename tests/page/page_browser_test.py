@@ -253,7 +253,7 @@ def check_hostile(browser, base):
     check(suspect.startswith("node-001") and JOB in suspect, suspect)
     check_table_keys(browser)
     browser.eval("document.querySelector('#machines a[href=\"#/machine/node-001\"]').click()")
-    browser.wait_for("document.querySelectorAll('#machine-charts .plot').length === 12")
+    browser.wait_for("document.querySelectorAll('#machine-charts .plot').length === 19")
     labels = labels_in(browser, "#machine-charts .plot")
     for words in ("Busy cores: ", " at now, from ", "10 min 0 s ago", "Memory available, GiB: 400", "Network, received per second, GiB: "):
         check(words in labels, f"{words}: {labels}")

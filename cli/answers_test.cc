@@ -86,6 +86,8 @@ class AnswersTest : public ::testing::Test {
     int port = 0;
     grpc::ServerBuilder builder;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.AddListeningPort(absl::StrCat("unix:", directory_, "/driver"),
+                             grpc::InsecureServerCredentials());
     builder.RegisterService(&driver_);
     server_ = builder.BuildAndStart();
     ASSERT_NE(server_, nullptr);
@@ -151,6 +153,33 @@ TEST_F(AnswersTest, CommandsInADiagnosisWorkAsTheyArePrinted) {
       failed.out,
       absl::StrCat("look at what it wrote: `megascale logs known --attempt 2", flags_, "`\n")))
       << failed.out;
+}
+
+// The screen cuts long lines, but no command that is to be typed.
+TEST_F(AnswersTest, CommandsInADiagnosisAreWholeWithLongPaths) {
+  driver_.job.mutable_culprit()->set_rank(3);
+  driver_.job.mutable_culprit()->set_attempt(2);
+  driver_.job.mutable_culprit()->set_evidence("killed by signal 9");
+  const std::string folder = absl::StrCat("/", std::string(100, 'a'));
+  // A Unix socket needs no certificates, and the options are completed all the same.
+  const std::string flags =
+      absl::StrCat(" --address unix:", directory_, "/driver --tls-ca ", folder,
+                   "/ca.pem --tls-cert ", folder, "/user.pem --tls-key ", folder, "/user.key");
+  for (const char* format : {"", " -o json"}) {
+    const Outcome failed = Shell(absl::StrCat("megascale diagnose known", format, flags));
+    EXPECT_TRUE(absl::StrContains(failed.out,
+                                  absl::StrCat("`megascale logs known --attempt 2", flags, "`")))
+        << failed.out << failed.error;
+  }
+}
+
+TEST_F(AnswersTest, ASilentDriverLeavesStandardOutputToThePicture) {
+  server_->Shutdown();
+  const Outcome silent = Run("diagnose known --svg - --retry-for 0s");
+  EXPECT_EQ(silent.code, 3);
+  EXPECT_EQ(silent.out, "");
+  EXPECT_TRUE(absl::StrContains(silent.error, "silent driver: ")) << silent.error;
+  EXPECT_TRUE(absl::StartsWith(Run("diagnose known --retry-for 0s").out, "silent driver: "));
 }
 
 TEST_F(AnswersTest, CommandsInAListWorkAsTheyArePrinted) {

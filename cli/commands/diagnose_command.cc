@@ -43,11 +43,13 @@ struct DiagnoseFlags {
   int64_t steps = 20;
 };
 
-json VerdictJson(const Diagnosis& diagnosis) {
+json VerdictJson(const Diagnosis& diagnosis, const ConnectionFlags& flags) {
   const Findings& findings = diagnosis.findings;
+  std::vector<std::string> advice = findings.advice;
+  for (std::string& line : advice) line = CompleteCommands(line, flags);
   json verdict = {{"cause", findings.cause},       {"summary", findings.verdict},
                   {"evidence", findings.evidence}, {"cost", findings.cost},
-                  {"done", findings.done},         {"advice", findings.advice},
+                  {"done", findings.done},         {"advice", advice},
                   {"excluded", findings.excluded}};
   if (diagnosis.rank >= 0) verdict["rank"] = diagnosis.rank;
   if (!findings.first_error.empty()) verdict["first_error"] = findings.first_error;
@@ -93,7 +95,8 @@ absl::StatusOr<Diagnosis> DiagnoseSource(EvidenceSource* source, int64_t num_ste
   ASSIGN_OR_RETURN(Diagnosis diagnosis, DiagnoseJob(source, {.num_steps = num_steps}));
   ASSIGN_OR_RETURN(const control::v1::Job job, source->Job());
   if (LeavesOpenWhoIsLate(diagnosis) && job.ranks_size() <= kRanksAskedMax) {
-    AddLateRank(source->Evidence(telemetry::v1::EVIDENCE_KIND_EXCHANGES, {}), &diagnosis);
+    AddLateRank(source->Evidence(telemetry::v1::EVIDENCE_KIND_EXCHANGES, {}), job.job_id(),
+                &diagnosis);
   }
   AddStorageFailure(job, &diagnosis);
   return diagnosis;
@@ -141,23 +144,26 @@ absl::Status CheckFlags(const DiagnoseFlags& flags) {
   return absl::OkStatus();
 }
 
-void Print(const Diagnosis& diagnosis, const DiagnoseFlags& flags) {
+void Print(const Diagnosis& diagnosis, const DiagnoseFlags& flags, std::FILE* file) {
   if (flags.format == "json") {
     json object = diagnosis.details;
-    object["verdict"] = VerdictJson(diagnosis);
-    std::printf("%s\n", object.dump(2, ' ', false, json::error_handler_t::replace).c_str());
+    object["verdict"] = VerdictJson(diagnosis, flags.connection);
+    std::fprintf(file, "%s\n", object.dump(2, ' ', false, json::error_handler_t::replace).c_str());
   } else {
-    Findings findings = diagnosis.findings;
-    for (std::string& line : findings.advice) line = CompleteCommands(line, flags.connection);
-    std::printf("%s", ToText(findings).c_str());
+    const auto complete = [&](const std::string& line) {
+      return CompleteCommands(line, flags.connection);
+    };
+    std::fprintf(file, "%s", ToText(diagnosis.findings, complete).c_str());
   }
 }
 
-// The driver's silence is a verdict, too; the exit code is that of a call that failed.
+// The driver's silence is a verdict, too; the exit code is that of a call that failed. Standard
+// output is left to the picture if that goes there.
 int ReportAskError(const absl::Status& status, const DiagnoseFlags& flags) {
   const auto address = client::ChooseAddress(flags.connection.address);
   if (IsSilence(status) && address.ok()) {
-    Print(DiagnoseSilentDriver(status, flags.job_id, address->text), flags);
+    Print(DiagnoseSilentDriver(status, flags.job_id, address->text), flags,
+          IsStandardOutput(flags.svg) ? stderr : stdout);
   }
   return ReportCallError(status, flags.connection);
 }
@@ -185,7 +191,7 @@ int RunDiagnose(const DiagnoseFlags& flags) {
     }
     if (IsStandardOutput(flags.svg)) return kExitGood;
   }
-  Print(*diagnosis, flags);
+  Print(*diagnosis, flags, stdout);
   return kExitGood;
 }
 

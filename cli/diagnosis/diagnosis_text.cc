@@ -458,7 +458,8 @@ void Divide(size_t num_lines, absl::Span<Group> groups) {
 
 }  // namespace
 
-std::string ToText(const Findings& findings) {
+std::string ToText(const Findings& findings,
+                   const std::function<std::string(const std::string&)>& complete) {
   // Some of it comes from a file, or from machines: it stays one line for each sentence.
   std::vector<std::string> errors;
   if (!findings.first_error.empty()) errors.push_back(findings.first_error);
@@ -479,8 +480,10 @@ std::string ToText(const Findings& findings) {
     for (size_t i = 0; i < group.num_shown; ++i) {
       const std::string line = i < whole ? base::Printable((*group.lines)[i])
                                          : absl::StrCat("and ", size - whole, " more: -o json");
+      const std::string fitted = Fit(line, kScreenColumns - kHeadingColumns);
+      const bool completes = complete && group.lines == &findings.advice;
       absl::StrAppendFormat(&text, "%-9s %s\n", i == 0 ? group.heading : "",
-                            Fit(line, kScreenColumns - kHeadingColumns));
+                            completes ? complete(fitted) : fitted);
     }
   }
   return text;

@@ -1,6 +1,7 @@
 // A diagnosis in words: what runtime/diagnose found, as one screen. Pure functions.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -51,6 +52,9 @@ inline constexpr size_t kScreenColumns = 120;
 
 // Returns the findings as at most one screen of lines, with a heading before each group. Lines that
 // are too long are cut, and a group that has too many says how many are left out: the JSON has all.
-std::string ToText(const Findings& findings);
+// `complete` returns a line of the advice with its commands as they can be typed; "": as it is. It
+// gets lines that are cut already, so that it may make them longer than the screen is wide.
+std::string ToText(const Findings& findings,
+                   const std::function<std::string(const std::string&)>& complete = {});
 
 }  // namespace megascale::cli

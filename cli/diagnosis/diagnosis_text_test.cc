@@ -8,6 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 
 namespace megascale::cli {
@@ -150,6 +151,22 @@ TEST(DiagnosisTextTest, ADiagnosisIsAtMostOneScreen) {
   const std::vector<std::string> fewer = absl::StrSplit(ToText(findings), '\n', absl::SkipEmpty());
   EXPECT_EQ(fewer.size(), 24u);
   EXPECT_EQ(fewer[16], "          and 26 more: -o json");
+}
+
+TEST(DiagnosisTextTest, CommandsOfTheAdviceAreCompletedAfterTheirLineIsCut) {
+  const std::string flags = absl::StrCat(" --tls-ca /", std::string(200, 'a'));
+  Findings findings;
+  findings.verdict = "v";
+  findings.evidence = {"`megascale nodes`"};
+  findings.advice = {"look at `megascale logs j`", std::string(200, 'b')};
+  const std::string text = ToText(findings, [&](const std::string& line) {
+    return absl::StrReplaceAll(line, {{"logs j`", absl::StrCat("logs j", flags, "`")}});
+  });
+  EXPECT_TRUE(absl::StrContains(text, "evidence  `megascale nodes`\n")) << text;
+  EXPECT_TRUE(absl::StrContains(
+      text, absl::StrCat("you can   look at `megascale logs j", flags, "`\n          bbb")))
+      << text;
+  EXPECT_TRUE(absl::EndsWith(text, "b …\n")) << text;
 }
 
 TEST(DiagnosisTextTest, AShortDiagnosisIsShownWhole) {

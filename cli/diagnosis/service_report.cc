@@ -29,7 +29,8 @@ Diagnosis DiagnoseSilentDriver(const absl::Status& status, const std::string& jo
   Diagnosis diagnosis;
   Findings& findings = diagnosis.findings;
   findings.cause = "silent_driver";
-  findings.verdict = absl::StrCat("silent driver: it does not answer at ", address);
+  findings.verdict = absl::StrCat("silent driver: the driver does not answer at ", address,
+                                  ", or this client cannot reach it with these certificates");
   findings.evidence.push_back(base::Printable(status.message(), 500));
   findings.cost.push_back("no failure of a rank is noticed, and no job starts, until it answers");
   findings.done.push_back("workers that train go on without it");
@@ -72,7 +73,7 @@ bool LeavesOpenWhoIsLate(const Diagnosis& diagnosis) {
 }
 
 void AddLateRank(absl::Span<const control::v1::StreamEvidenceResponse> responses,
-                 Diagnosis* diagnosis) {
+                 const std::string& job_id, Diagnosis* diagnosis) {
   std::vector<diagnose::BegunCall> calls;
   std::map<std::string, int> machines;
   std::map<int, std::string> node_of;
@@ -107,7 +108,9 @@ void AddLateRank(absl::Span<const control::v1::StreamEvidenceResponse> responses
   findings.verdict = absl::StrCat("late in exchanges: rank ", late.rank, " (node ", diagnosis->node,
                                   "); it begins collectives after their other "
                                   "members, which wait for it");
-  findings.advice = {"look at the rank's process and its part of the network: `megascale logs`"};
+  findings.advice = {
+      absl::StrCat("look at the rank's process and its part of the network: `megascale logs ",
+                   base::Printable(job_id), " --rank ", late.rank, "`")};
 }
 
 }  // namespace megascale::cli

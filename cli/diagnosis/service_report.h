@@ -11,7 +11,8 @@
 
 namespace megascale::cli {
 
-// True if a call failed because the driver did not answer.
+// True if a call failed because the driver did not answer. gRPC reports a certificate that either
+// side refuses in the same way.
 bool IsSilence(const absl::Status& status);
 
 // Returns the verdict on a driver that did not answer. `address`: as it was asked.
@@ -26,8 +27,8 @@ void AddStorageFailure(const control::v1::Job& job, Diagnosis* diagnosis);
 bool LeavesOpenWhoIsLate(const Diagnosis& diagnosis);
 
 // Names the rank that begins collectives late, if the evidence of their communicators tells.
-// `responses`: kind exchanges, of all ranks.
+// `responses`: kind exchanges, of all ranks of the job.
 void AddLateRank(absl::Span<const control::v1::StreamEvidenceResponse> responses,
-                 Diagnosis* diagnosis);
+                 const std::string& job_id, Diagnosis* diagnosis);
 
 }  // namespace megascale::cli

@@ -71,7 +71,9 @@ TEST(ServiceReportTest, ADriverThatDoesNotAnswerIsAVerdict) {
   const Diagnosis diagnosis =
       DiagnoseSilentDriver(absl::DeadlineExceededError("no answer in 5 s"), "job", "unix:/d");
   EXPECT_EQ(diagnosis.findings.cause, "silent_driver");
-  EXPECT_EQ(diagnosis.findings.verdict, "silent driver: it does not answer at unix:/d");
+  EXPECT_EQ(diagnosis.findings.verdict,
+            "silent driver: the driver does not answer at unix:/d, or this client cannot reach it "
+            "with these certificates");
   EXPECT_EQ(diagnosis.findings.evidence[0], "no answer in 5 s");
   EXPECT_EQ(diagnosis.rank, -1);
   EXPECT_TRUE(diagnosis.node.empty());
@@ -103,20 +105,22 @@ TEST(ServiceReportTest, ARankThatBeginsCollectivesLateIsNamedWhereSpansLeaveItOp
   diagnosis.findings.cause = "slow_collective";
   diagnosis.findings.verdict = "slow collective: exchange within a pass";
   ASSERT_TRUE(LeavesOpenWhoIsLate(diagnosis));
-  AddLateRank(Evidence(300), &diagnosis);
+  AddLateRank(Evidence(300), "job", &diagnosis);
   EXPECT_EQ(diagnosis.rank, 2);
   EXPECT_EQ(diagnosis.node, "n1");
   EXPECT_EQ(diagnosis.findings.cause, "late_rank");
   EXPECT_EQ(diagnosis.findings.evidence[0],
             "it began 4 of its 10 newest collectives later than a rank of its machine, by 300 ms "
             "on the mean");
+  ASSERT_EQ(diagnosis.findings.advice.size(), 1u);
+  EXPECT_TRUE(absl::StrContains(diagnosis.findings.advice[0], "`megascale logs job --rank 2`"));
   EXPECT_FALSE(LeavesOpenWhoIsLate(diagnosis));
 }
 
 TEST(ServiceReportTest, WithoutALateRankTheVerdictOfTheSpansStays) {
   Diagnosis diagnosis;
   diagnosis.findings.cause = "slow_collective";
-  AddLateRank(Evidence(1), &diagnosis);
+  AddLateRank(Evidence(1), "job", &diagnosis);
   EXPECT_EQ(diagnosis.findings.cause, "slow_collective");
   EXPECT_EQ(diagnosis.rank, -1);
 }
@@ -128,7 +132,7 @@ TEST(ServiceReportTest, CallsOfLongAgoDoNotCount) {
   }
   Diagnosis diagnosis;
   diagnosis.findings.cause = "slow_collective";
-  AddLateRank(responses, &diagnosis);
+  AddLateRank(responses, "job", &diagnosis);
   EXPECT_EQ(diagnosis.rank, -1);
 }
 

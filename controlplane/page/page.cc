@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <thread>
@@ -23,6 +24,7 @@
 #include "controlplane/page/trace_json.h"
 #include "controlplane/trace/job_spans.h"
 #include "nlohmann/json.hpp"
+#include "proto/job.pb.h"
 #include "runtime/base/status.h"
 #include "runtime/base/stop_signal.h"
 #include "runtime/base/text/printable.h"
@@ -49,7 +51,8 @@ constexpr size_t kTracesMax = 3;
 // Of a job with more ranks, the page reads the spans of some ranks.
 constexpr int kTracedRanksMax = 512;
 constexpr int kSampledRanksMax = 2048;
-// So many spans are read at most, by reading fewer steps: a span takes about 100 bytes.
+// So many spans are read at most, by reading fewer steps and fewer ranks: a span takes about 100
+// bytes, an instruction of a plan about 200.
 constexpr int64_t kTracedSpansMax = 1'000'000;
 constexpr int64_t kTracedStepsMax = 50;
 // An answer made of what agents keep is at most this old.
@@ -140,14 +143,47 @@ struct KeptAnswer {
   absl::Duration at;
 };
 
+// Returns how many instructions a rank of each stage has in a step.
+absl::StatusOr<std::vector<int64_t>> InstructionsByStage(const job::v1::JobSpec& spec,
+                                                         const plan::Mesh& mesh) {
+  std::vector<int> ranks;
+  for (int stage = 0; stage < mesh.pipeline_size(); ++stage) {
+    ranks.push_back(mesh.RankOf({.pipeline = stage}));
+  }
+  ASSIGN_OR_RETURN(const trace::JobSpans spans, trace::JobSpans::Create(spec, ranks));
+  std::vector<int64_t> counts;
+  for (const plan::RankPlan& plan : spans.plans()) {
+    counts.push_back(static_cast<int64_t>(plan.instructions.size()));
+  }
+  return counts;
+}
+
+absl::Status TooManyInstructions(const control::v1::Job& job, const std::string& of,
+                                 int64_t count) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      of, " has ", count, " instructions in a step, too many for the page; use `megascale trace ",
+      job.job_id(), "`"));
+}
+
+// True if the spans of all ranks may be read.
+bool ReadsAll(const plan::Mesh& mesh, const std::vector<int64_t>& by_stage) {
+  const int64_t sum = std::accumulate(by_stage.begin(), by_stage.end(), int64_t{0});
+  return mesh.world_size() <= kTracedRanksMax &&
+         sum * mesh.data_size() * mesh.tensor_size() <= kTracedSpansMax;
+}
+
 // Returns the ranks whose spans the heat map reads; empty: all. Of a large job it is one
 // tensor-parallel rank of each stage of a replica, so that every wait between stages and between
 // replicas is among them; of a still larger job, those of every second, third … replica.
-std::vector<int> SampleOf(const plan::Mesh& mesh) {
-  if (mesh.world_size() <= kTracedRanksMax) return {};
+// Requires: a replica's instructions are at most kTracedSpansMax.
+std::vector<int> SampleOf(const plan::Mesh& mesh, const std::vector<int64_t>& by_stage) {
+  if (ReadsAll(mesh, by_stage)) return {};
   const int num_stages = mesh.pipeline_size();
-  const int every =
-      std::max(1, (mesh.data_size() * num_stages + kSampledRanksMax - 1) / kSampledRanksMax);
+  const int64_t sum = std::accumulate(by_stage.begin(), by_stage.end(), int64_t{0});
+  const auto replicas_max = static_cast<int>(std::clamp<int64_t>(
+      std::min<int64_t>(kSampledRanksMax / num_stages, kTracedSpansMax / std::max<int64_t>(1, sum)),
+      1, mesh.data_size()));
+  const int every = (mesh.data_size() + replicas_max - 1) / replicas_max;
   std::vector<int> ranks;
   for (int stage = 0; stage < num_stages; ++stage) {
     for (int data = 0; data < mesh.data_size(); data += every) {
@@ -199,6 +235,8 @@ struct Page::Impl {
     const std::lock_guard<std::mutex> lock(mutex);
     return failures.Of(job_id);
   }
+  // Forgets the spans of jobs that have ended, if no thread reads spans just now.
+  void DropTracesOfEnded(const std::vector<control::v1::Job>& jobs);
   absl::StatusOr<control::v1::Job> JobOf(const Request& request);
   absl::StatusOr<std::shared_ptr<const Trace>> TraceOf(const control::v1::Job& job,
                                                        int64_t num_steps,
@@ -328,11 +366,24 @@ absl::StatusOr<std::shared_ptr<const Trace>> Page::Impl::TraceOf(const control::
   return read;
 }
 
+void Page::Impl::DropTracesOfEnded(const std::vector<control::v1::Job>& jobs) {
+  const std::unique_lock<std::mutex> lock(trace_mutex, std::try_to_lock);
+  if (!lock.owns_lock() || traces.empty()) return;
+  std::erase_if(traces, [&](const auto& trace) {
+    return std::none_of(jobs.begin(), jobs.end(), [&](const control::v1::Job& job) {
+      return job.job_id() == trace.first.first && !job.has_ended_at();
+    });
+  });
+}
+
 absl::StatusOr<json> Page::Impl::HeatMap(const Request& request) {
   ASSIGN_OR_RETURN(const control::v1::Job job, JobOf(request));
   ASSIGN_OR_RETURN(const plan::Mesh mesh, layout::MeshOf(job.spec()));
   ASSIGN_OR_RETURN(const int64_t num_steps, NumberOf(request, "steps", 5, kTracedStepsMax));
-  ASSIGN_OR_RETURN(const auto traced, TraceOf(job, num_steps, SampleOf(mesh)));
+  ASSIGN_OR_RETURN(const auto by_stage, InstructionsByStage(job.spec(), mesh));
+  const int64_t of_replica = std::accumulate(by_stage.begin(), by_stage.end(), int64_t{0});
+  if (of_replica > kTracedSpansMax) return TooManyInstructions(job, "a replica", of_replica);
+  ASSIGN_OR_RETURN(const auto traced, TraceOf(job, num_steps, SampleOf(mesh, by_stage)));
   return HeatMapJson(traced->spans, traced->steps, std::max(int64_t{1}, num_steps));
 }
 
@@ -344,7 +395,13 @@ absl::StatusOr<json> Page::Impl::Timeline(const Request& request) {
   const auto word = request.query.find("view");
   ASSIGN_OR_RETURN(const TimelineView view,
                    TimelineViewFromWord(word == request.query.end() ? "pipeline" : word->second));
-  const bool reads_all = mesh.world_size() <= kTracedRanksMax;
+  ASSIGN_OR_RETURN(const auto by_stage, InstructionsByStage(job.spec(), mesh));
+  const int stage = mesh.CoordinateOf(static_cast<int>(rank)).pipeline;
+  const int64_t of_rank = by_stage[static_cast<size_t>(stage)];
+  if (of_rank > static_cast<int64_t>(kTimelineRankSpansMax)) {
+    return TooManyInstructions(job, absl::StrCat("rank ", rank), of_rank);
+  }
+  const bool reads_all = ReadsAll(mesh, by_stage);
   ASSIGN_OR_RETURN(
       const auto traced,
       TraceOf(job, num_steps,
@@ -474,6 +531,7 @@ void Page::Poll() {
   auto cluster = impl_->options.source->Cluster();
   read->at = impl_->options.clock->Wall();
   read->status = !jobs.ok() ? jobs.status() : cluster.status();
+  if (jobs.ok()) impl_->DropTracesOfEnded(*jobs);
   const std::lock_guard<std::mutex> lock(impl_->mutex);
   if (!read->status.ok()) {
     // What was known stays on the page, with the error.

@@ -220,11 +220,22 @@ std::string PrometheusText(const ExportedJobs& exported) {
   size_t jobs_max = std::min(exported.jobs.size(), kExportedJobsMax);
   auto nodes_max = static_cast<size_t>(exported.cluster.nodes_size());
   std::string text = TextOf(exported, jobs_max, nodes_max);
-  while (text.size() > kExportedBytesMax && jobs_max + nodes_max > 0) {
-    const double share =
-        0.95 * static_cast<double>(kExportedBytesMax) / static_cast<double>(text.size());
-    jobs_max = static_cast<size_t>(static_cast<double>(jobs_max) * share);
-    nodes_max = static_cast<size_t>(static_cast<double>(nodes_max) * share);
+  if (text.size() <= kExportedBytesMax) return text;
+  // The share of `count` whose text, beyond `rest` bytes that stay, has room; the last few percent
+  // are kept free, because the texts of jobs and machines differ in length.
+  const auto reduced = [&](size_t count, size_t rest) {
+    if (rest >= kExportedBytesMax) return size_t{0};
+    return static_cast<size_t>(0.95 * static_cast<double>(count) *
+                               static_cast<double>(kExportedBytesMax - rest) /
+                               static_cast<double>(text.size() - rest));
+  };
+  const size_t without_nodes = TextOf(exported, jobs_max, 0).size();
+  while (text.size() > kExportedBytesMax && nodes_max > 0) {
+    nodes_max = reduced(nodes_max, without_nodes);
+    text = TextOf(exported, jobs_max, nodes_max);
+  }
+  while (text.size() > kExportedBytesMax && jobs_max > 0) {
+    jobs_max = reduced(jobs_max, 0);
     text = TextOf(exported, jobs_max, nodes_max);
   }
   return text;

@@ -17,9 +17,10 @@ struct ExportedJobs {
   FailureHistory failures;
 };
 
-// Jobs that have not ended come first, then the newest; of machines, those that are not well. What
-// is beyond kExportedJobsMax, or would make the text longer than kExportedBytesMax, is counted in
-// `megascale_jobs_left_out` and `megascale_nodes_left_out`.
+// Jobs that have not ended come first, then the newest; of machines, those that are not well. Jobs
+// beyond kExportedJobsMax are left out. If the text would be longer than kExportedBytesMax,
+// machines are left out, and jobs only if no machine is left. `megascale_jobs_left_out` and
+// `megascale_nodes_left_out` count them.
 inline constexpr size_t kExportedJobsMax = 200;
 inline constexpr size_t kExportedBytesMax = 1'000'000;
 std::string PrometheusText(const ExportedJobs& exported);

@@ -39,8 +39,10 @@ std::vector<int> TimelineRanks(const plan::Mesh& mesh, TimelineView view, int ra
 // connects the ranks: the messages between them, and the collectives that they run together, each
 // with the member first for which the others waited. At most kTimelineSpansMax instructions, of
 // the ranks nearest to `rank`, so a connection occurs at most once for each of them. Requires:
-// `spans` has the ranks of TimelineRanks.
+// `spans` has the ranks of TimelineRanks, and `rank` has at most kTimelineRankSpansMax
+// instructions: it is shown, alone, even if it has more than kTimelineSpansMax.
 inline constexpr size_t kTimelineSpansMax = 6000;
+inline constexpr size_t kTimelineRankSpansMax = 10'000;
 nlohmann::json TimelineJson(const trace::JobSpans& spans, const timeline::TimedStep& step,
                             TimelineView view, int rank);
 

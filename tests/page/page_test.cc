@@ -536,6 +536,43 @@ TEST_F(LargePageTest, TheTimelineReadsTheRanksThatItShows) {
   EXPECT_EQ(large_.num_span_reads(), 2);
 }
 
+TEST_F(PageTest, AStepOfManyInstructionsIsReadOfFewerReplicas) {
+  TestFleet fleet({.data = 300, .pipeline = 2, .tensor = 1, .microbatches = 500});
+  Page page({.source = &fleet, .clock = &clock_});
+  page.Poll();
+  const http::Response map =
+      page.Answer({.path = "/api/heat-map", .query = {{"job", TestFleet::kJobId}}});
+  EXPECT_EQ(map.status, 200) << map.body;
+  EXPECT_EQ(fleet.num_ranks_read(), 300) << "of every second replica";
+}
+
+TEST_F(PageTest, ARankWithTooManyInstructionsIsRefusedWithTheCommandThatShowsIt) {
+  const auto timeline = [&](int microbatches) {
+    TestFleet fleet({.data = 1, .pipeline = 2, .tensor = 1, .microbatches = microbatches});
+    Page page({.source = &fleet, .clock = &clock_});
+    page.Poll();
+    return page.Answer({.path = "/api/timeline", .query = {{"job", TestFleet::kJobId}}});
+  };
+  const http::Response longest = timeline(2000);
+  EXPECT_EQ(longest.status, 200) << longest.body;
+  EXPECT_LT(longest.body.size(), 1'000'000);
+  EXPECT_GT(longest.body.size(), 300'000);
+  const http::Response refused = timeline(3000);
+  EXPECT_EQ(refused.status, 409);
+  EXPECT_THAT(refused.body, AllOf(HasSubstr("rank 0 has "), HasSubstr("megascale trace gpt-13b")));
+}
+
+TEST_F(PageTest, TheSpansOfAJobThatHasEndedAreForgotten) {
+  GetJson("/api/heat-map");
+  const control::v1::Job running = fleet_.job();
+  fleet_.job().mutable_ended_at()->set_seconds(1);
+  page_.Poll();
+  fleet_.job() = running;
+  page_.Poll();
+  GetJson("/api/heat-map");
+  EXPECT_EQ(fleet_.num_span_reads(), 2);
+}
+
 TEST_F(PageTest, EventsBringTheJobsOnceUntilTheyChange) {
   const auto events = page_.Events({.path = "/events", .query = {}});
   ASSERT_NE(events, nullptr);
@@ -568,6 +605,19 @@ TEST_F(PageTest, MetricsHaveAHelpATypeAndValuesOfJobsAndMachines) {
     const std::string name = words[0].substr(0, words[0].find('{'));
     EXPECT_EQ(typed.count(name), 1) << line;
   }
+}
+
+TEST(PrometheusTest, ManyMachinesLeaveOutNoJob) {
+  ExportedJobs exported;
+  for (int i = 0; i < 200; ++i) exported.jobs.emplace_back().set_job_id(absl::StrCat("job-", i));
+  for (int i = 0; i < 8000; ++i) {
+    exported.cluster.add_nodes()->set_node_id(absl::StrCat("node-", i));
+  }
+  const std::string text = PrometheusText(exported);
+  EXPECT_THAT(text, HasSubstr("megascale_jobs_left_out 0\n"));
+  EXPECT_THAT(text, Not(HasSubstr("megascale_nodes_left_out 0\n")));
+  EXPECT_LE(text.size(), kExportedBytesMax);
+  EXPECT_GT(text.size(), 900'000) << "it leaves out no more than it must";
 }
 
 TEST(PrometheusTest, ALabelCannotBreakOutOfItsQuotes) {

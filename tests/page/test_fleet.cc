@@ -32,9 +32,9 @@ job::v1::JobSpec SpecOf(const TestFleetOptions& options) {
   spec.mutable_model()->set_hidden_size(64);
   spec.mutable_model()->set_num_attention_heads(8);
   spec.mutable_data()->add_files("/data");
-  spec.mutable_train()->set_steps(400);
+  spec.mutable_train()->set_steps(std::max<int64_t>(400, options.last_step));
   spec.mutable_train()->set_seq_length(64);
-  spec.mutable_train()->set_global_batch_size(8 * options.data);
+  spec.mutable_train()->set_global_batch_size(options.microbatches * options.data);
   spec.mutable_train()->set_micro_batch_size(1);
   spec.mutable_parallel()->set_data_parallel_size(options.data);
   spec.mutable_parallel()->set_pipeline_model_parallel_size(options.pipeline);

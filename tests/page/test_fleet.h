@@ -21,6 +21,7 @@ struct TestFleetOptions {
   int data = 4;
   int pipeline = 4;
   int tensor = 2;
+  int microbatches = 8;
   int64_t last_step = 240;
   int num_ended_jobs = 0;  // besides those that have a meaning
   size_t name_bytes = 0;   // names of jobs and machines are at least so long

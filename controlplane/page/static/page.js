@@ -23,14 +23,23 @@ const state = {
   view: null
 };
 
+// The page's own errors are JSON, those of the server that sends its answers are plain text.
+function errorOf(text) {
+  try {
+    return JSON.parse(text).error;
+  } catch (error) {
+    return text.trim();
+  }
+}
+
 async function get(path, parameters) {
   const query = new URLSearchParams(parameters || {}).toString();
   const answer = await fetch(path + (query ? '?' + query : ''));
   if (answer.status === 401)
     throw new Error('the token is not valid any more: open the URL that the driver printed');
-  const value = await answer.json();
-  if (!answer.ok) throw new Error(value.error || 'the driver answered ' + answer.status);
-  return value;
+  const text = await answer.text();
+  if (!answer.ok) throw new Error(errorOf(text) || 'the driver answered ' + answer.status);
+  return JSON.parse(text);
 }
 
 const stateLabel = job =>

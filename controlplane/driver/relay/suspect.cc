@@ -134,13 +134,16 @@ class StallWalk {
   std::set<int> named_;
 };
 
-// Returns a number for each rank's machine; -1: it has none.
-std::vector<int> MachineOfRanks(const control::Job& job) {
+// Returns a number for each rank's machine; -1: it has none, or the rank's spans were not read. A
+// rank that counts as standing where another one stands is no second witness.
+std::vector<int> MachineOfRanks(const control::Job& job, const std::vector<bool>& known) {
   std::map<std::string, int> numbers = {{"", -1}};
   std::vector<int> machines;
   for (const control::RankView& rank : job.ranks()) {
     const auto number = static_cast<int>(numbers.size());
-    machines.push_back(numbers.try_emplace(rank.node_id(), number).first->second);
+    const int machine = numbers.try_emplace(rank.node_id(), number).first->second;
+    const size_t index = machines.size();
+    machines.push_back(index < known.size() && known[index] ? machine : -1);
   }
   return machines;
 }
@@ -201,7 +204,7 @@ absl::StatusOr<control::Suspicion> FindSuspect(const control::Job& job,
   if (root.rank < 0 || root.rank >= job.ranks_size()) {
     return absl::NotFoundError("nothing tells one rank from the others");
   }
-  RETURN_IF_ERROR(CheckRoot(verdict, ranks.spans(), MachineOfRanks(job)));
+  RETURN_IF_ERROR(CheckRoot(verdict, ranks.spans(), MachineOfRanks(job, ranks.Known())));
   const control::RankView& view = job.ranks(root.rank);
   if (Saves(view.status())) return absl::NotFoundError("it saves a checkpoint");
   control::Suspicion suspicion;

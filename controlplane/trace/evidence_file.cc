@@ -29,8 +29,8 @@ constexpr int kGzipWindowBits = 15 + 16;
 constexpr absl::string_view kGzipMagic = "\x1f\x8b";
 
 template <typename Message>
-void AddLine(absl::string_view word, const Message& message, std::string* text) {
-  if (text->size() > kEvidenceBytesMax) return;
+void AddLine(absl::string_view word, const Message& message, size_t bytes_max, std::string* text) {
+  if (text->size() > bytes_max) return;
   std::string line;
   const auto written = google::protobuf::util::MessageToJsonString(message, &line);
   if (written.ok()) absl::StrAppend(text, word, line, "\n");
@@ -51,7 +51,7 @@ std::string Gzip(absl::string_view text) {
   return packed;
 }
 
-absl::StatusOr<std::string> Gunzip(absl::string_view packed) {
+absl::StatusOr<std::string> Gunzip(absl::string_view packed, size_t bytes_max) {
   z_stream stream = {};
   MEGASCALE_CHECK(::inflateInit2(&stream, kGzipWindowBits) == Z_OK);
   stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(packed.data()));
@@ -59,15 +59,15 @@ absl::StatusOr<std::string> Gunzip(absl::string_view packed) {
   std::string text;
   std::string piece(size_t{1} << 16, '\0');
   int result = Z_OK;
-  while (result == Z_OK && text.size() <= kEvidenceBytesMax) {
+  while (result == Z_OK && text.size() <= bytes_max) {
     stream.next_out = reinterpret_cast<Bytef*>(piece.data());
     stream.avail_out = static_cast<uInt>(piece.size());
     result = ::inflate(&stream, Z_NO_FLUSH);
     text.append(piece, 0, piece.size() - stream.avail_out);
   }
   ::inflateEnd(&stream);
-  if (text.size() > kEvidenceBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat("more than ", kEvidenceBytesMax, " bytes"));
+  if (text.size() > bytes_max) {
+    return absl::InvalidArgumentError(absl::StrCat("more than ", bytes_max, " bytes"));
   }
   if (result != Z_STREAM_END) {
     return absl::InvalidArgumentError("the gzip data are damaged; copy the file again");
@@ -125,28 +125,28 @@ absl::Status CheckJob(control::v1::Job* job) {
 
 }  // namespace
 
-absl::StatusOr<std::string> PackEvidence(const EvidenceFile& file) {
+absl::StatusOr<std::string> PackEvidence(const EvidenceFile& file, size_t bytes_max) {
   std::string text;
-  for (const auto& response : file.spans) AddLine(kSpans, response, &text);
+  for (const auto& response : file.spans) AddLine(kSpans, response, bytes_max, &text);
   for (const auto& [kind, responses] : file.evidence) {
     for (const auto& response : responses) {
-      AddLine(absl::StrCat(kEvidence, kind, " "), response, &text);
+      AddLine(absl::StrCat(kEvidence, kind, " "), response, bytes_max, &text);
     }
   }
-  for (const auto& log : file.logs) AddLine(kLog, log, &text);
-  AddLine(kCluster, file.cluster, &text);
-  AddLine(kJob, file.job, &text);
-  if (text.size() > kEvidenceBytesMax) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "the evidence has more than ", kEvidenceBytesMax, " bytes; save fewer steps with --steps"));
+  for (const auto& log : file.logs) AddLine(kLog, log, bytes_max, &text);
+  AddLine(kCluster, file.cluster, bytes_max, &text);
+  AddLine(kJob, file.job, bytes_max, &text);
+  if (text.size() > bytes_max) {
+    return absl::ResourceExhaustedError(absl::StrCat("the evidence has more than ", bytes_max,
+                                                     " bytes; save fewer steps with --steps"));
   }
   return Gzip(text);
 }
 
-absl::StatusOr<EvidenceFile> UnpackEvidence(absl::string_view content) {
+absl::StatusOr<EvidenceFile> UnpackEvidence(absl::string_view content, size_t bytes_max) {
   std::string unpacked;
   if (absl::StartsWith(content, kGzipMagic)) {
-    ASSIGN_OR_RETURN(unpacked, Gunzip(content));
+    ASSIGN_OR_RETURN(unpacked, Gunzip(content, bytes_max));
     content = unpacked;
   }
   EvidenceFile file;

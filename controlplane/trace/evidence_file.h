@@ -26,11 +26,14 @@ struct EvidenceFile {
 // A file has no more bytes, unpacked.
 inline constexpr size_t kEvidenceBytesMax = size_t{1} << 28;
 
-// Returns the content of a file. Errors: ResourceExhausted - it would be too large.
-absl::StatusOr<std::string> PackEvidence(const EvidenceFile& file);
+// Returns the content of a file that has at most `bytes_max` bytes, unpacked. Errors:
+// ResourceExhausted - it would be larger.
+absl::StatusOr<std::string> PackEvidence(const EvidenceFile& file,
+                                         size_t bytes_max = kEvidenceBytesMax);
 
-// Reads the content of a file, plain or gzip. Errors: InvalidArgument - something else is in it, or
-// a job that no driver takes.
-absl::StatusOr<EvidenceFile> UnpackEvidence(absl::string_view content);
+// Reads the content of a file, plain or gzip. Errors: InvalidArgument - it has more than
+// `bytes_max` bytes, unpacked, something else is in it, or a job that no driver takes.
+absl::StatusOr<EvidenceFile> UnpackEvidence(absl::string_view content,
+                                            size_t bytes_max = kEvidenceBytesMax);
 
 }  // namespace megascale::trace

@@ -69,13 +69,13 @@ class NcclProgress::Shared {
   }
 
   void* StartTransport(const ProfilerEvent& description) {
+    const std::lock_guard<std::mutex> lock(mutex_);
     const auto* parent = static_cast<const Event*>(description.parent);
     const auto& given = description.transport;
     const bool is_ours = given.pid == ::getpid() && parent != nullptr &&
                          parent->kind == Event::Kind::kCall && given.peer >= 0 &&
                          static_cast<size_t>(given.peer) < options_.world_ranks.size();
     if (!is_ours) return nullptr;
-    const std::lock_guard<std::mutex> lock(mutex_);
     Event* event = Add({.kind = Event::Kind::kTransport,
                         .shared = this,
                         .call = parent->call,
@@ -88,9 +88,9 @@ class NcclProgress::Shared {
   }
 
   void* StartStep(const ProfilerEvent& description) {
+    const std::lock_guard<std::mutex> lock(mutex_);
     const auto* parent = static_cast<const Event*>(description.parent);
     if (parent == nullptr || parent->kind != Event::Kind::kTransport) return nullptr;
-    const std::lock_guard<std::mutex> lock(mutex_);
     Event step = *parent;
     step.kind = Event::Kind::kStep;
     return Add(step);

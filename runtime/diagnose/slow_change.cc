@@ -86,7 +86,8 @@ class Comparison {
   }
 
   // Returns by worker how many times longer it computes, beyond the median of those on other
-  // machines; where there is one machine, of the other workers.
+  // machines; where there is one machine, of the other workers. A worker is not slower because the
+  // others have become faster.
   std::vector<double> ChangeOf(const MeasuredStep& step, const std::vector<double>& before) const {
     const std::vector<double> work = WorkOf(step);
     std::vector<double> ratios(num_workers_, 1);
@@ -104,7 +105,7 @@ class Comparison {
       }
       if (of_others.empty()) continue;  // nothing tells it from the job
       const double common = base::UpperMedian(std::move(of_others));
-      if (common > 0) changes[w] = ratios[w] / common;
+      if (common > 0) changes[w] = std::min(ratios[w], ratios[w] / common);
     }
     return changes;
   }

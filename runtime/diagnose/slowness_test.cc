@@ -527,6 +527,19 @@ TEST(SlowChangeTest, NamesTheMachineWhoseLinkIsSlow) {
   }
 }
 
+// Another program used all machines but the first; it ends when the link of the third becomes slow.
+TEST(SlowChangeTest, AMachineIsNotSlowBecauseTheOthersHaveBecomeFaster) {
+  const Compared compared =
+      CompareSteps(kWide, [](const RankPlan& plan, const Instruction& i, int64_t, int64_t nanos) {
+        if (plan::IsPass(i.kind()) && !IsOn(0, plan)) return nanos / 2;
+        return IsOnLinkOf(2, plan, i) ? 60 * nanos : nanos;
+      });
+  const SlowChange change =
+      FindChange(compared.measured.graph, compared.measured.steps, compared.history());
+  EXPECT_EQ(change.what, Change::kMachineLink);
+  EXPECT_EQ(change.worker, 4);
+}
+
 TEST(SlowChangeTest, NamesARankThatIsLateInExchangesOnly) {
   for (const plan::MeshSizes& sizes : {kWide, kLong}) {
     for (const int late : {1, 4, 6}) {

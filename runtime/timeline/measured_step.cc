@@ -143,6 +143,7 @@ class Measurement {
   struct Member {
     SpanTime* time = nullptr;
     bool sends = false;
+    bool is_pass = false;
   };
   struct Meeting {
     std::vector<Member> members;
@@ -162,17 +163,18 @@ class Measurement {
         SpanTime& member = time->ranks[rank][i];
         if (member.state == SpanState::kNotBegun) continue;
         const bool sends = plan::OperationOf(instruction.kind()).op_class == plan::OpClass::kSend;
-        meeting.members.push_back({&member, sends});
+        meeting.members.push_back({&member, sends, plan::IsPass(instruction.kind())});
         meeting.last_ready = std::max(meeting.last_ready, member.ready);
       }
     }
     for (auto& [name, meeting] : meetings) {
       const bool all_came = meeting.members.size() == meeting.size;
-      for (const auto& [time_of, sends] : meeting.members) {
+      for (const auto& [time_of, sends, is_pass] : meeting.members) {
         if (!all_came && time_of->state == SpanState::kRuns) {
           time_of->begin = time_of->end;
         } else if (!sends || meeting.last_ready <= time_of->end) {
-          time_of->begin = std::clamp(meeting.last_ready, time_of->ready, time_of->end);
+          const int64_t limit = is_pass ? time_of->ready + time_of->exchange : time_of->end;
+          time_of->begin = std::clamp(meeting.last_ready, time_of->ready, limit);
         }
         // In its first exchange a pass waits for the last tensor rank to begin the pass.
         const int64_t waited = time_of->begin - time_of->ready;

@@ -37,9 +37,10 @@ double QuietSeconds(const RankSpans& rank);
 // had already ended by then (a send into a buffer) begins when it was ready itself; a member that
 // runs while its peers are not there begins when the spans were read.
 //
-// A pass reports itself how long it waited for exchanges with its tensor-parallel ranks. That time
-// excludes the wait for the last of these ranks to begin the pass. The exchanges themselves are
-// returned for drawing only.
+// A pass reports itself how long it waited for exchanges with its tensor-parallel ranks. The wait
+// for the last of these ranks to begin the pass is a part of that time, and is not returned as
+// `exchange`. It is no longer than that time, so that a peer's spans do not change how long a rank
+// computes. The exchanges themselves are returned for drawing only.
 //
 // Spans of instructions that no plan has are ignored, because spans come from other machines. A
 // step is whole on every rank if none of its spans was lost. Requires: `plans` and `ranks` are by

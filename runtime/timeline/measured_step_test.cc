@@ -213,6 +213,37 @@ TEST(MeasuredExchangesTest, APassTellsOfItsWaitsButNotForTheLastToBegin) {
   EXPECT_TRUE(steps[0].exchanges[1].empty());
 }
 
+// Rank 1 begins the pass late, or says so: rank 0 computes as long as before.
+TEST(MeasuredExchangesTest, WhatAPeerSaysDoesNotChangeHowLongARankComputes) {
+  const InstructionId forward(OpKind::kForward, 0, 0);
+  plan::PlanOptions options;
+  options.mesh = plan::Mesh::Create({.tensor = 2}).value();
+  std::vector<RankPlan> plans;
+  for (int rank = 0; rank < 2; ++rank) {
+    plans.push_back(plan::BuildTrainPlan(options, rank).value());
+  }
+  for (const int64_t late : {0, 20, 50, 80, 1000}) {
+    std::vector<RankSpans> ranks(2);
+    for (size_t rank = 0; rank < 2; ++rank) {
+      for (const plan::Instruction& instruction : plans[rank].instructions) {
+        const int64_t begin = kStart + (instruction.id == forward && rank == 1 ? 100 + late : 100);
+        ranks[rank].spans.push_back({.begin_nanos = begin,
+                                     .end_nanos = std::max(begin, kStart + 200),
+                                     .instruction = instruction.id.packed(),
+                                     .step = 1,
+                                     .exchange_nanos = 50});
+      }
+    }
+    const std::vector<TimedStep> steps = MeasureSteps(plans, ranks, 1);
+    ASSERT_EQ(steps.size(), 1u);
+    for (size_t i = 0; i < plans[0].instructions.size(); ++i) {
+      if (plans[0].instructions[i].id != forward) continue;
+      const SpanTime& time = steps[0].time.ranks[0][i];
+      EXPECT_EQ(time.end - time.begin - time.exchange, 50) << late;
+    }
+  }
+}
+
 TEST_F(MeasuredStepTest, AStepThatOneRankMakesUpDoesNotHideThoseOfTheOthers) {
   RunStep(1);
   for (RankSpans& rank : ranks_) rank.spans.pop_back();

@@ -30,6 +30,7 @@ void Cut(size_t bytes_max, v1::SpanChunk* chunk) {
 void Cut(telemetry::v1::Evidence* evidence) {
   KeepNewest(LastAttempts::kCalls, evidence->mutable_completed());
   KeepNewest(LastAttempts::kCalls, evidence->mutable_running());
+  KeepNewest(LastAttempts::kCalls, evidence->mutable_in_flight());
 }
 
 }  // namespace

@@ -27,6 +27,9 @@ LastAttempt AttemptOf(int64_t attempt, int num_ranks, int spans_of_step = 40) {
     for (int call = 0; call < 4096; ++call) {
       last.exchanges[rank].add_completed()->set_sequence(static_cast<uint64_t>(call));
     }
+    for (int look = 0; look < 512; ++look) {
+      last.exchanges[rank].add_in_flight()->set_seen_nanos(look);
+    }
   }
   for (int second = 1; second <= 900; ++second) {
     last.samples.add_samples()->set_monotonic_nanos(second);
@@ -67,6 +70,8 @@ TEST(LastAttemptsTest, TheNewestOfEachRankIsKept) {
   ASSERT_TRUE(calls.ok()) << calls.status();
   EXPECT_EQ(calls->completed_size(), 64);
   EXPECT_EQ(calls->completed(63).sequence(), 4095u);
+  ASSERT_EQ(calls->in_flight_size(), 64);
+  EXPECT_EQ(calls->in_flight(63).seen_nanos(), 511);
   const auto samples = kept.Evidence(EvidenceOf("j", 0, telemetry::v1::EVIDENCE_KIND_METRICS));
   ASSERT_TRUE(samples.ok()) << samples.status();
   EXPECT_EQ(samples->samples_size(), 60);

@@ -366,8 +366,9 @@ void AgentLoop::Do(const MarkPersisted& action) {
 void AgentLoop::Do(const DropMemory& action) {
   if (const auto memory = memory_.find(action.job_id); memory != memory_.end()) {
     LastAttempt last = memory->second->ReadLast(Now());
-    last.samples = machine_.Samples();
-    last_attempts_.Keep(action.job_id, std::move(last));
+    last.samples = machine_.Samples(action.job_id);
+    // Without an attempt there is nothing to ask for.
+    if (last.attempt > 0) last_attempts_.Keep(action.job_id, std::move(last));
     memory_.erase(memory);
   }
   published_.erase(action.job_id);

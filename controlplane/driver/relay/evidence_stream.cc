@@ -6,6 +6,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -98,7 +99,11 @@ class EvidenceStream {
     const int most = std::min(kNodesAskedAtOnce, static_cast<int>(nodes_.size()));
     const Helpers helpers(std::max(0, most - 1));
     std::vector<std::thread> threads;
-    for (int i = 0; i < helpers.count(); ++i) threads.emplace_back([this] { AskNodes(); });
+    try {
+      for (int i = 0; i < helpers.count(); ++i) threads.emplace_back([this] { AskNodes(); });
+    } catch (const std::system_error&) {
+      // At the limit of threads those that have begun ask all nodes.
+    }
     AskNodes();
     for (std::thread& thread : threads) thread.join();
     return is_gone_ ? absl::CancelledError("the reader is gone") : absl::OkStatus();

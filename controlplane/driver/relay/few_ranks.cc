@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
+#include <string>
 #include <utility>
 
 #include "runtime/base/status.h"
@@ -10,10 +12,35 @@ namespace megascale::driver {
 
 namespace control = megascale::control::v1;
 
+namespace {
+
+namespace agent = megascale::agent::v1;
+
+using SpanFetch = decltype(SpanStreamPorts::fetch);
+
+// A node that did not answer is not asked again in a later reading: each question costs a timeout.
+SpanFetch SkippingAway(SpanFetch fetch) {
+  auto away = std::make_shared<std::map<std::string, absl::Status>>();
+  return [fetch = std::move(fetch), away](
+             const std::string& node_id,
+             const agent::FetchSpans& request) -> absl::StatusOr<agent::SpanChunk> {
+    const auto found = away->find(node_id);
+    if (found != away->end()) return found->second;
+    absl::StatusOr<agent::SpanChunk> chunk = fetch(node_id, request);
+    if (absl::IsUnavailable(chunk.status()) || absl::IsDeadlineExceeded(chunk.status())) {
+      (*away)[node_id] = chunk.status();
+    }
+    return chunk;
+  };
+}
+
+}  // namespace
+
 FewRanks::FewRanks(const control::Job* job, SpanStreamPorts ports, Options options,
                    trace::JobSpans spans)
     : job_(job), ports_(std::move(ports)), options_(std::move(options)), spans_(std::move(spans)) {
   ports_.job = [job] { return *job; };
+  ports_.fetch = SkippingAway(std::move(ports_.fetch));
 }
 
 absl::StatusOr<FewRanks> FewRanks::Create(const control::Job& job, SpanStreamPorts ports,

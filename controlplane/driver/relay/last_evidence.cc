@@ -1,6 +1,7 @@
 #include "controlplane/driver/relay/last_evidence.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -16,33 +17,59 @@ namespace telemetry = megascale::telemetry::v1;
 constexpr int kRanksMax = 64;
 constexpr int64_t kSteps = 2;
 
+// A reading that was stopped has read a part.
+absl::Status UnlessStopped(absl::Status read) {
+  return absl::IsCancelled(read) ? absl::OkStatus() : std::move(read);
+}
+
 absl::Status ReadKind(telemetry::EvidenceKind kind, const std::vector<int>& ranks,
-                      EvidenceStreamPorts ports, trace::EvidenceFile* file) {
+                      EvidenceStreamPorts ports, const std::function<bool()>& should_stop,
+                      trace::EvidenceFile* file) {
   control::StreamEvidenceRequest request;
   request.set_job_id(file->job.job_id());
   request.set_kind(kind);
+  request.set_only_ranks_of_job(true);
   for (const int rank : ranks) request.add_ranks(rank);
   ports.emit = [&](const control::StreamEvidenceResponse& response) {
     file->evidence[kind].push_back(response);
-    return true;
+    return !should_stop();
   };
-  return StreamEvidence(request, ports);
+  return UnlessStopped(StreamEvidence(request, ports));
+}
+
+void LeaveOutSpans(control::StreamSpansResponse* response) {
+  google::protobuf::RepeatedPtrField<telemetry::Span> freed;  // clear_spans keeps their memory
+  response->mutable_spans()->Swap(&freed);
+  response->set_error("its spans were left out, because the file would be too large");
 }
 
 // Leaves out what is needed least; false: nothing is left that could be.
 bool LeaveOut(int culprit, trace::EvidenceFile* file) {
   if (file->evidence.erase(telemetry::EVIDENCE_KIND_EXCHANGES) > 0) return true;
-  auto& spans = file->spans;
-  const auto last = std::find_if(spans.rbegin(), spans.rend(), [&](const auto& response) {
-    return response.rank() != culprit && response.spans_size() > 0;
-  });
-  if (last == spans.rend()) return false;
-  // Half of those that are left.
-  size_t count = spans.size() / 2;
-  for (auto it = last; it != spans.rend() && count > 0; ++it, --count) {
-    if (it->rank() != culprit) it->clear_spans();
+  std::vector<control::StreamSpansResponse*> others;
+  for (control::StreamSpansResponse& response : file->spans) {
+    if (response.rank() != culprit && response.spans_size() > 0) others.push_back(&response);
   }
-  return true;
+  // The last half of them.
+  for (size_t i = others.size() / 2; i < others.size(); ++i) LeaveOutSpans(others[i]);
+  if (!others.empty()) return true;
+  if (file->evidence.erase(telemetry::EVIDENCE_KIND_METRICS) > 0) return true;
+  const bool has_cluster = file->cluster.nodes_size() > 0;
+  file->cluster.Clear();
+  return has_cluster;
+}
+
+// Returns the content of a file that ReadLastEvidence can read.
+absl::StatusOr<std::string> PackWithin(size_t bytes_max, int culprit, trace::EvidenceFile* file) {
+  for (;;) {
+    absl::StatusOr<std::string> content = trace::PackEvidence(*file, kLastEvidenceTextMax);
+    const bool is_small = content.ok() && content->size() <= bytes_max;
+    if (is_small || (!content.ok() && !absl::IsResourceExhausted(content.status()))) return content;
+    if (LeaveOut(culprit, file)) continue;
+    return absl::ResourceExhaustedError(
+        absl::StrCat("job ", file->job.job_id(), ": what its agents kept of the culprit, rank ",
+                     culprit, ", has more than ", bytes_max, " bytes; writes no file"));
+  }
 }
 
 }  // namespace
@@ -52,40 +79,45 @@ std::string LastEvidencePath(const control::Job& job) {
 }
 
 absl::StatusOr<std::string> CollectLastEvidence(const control::Job& job, SpanStreamPorts spans,
-                                                EvidenceStreamPorts evidence, size_t bytes_max) {
+                                                EvidenceStreamPorts evidence,
+                                                const CollectOptions& options) {
   trace::EvidenceFile file;
   file.job = job;
   file.job.clear_directory();
   spans.asks_ended = evidence.asks_ended = true;
+  const auto should_stop = [&] { return options.should_stop != nullptr && options.should_stop(); };
+  const int culprit = job.culprit().rank();
   bool has_spans = false;
+  size_t spans_bytes = 0;
   spans.emit = [&](const control::StreamSpansResponse& response) {
     has_spans = has_spans || response.spans_size() > 0;
     file.spans.push_back(response);
-    return true;
+    if (response.rank() == culprit || response.spans_size() == 0) return !should_stop();
+    spans_bytes += response.ByteSizeLong();
+    if (spans_bytes > options.spans_max) LeaveOutSpans(&file.spans.back());
+    return !should_stop();
   };
   control::StreamSpansRequest request;
   request.set_job_id(job.job_id());
   request.set_first_step(std::max<int64_t>(0, job.last_step() - kSteps));
-  RETURN_IF_ERROR(StreamSpans(request, spans));
+  RETURN_IF_ERROR(UnlessStopped(StreamSpans(request, spans)));
   if (!has_spans) return absl::UnavailableError("no agent has spans of it");
-  const int culprit = job.culprit().rank();
   std::vector<int> ranks;
   for (int rank = 0; rank < std::min(job.ranks_size(), kRanksMax); ++rank) ranks.push_back(rank);
-  RETURN_IF_ERROR(ReadKind(telemetry::EVIDENCE_KIND_EXCHANGES, ranks, evidence, &file));
+  const std::vector<int> of_culprit = {std::max(0, culprit)};
   RETURN_IF_ERROR(
-      ReadKind(telemetry::EVIDENCE_KIND_METRICS, {std::max(0, culprit)}, evidence, &file));
+      ReadKind(telemetry::EVIDENCE_KIND_EXCHANGES, ranks, evidence, should_stop, &file));
+  RETURN_IF_ERROR(
+      ReadKind(telemetry::EVIDENCE_KIND_METRICS, of_culprit, evidence, should_stop, &file));
   if (const auto cluster = evidence.cluster(); cluster.ok()) file.cluster = *cluster;
-  for (;;) {
-    ASSIGN_OR_RETURN(std::string content, trace::PackEvidence(file));
-    if (content.size() <= bytes_max || !LeaveOut(culprit, &file)) return content;
-  }
+  return PackWithin(options.bytes_max, culprit, &file);
 }
 
 absl::StatusOr<trace::EvidenceFile> ReadLastEvidence(const control::Job& job, JobFiles* files) {
   const std::string path = LastEvidencePath(job);
   if (!files->Exists(path)) return absl::NotFoundError(absl::StrCat(path, ": does not exist"));
   ASSIGN_OR_RETURN(const std::string content, files->ReadAt(path, 0, 2 * kLastEvidenceBytesMax));
-  absl::StatusOr<trace::EvidenceFile> file = trace::UnpackEvidence(content);
+  absl::StatusOr<trace::EvidenceFile> file = trace::UnpackEvidence(content, kLastEvidenceTextMax);
   if (!file.ok()) return absl::DataLossError(absl::StrCat(path, ": ", file.status().message()));
   return file;
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -17,18 +18,28 @@
 namespace megascale::driver {
 
 inline constexpr size_t kLastEvidenceBytesMax = size_t{1} << 20;  // of a job's file
+inline constexpr size_t kLastEvidenceTextMax = size_t{1} << 25;   // of its text, unpacked
 
 // Returns the path of the file in the job's folder.
 std::string LastEvidencePath(const megascale::control::v1::Job& job);
 
+struct CollectOptions {
+  size_t bytes_max = kLastEvidenceBytesMax;
+  // Of the spans that are in memory at once, in bytes, beside those of the culprit.
+  size_t spans_max = kLastEvidenceTextMax;
+  // True: asks no further node, and keeps what was read. Null: never. Called by one thread at a
+  // time.
+  std::function<bool()> should_stop = nullptr;
+};
+
 // Reads spans of all ranks, calls of the first 64, and metrics of the machine of the culprit, and
-// returns the file's content. What does not fit into `bytes_max` is left out: first the calls, then
-// the spans of ranks that are not the culprit. `spans` and `evidence`: ports without `emit`.
-// Errors: Unavailable
-// - no agent answers; those of the ports.
+// returns the file's content. What does not fit is left out: first the calls, then the spans of
+// ranks that are not the culprit, the metrics, and what is known of the cluster. `spans` and
+// `evidence`: ports without `emit`. Errors: Unavailable - no agent answers; ResourceExhausted - the
+// rest is too large, too; those of the ports.
 absl::StatusOr<std::string> CollectLastEvidence(const megascale::control::v1::Job& job,
                                                 SpanStreamPorts spans, EvidenceStreamPorts evidence,
-                                                size_t bytes_max = kLastEvidenceBytesMax);
+                                                const CollectOptions& options = {});
 
 // Errors: NotFound - there is no file; DataLoss - it is damaged.
 absl::StatusOr<trace::EvidenceFile> ReadLastEvidence(const megascale::control::v1::Job& job,

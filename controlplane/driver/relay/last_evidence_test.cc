@@ -1,5 +1,6 @@
 #include "controlplane/driver/relay/last_evidence.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -60,9 +61,9 @@ class LastEvidenceTest : public ::testing::Test {
   }
 
   absl::StatusOr<trace::EvidenceFile> Keep() {
-    const auto content = CollectLastEvidence(job_, spans_, evidence_, bytes_max_);
+    const auto content = CollectLastEvidence(job_, spans_, evidence_, options_);
     if (!content.ok()) return content.status();
-    EXPECT_LE(content->size(), bytes_max_);
+    EXPECT_LE(content->size(), options_.bytes_max);
     EXPECT_TRUE(disk_.WriteSoon(LastEvidencePath(job_), *content).ok());
     return ReadLastEvidence(job_, &disk_);
   }
@@ -73,7 +74,7 @@ class LastEvidenceTest : public ::testing::Test {
   std::vector<std::string> asked_;
   std::string away_;
   int spans_of_rank_ = 10;
-  size_t bytes_max_ = kLastEvidenceBytesMax;
+  CollectOptions options_;
   SimulatedDisk disk_;
 };
 
@@ -99,13 +100,49 @@ TEST_F(LastEvidenceTest, WithoutAnAgentThatAnswersNothingIsWritten) {
 
 TEST_F(LastEvidenceTest, AFileThatWouldBeTooLargeKeepsTheCulprit) {
   spans_of_rank_ = 1000;
-  bytes_max_ = 40'000;
+  options_.bytes_max = 40'000;
   const auto file = Keep();
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_EQ(file->evidence.count(telemetry::EVIDENCE_KIND_EXCHANGES), 0u);
   EXPECT_EQ(file->spans[2].spans_size(), 1000);
   EXPECT_LT(file->spans[0].spans_size() + file->spans[1].spans_size() + file->spans[3].spans_size(),
             3000);
+}
+
+TEST_F(LastEvidenceTest, WhatCannotBeMadeSmallEnoughIsNotWritten) {
+  spans_of_rank_ = 1000;
+  options_.bytes_max = 1000;
+  EXPECT_EQ(Keep().status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST_F(LastEvidenceTest, TheOnlyRankOfAJobWithoutACulpritMayBeLeftOut) {
+  spans_of_rank_ = 1000;
+  options_.bytes_max = 4000;
+  job_.mutable_culprit()->set_rank(-1);
+  job_.mutable_ranks()->DeleteSubrange(1, 3);
+  const auto content = CollectLastEvidence(job_, spans_, evidence_, options_);
+  ASSERT_TRUE(content.ok()) << content.status();
+  EXPECT_LE(content->size(), options_.bytes_max);
+}
+
+TEST_F(LastEvidenceTest, SpansBeyondTheBudgetAreThoseOfTheCulpritOnly) {
+  options_.spans_max = 300;  // a rank's
+  const auto file = Keep();
+  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_EQ(file->spans.size(), 4u);
+  EXPECT_EQ(file->spans[0].spans_size(), 10);
+  EXPECT_EQ(file->spans[1].spans_size(), 0);
+  EXPECT_THAT(file->spans[1].error(), testing::HasSubstr("left out"));
+  EXPECT_EQ(file->spans[2].spans_size(), 10);
+}
+
+TEST_F(LastEvidenceTest, AReadingThatIsStoppedKeepsWhatItHas) {
+  int num_answers = 0;
+  options_.should_stop = [&] { return ++num_answers >= 3; };
+  const auto file = Keep();
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->spans.size(), 3u);
+  EXPECT_LE(file->evidence.at(telemetry::EVIDENCE_KIND_EXCHANGES).size(), 2u) << "one of each node";
 }
 
 // A client that asks for spans of the ended job gets those of the file.
@@ -128,6 +165,11 @@ TEST_F(LastEvidenceTest, StreamsOfAnEndedJobAreThoseOfItsFile) {
   request.set_first_step(10);
   ASSERT_TRUE(StreamSpans(request, spans).ok());
   EXPECT_EQ(got[2].spans_size(), 0);
+  got.clear();
+  request.add_ranks(2);
+  ASSERT_TRUE(StreamSpans(request, spans).ok());
+  ASSERT_EQ(got.size(), 1u);
+  EXPECT_EQ(got[0].rank(), 2);
 
   std::vector<control::StreamEvidenceResponse> calls;
   EvidenceStreamPorts evidence = evidence_;

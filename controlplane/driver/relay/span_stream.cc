@@ -25,7 +25,7 @@ struct ClockReading {
 class SpanStream {
  public:
   SpanStream(const control::StreamSpansRequest& request, const SpanStreamPorts& ports)
-      : request_(request), ports_(ports) {}
+      : request_(request), ports_(ports), wanted_(request.ranks().begin(), request.ranks().end()) {}
 
   absl::Status Run() {
     ASSIGN_OR_RETURN(const control::Job job, ports_.job());
@@ -38,17 +38,19 @@ class SpanStream {
     for (const control::NodeView& node : cluster.nodes()) {
       machines_[node.node_id()] = node.machine_id();
     }
-    const std::set<int> wanted(request_.ranks().begin(), request_.ranks().end());
     for (const control::RankView& rank : job.ranks()) {
-      if (!wanted.empty() && wanted.count(rank.status().rank()) == 0) continue;
+      if (!IsWanted(rank.status().rank())) continue;
       if (!ports_.emit(Read(job, rank))) return absl::CancelledError("the reader is gone");
     }
     return absl::OkStatus();
   }
 
  private:
+  bool IsWanted(int rank) const { return wanted_.empty() || wanted_.count(rank) > 0; }
+
   absl::Status EmitSaved(const trace::EvidenceFile& saved) const {
     for (control::StreamSpansResponse response : saved.spans) {
+      if (!IsWanted(response.rank())) continue;
       auto& spans = *response.mutable_spans();
       spans.erase(
           std::remove_if(spans.begin(), spans.end(),
@@ -137,6 +139,7 @@ class SpanStream {
 
   const control::StreamSpansRequest& request_;
   const SpanStreamPorts& ports_;
+  const std::set<int> wanted_;                   // empty: all ranks
   std::map<std::string, std::string> machines_;  // by node
   std::map<std::string, ClockReading> clocks_;   // by machine
   std::map<std::string, absl::Status> away_;     // by node

@@ -134,13 +134,20 @@ class StallWalk {
   std::set<int> named_;
 };
 
-// Returns a number for each rank's machine; -1: it has none.
-std::vector<int> MachineOfRanks(const control::Job& job) {
+// Returns a number for each rank's machine; -1: it has none, or it is no witness against `root`:
+// the rank's spans were not read, and it merely counts as standing where another one stands.
+std::vector<int> MachineOfWitnesses(const control::Job& job, int root,
+                                    const std::vector<bool>& known) {
   std::map<std::string, int> numbers = {{"", -1}};
   std::vector<int> machines;
-  for (const control::RankView& rank : job.ranks()) {
+  for (int rank = 0; rank < job.ranks_size(); ++rank) {
+    const std::string& node_id = job.ranks(rank).node_id();
     const auto number = static_cast<int>(numbers.size());
-    machines.push_back(numbers.try_emplace(rank.node_id(), number).first->second);
+    const int machine = numbers.try_emplace(node_id, number).first->second;
+    const bool is_own = node_id == job.ranks(root).node_id();
+    const auto index = static_cast<size_t>(rank);
+    const bool is_read = index < known.size() && known[index];
+    machines.push_back(is_own || is_read ? machine : -1);
   }
   return machines;
 }
@@ -201,7 +208,8 @@ absl::StatusOr<control::Suspicion> FindSuspect(const control::Job& job,
   if (root.rank < 0 || root.rank >= job.ranks_size()) {
     return absl::NotFoundError("nothing tells one rank from the others");
   }
-  RETURN_IF_ERROR(CheckRoot(verdict, ranks.spans(), MachineOfRanks(job)));
+  RETURN_IF_ERROR(
+      CheckRoot(verdict, ranks.spans(), MachineOfWitnesses(job, root.rank, ranks.Known())));
   const control::RankView& view = job.ranks(root.rank);
   if (Saves(view.status())) return absl::NotFoundError("it saves a checkpoint");
   control::Suspicion suspicion;

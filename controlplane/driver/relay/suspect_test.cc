@@ -407,6 +407,25 @@ TEST(StuckJobTest, AJobOfManyRanksIsExaminedFromFewSpans) {
   }
 }
 
+TEST(StuckJobTest, ANodeThatDoesNotAnswerIsAskedOnce) {
+  ComputedJob job(6, 4, 9);
+  job.steps_[6] = job.steps_[7] = job.steps_[8] = job.StepWith(ComputedJob::kPassNanos);
+  job.steps_[9] = job.StepWith(ComputedJob::kForever);
+  job.job_.set_last_step(8);
+  job.ReportFrom(job.steps_[9]);
+  SpanStreamPorts ports = job.Ports();
+  int num_asked = 0;
+  ports.fetch = [&num_asked, fetch = ports.fetch](
+                    const std::string& node,
+                    const agent::FetchSpans& request) -> absl::StatusOr<agent::SpanChunk> {
+    if (node != "n2") return fetch(node, request);
+    ++num_asked;
+    return absl::UnavailableError("its agent does not answer");
+  };
+  FindSuspect(job.job_, job.Sample(), ports).status().IgnoreError();
+  EXPECT_EQ(num_asked, 1);
+}
+
 // --- slow jobs -----------------------------------------------------------------------------------
 
 // Steps 1 to 20 are normal, and those up to 30 are slow.

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/relay/last_evidence.h"
 #include "controlplane/driver/storage/job_files.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 
 namespace megascale::driver {
@@ -38,8 +39,13 @@ bool LastEvidenceWatch::Keep(const std::string& job_id) {
   if (!job.ok() || job->ranks_size() == 0) return false;
   if (RealJobFiles().Exists(LastEvidencePath(*job))) return true;
   auto [spans, evidence] = ports_of_(job_id);
-  const auto content = CollectLastEvidence(*job, std::move(spans), std::move(evidence));
-  if (!content.ok()) return false;
+  const absl::Duration deadline = base::RealClock().Monotonic() + kCollectionMax;
+  const auto is_stopped = [this] { return stop_.WaitFor(absl::ZeroDuration()); };
+  const CollectOptions options = {
+      .should_stop = [&] { return is_stopped() || base::RealClock().Monotonic() >= deadline; }};
+  const auto content = CollectLastEvidence(*job, std::move(spans), std::move(evidence), options);
+  // The next driver collects what is left unread here.
+  if (!content.ok() || is_stopped()) return false;
   const absl::Status written = RealJobFiles().WriteSoon(LastEvidencePath(*job), *content);
   if (!written.ok()) base::LogWarning(written.message());
   return written.ok();

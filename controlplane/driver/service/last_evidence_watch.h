@@ -23,6 +23,8 @@ class LastEvidenceWatch {
   // Agents keep the last attempts of a few jobs: older jobs are not asked for.
   static constexpr absl::Duration kAgeMax = absl::Minutes(10);
   static constexpr int kTriesMax = 3;
+  // Nodes that do not answer take seconds each: no further one is asked after this time.
+  static constexpr absl::Duration kCollectionMax = absl::Seconds(30);
 
   using PortsOf =
       std::function<std::pair<SpanStreamPorts, EvidenceStreamPorts>(const std::string& job_id)>;

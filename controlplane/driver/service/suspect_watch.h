@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 #include <thread>
 
@@ -23,11 +24,13 @@ class SuspectWatch {
 
  private:
   void Run();
-  void Examine(const JobTriggers::Triggered& triggered);
+  // Returns the node that is the cause of slow steps; "": none is known.
+  std::string Examine(const JobTriggers::Triggered& triggered);
 
   DriverLoop& loop_;
   const PortsOf ports_of_;
   JobTriggers triggers_;
+  std::map<std::string, std::string> named_;  // by job: the slow node at the look before
   base::StopSignal stop_;
   std::thread thread_;
 };

@@ -10,6 +10,7 @@
 #include "controlplane/driver/shell/job_view.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text/printable.h"
 
 namespace megascale::driver {
 namespace {
@@ -18,6 +19,7 @@ namespace agent = megascale::agent::v1;
 namespace control = megascale::control::v1;
 
 constexpr size_t kWarningsMax = 64;
+constexpr size_t kWarningBytesMax = 500;
 constexpr size_t kRanksMax = 64;
 constexpr size_t kNodesMax = 64;
 constexpr size_t kFileBytesMax = size_t{1} << 20;
@@ -174,8 +176,10 @@ void JobEvidences::OnReport(const std::string& node_id, const agent::ActualState
     const int place = state.index().PlaceOf(actual.job_id());
     if (place < 0 || state.state().jobs(place).attempt() != actual.attempt()) continue;
     if (IsTerminal(state.state().jobs(place))) continue;
+    if (state.index().On(node_id).count(place) == 0) continue;
     NodesOfWarnings& nodes_of = warnings_[actual.job_id()];
-    for (const std::string& warning : actual.warnings()) {
+    for (const std::string& told : actual.warnings()) {
+      const std::string warning = base::Printable(told, kWarningBytesMax);
       const bool is_new = nodes_of.count(warning) == 0;
       if (!is_new || nodes_of.size() < kWarningsMax) nodes_of[warning].insert(node_id);
     }

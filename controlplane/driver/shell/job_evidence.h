@@ -37,7 +37,7 @@ class JobEvidences {
   // Keeps what the ranks do when an event comes that ends, or may end, an attempt. Call before it
   // is applied.
   void OnEvent(const Event& event, const IndexedState& state, const AgentMonitor& monitor);
-  // Keeps the warnings in a report of a job that has not ended.
+  // Keeps the warnings in a report of a job that has not ended, if it has ranks on the node.
   void OnReport(const std::string& node_id, const megascale::agent::v1::ActualState& report,
                 const IndexedState& state);
   // Writes the evidence of a job that has ended.

@@ -113,6 +113,26 @@ TEST_F(JobEvidenceTest, WhatRanksDidInAnEarlierAttemptIsNotToldOfALaterFailure) 
   }
 }
 
+TEST_F(JobEvidenceTest, OnlyNodesThatHoldRanksOfTheJobMayWarnAndBriefly) {
+  JobRecord* job = state_.mutable_jobs(0);
+  job->set_stage(pb::STAGE_RUN);
+  job->set_attempt(1);
+  job->add_placements()->set_node_id("n0");
+  agent::ActualState report;
+  agent::ActualJob* actual = report.add_jobs();
+  actual->set_job_id("j");
+  actual->set_attempt(1);
+  actual->add_warnings(std::string(10'000, 'x'));
+  evidences_.OnReport("n0", report, state_);
+  actual->set_warnings(0, "of a stranger");
+  evidences_.OnReport("n9", report, state_);
+  evidences_.Keep(state_, *job, 5, monitor_);
+  const auto evidence = Read();
+  ASSERT_TRUE(evidence.ok()) << evidence.status();
+  ASSERT_EQ(evidence->warnings_size(), 1);
+  EXPECT_LT(evidence->warnings(0).size(), 600u);
+}
+
 TEST_F(JobEvidenceTest, AFileThatIsTooLargeIsIgnored) {
   ASSERT_TRUE(disk_.WriteSoon(Path(), std::string((size_t{1} << 20) + 1, ' ')).ok());
   EXPECT_EQ(Read().status().code(), absl::StatusCode::kDataLoss);

@@ -66,7 +66,8 @@ TriggerVerdict Trigger::Look(double now_seconds, absl::Span<const SampledReport>
     step_ = slowest->step;
     stepped_at_ = now_seconds;
   }
-  if (saves || !has_window_) {
+  const bool may_save = now_seconds - stepped_at_ < kSaveSecondsMax;
+  if ((saves && may_save) || !has_window_) {
     last_ = {};
     BeginWindow(now_seconds, slowest->step);
     return {};

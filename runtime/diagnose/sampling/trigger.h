@@ -67,6 +67,9 @@ class Trigger {
   // Times slower than usual. 1.25 was tried by the authors, and overlapped communication raised it.
   static constexpr double kTimesSlower = 2;
 
+  // A rank that says so saves a checkpoint, but for no longer than this after the last step.
+  static constexpr double kSaveSecondsMax = 600;
+
   // Takes the newest reports of the sampled ranks. A look at which one of them saves a checkpoint
   // does not count, and windows begin anew. What was slow never counts as usual: an attempt does
   // the same work in each step. `mean_step_seconds`: of earlier steps, as the driver counted them;

@@ -149,6 +149,15 @@ TEST_F(TriggerTest, WhatACheckpointTakesIsNoFault) {
   EXPECT_EQ(Run(3, 1).reason, TriggerReason::kNone);
 }
 
+TEST_F(TriggerTest, ARankThatSaysForEverThatItSavesIsBelievedForTenMinutes) {
+  Run(10, 1);
+  saves_ = true;
+  now_ += 590;
+  EXPECT_EQ(Look(590).reason, TriggerReason::kNone);
+  now_ += 20;
+  EXPECT_EQ(Look(610).reason, TriggerReason::kStuck);
+}
+
 TEST_F(TriggerTest, RanksThatDoNotTrainRaiseNothing) {
   Run(10, 1);
   trains_ = false;

@@ -5,8 +5,9 @@
 //   Ops         logits, of the greatest   loss, relative   gradient of each tensor   reason
 //   float64     1e-5                      1e-6             1e-5          theirs are in float32
 //   CPU, F32    1e-5                      1e-6             1e-5          24 bits, other orders
-//   CPU, BF16   5e-2                      1e-2             1e-1          8 bits; weights rounded; processors with
-//                                                                      bf16 products round in other places
+//   CPU, BF16   5e-2                      1e-2             1e-1          8 bits; weights rounded
+//
+// Processors that multiply bf16 themselves round elsewhere than those that do not: hence 5e-2.
 //
 // Gradients are measured by LargestTensorDistance.
 #include <gtest/gtest.h>

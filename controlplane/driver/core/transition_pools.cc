@@ -94,8 +94,7 @@ void Transition::KeepSuspicion(const control::Suspicion& suspicion, JobRecord* j
 
 // A suspicion that the driver found, because the job stands still, stays until the attempt makes
 // progress or ends. One that was reported, or found in a slow job, gives way to it, and to a newer
-// one. A rank is blamed only on
-// the machine that holds it.
+// one. A rank is blamed only on the machine that holds it.
 bool Transition::OnSuspectFound(const pb::SuspectFound& found) {
   const control::Suspicion& suspicion = found.suspicion();
   JobRecord* job = Current(found.job_id(), suspicion.attempt());

@@ -158,6 +158,7 @@ void CauseChecker::OnState(const DriverState& before, const DriverState& after) 
 void SuspectChecker::CheckSuspicion(const JobRecord& job) {
   const control::Suspicion& suspicion = job.suspicion();
   if (!job.has_suspicion() || suspicion.rank() < 0) return;
+  if (job.placements().empty()) return;  // it failed, and another job has its slots
   if (driver::NodeOfRank(job, suspicion.rank()) == suspicion.node_id()) return;
   world_.Violate("SuspectsAreLimited",
                  absl::StrCat("job ", JobId(job), " suspects node ", suspicion.node_id(),

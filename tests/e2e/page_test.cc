@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -128,7 +129,8 @@ TEST_F(PageTest, ShowsARunningJobAndItsMetricsGoElsewhere) {
   const json ranks = FetchJson("/api/ranks?job=shown");
   EXPECT_EQ(ranks["ranks"]["node"].size(), map["known"].size());
   EXPECT_EQ(FetchJson("/api/rank?job=shown&rank=1")["rank"], 1);
-  EXPECT_THAT(FetchJson("/api/log?job=shown&rank=0")["lines"].dump(), HasSubstr("worker 0"));
+  const auto log = [&] { return Fetch("/api/log?job=shown&rank=0", Token()); };
+  EXPECT_TRUE(WaitUntil([&] { return absl::StrContains(log(), "worker 0"); }, 30)) << log();
   EXPECT_EQ(FetchJson("/api/machines")["machines"].at(0)["pool"], "active");
   EXPECT_THAT(Fetch("/metrics", Token()), HasSubstr("megascale_job_step{job_id=\"shown\"}"));
 

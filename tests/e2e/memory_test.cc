@@ -99,7 +99,9 @@ TEST(MemoryTest, AWorkerKilledAtARealLimitIsOutOfMemoryAndIsReplaced) {
   constexpr int64_t kRoom = 64 << 20;
   ASSERT_TRUE(group.Limit(group.UsedBytes() + kRoom));
   const pid_t taker = TakeMemoryUntilGone(group, victim);
-  EXPECT_EQ(WaitForExit(taker, 60), 0);
+  // Until the victim's memory is free, the kernel may kill this process, too.
+  const int taken = WaitForExit(taker, 60);
+  EXPECT_TRUE(taken == 0 || taken == SIGKILL) << taken;
   EXPECT_EQ(cluster.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
   const Job after = cluster.Status("job");
   EXPECT_EQ(after.attempt(), before.attempt() + 1);

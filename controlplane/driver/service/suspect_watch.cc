@@ -40,8 +40,8 @@ std::string SuspectWatch::Examine(const JobTriggers::Triggered& triggered) {
       is_stuck ? FindSuspect(*job, triggered.sample, std::move(ports))
                : FindSlowSuspect(*job, triggered.sample, triggered.verdict, std::move(ports));
   if (!suspicion.ok()) return "";
-  const std::string node_id = is_stuck ? "" : suspicion->node_id();
-  if (node_id != "" && named_[triggered.job_id] != node_id) {
+  std::string node_id = is_stuck ? "" : suspicion->node_id();
+  if (!node_id.empty() && named_[triggered.job_id] != node_id) {
     suspicion->set_rank(-1);
     suspicion->clear_node_id();
   }

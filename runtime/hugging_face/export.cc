@@ -294,16 +294,16 @@ absl::StatusOr<Converted> Export(const ExportOptions& options) {
   RETURN_IF_ERROR(MakeEmptyFolder(options.folder));
   UnfinishedFolder unfinished(options.folder, is_new);
   // First: another export into this folder fails here, before it has written anything.
-  ASSIGN_OR_RETURN(base::UniqueFd fd, unfinished.Create(files[0].name));
+  ASSIGN_OR_RETURN(base::UniqueFd first, unfinished.Create(files[0].name));
   // Before the weights: what fails here fails at once.
   RETURN_IF_ERROR(text_files.Write([&](absl::string_view name, absl::string_view text) {
     return unfinished.Write(name, text);
   }));
   Converted result;
   for (const OutputFile& file : files) {
-    if (!fd.valid()) {
-      ASSIGN_OR_RETURN(fd, unfinished.Create(file.name));
-    }
+    ASSIGN_OR_RETURN(base::UniqueFd fd,
+                     first.valid() ? absl::StatusOr<base::UniqueFd>(base::UniqueFd(first.release()))
+                                   : unfinished.Create(file.name));
     FileWriter writer(reader.get(), std::move(fd), unfinished.PathOf(file.name));
     RETURN_IF_ERROR(writer.Write(file));
     result.num_tensors += static_cast<int64_t>(file.tensors.size());

@@ -24,7 +24,6 @@ namespace {
 
 using control::v1::Job;
 
-constexpr char kJobId[] = "fleet";
 constexpr int kWaitSeconds = 300;
 
 double Now() { return absl::ToDoubleSeconds(base::RealClock().Monotonic()); }
@@ -33,25 +32,6 @@ std::unique_ptr<client::JobClient> ClientOf(const e2e::Cluster& cluster) {
   client::ClientOptions options;
   options.address = client::ParseAddress(cluster.address()).value();
   return client::JobClient::Create(options).value();
-}
-
-// A job that takes all slots of the fleet: a pipeline within each agent.
-control::v1::SubmitJobRequest JobFor(int agents, int slots) {
-  control::v1::SubmitJobRequest request;
-  request.set_job_id(kJobId);
-  auto* spec = request.mutable_spec();
-  spec->set_name("fleet");
-  spec->mutable_model()->set_hidden_size(64);
-  spec->mutable_model()->set_num_hidden_layers(slots);
-  spec->mutable_model()->set_num_attention_heads(2);
-  spec->mutable_data()->add_files("/usr/share/common-licenses/GPL-3");
-  spec->mutable_train()->set_steps(1'000'000);
-  spec->mutable_train()->set_seq_length(16);
-  spec->mutable_train()->set_global_batch_size(agents);
-  spec->mutable_train()->set_micro_batch_size(1);
-  spec->mutable_parallel()->set_data_parallel_size(agents);
-  spec->mutable_parallel()->set_pipeline_model_parallel_size(slots);
-  return request;
 }
 
 // Calls `call` with 0 to `count` - 1, on several threads.
@@ -71,7 +51,7 @@ void Retain(client::JobClient* client, int count) {
   const double begin = Now();
   std::atomic<int> failures = 0;
   InParallel(count, [&](int i) {
-    control::v1::SubmitJobRequest request = JobFor(1, 1);
+    control::v1::SubmitJobRequest request = JobForFleet(1, 1);
     request.set_job_id(absl::StrCat("retained-", i));
     const auto submitted = client->Submit(request, {.time = absl::Seconds(30)});
     control::v1::CancelJobRequest cancel;
@@ -92,7 +72,7 @@ class Watchers {
         client::StreamCallbacks<control::v1::WatchJobResponse> callbacks;
         callbacks.on_message = [this](const control::v1::WatchJobResponse&) { ++messages_; };
         callbacks.should_stop = [this] { return stopping_.load(); };
-        (void)own->Watch(kJobId, callbacks);
+        (void)own->Watch(kFleetJobId, callbacks);
       });
     }
   }
@@ -137,7 +117,7 @@ class MetricsReader {
   }
   void Read(client::JobClient* client) {
     control::v1::StreamEvidenceRequest request;
-    request.set_job_id(kJobId);
+    request.set_job_id(kFleetJobId);
     request.set_kind(telemetry::v1::EVIDENCE_KIND_METRICS);
     do {
       int64_t machines = 0;
@@ -169,7 +149,7 @@ class MetricsReader {
 bool AwaitState(client::JobClient* client, control::v1::JobState state) {
   return e2e::WaitUntil(
       [&] {
-        const auto job = client->Get(kJobId);
+        const auto job = client->Get(kFleetJobId);
         return job.ok() && job->state() == state;
       },
       kWaitSeconds);
@@ -194,13 +174,13 @@ namespace {
 void SubmitJobs(client::JobClient* client, const FleetLoad& load) {
   const double submitted = Now();
   InParallel(load.running, [&](int i) {
-    control::v1::SubmitJobRequest request = JobFor(1, load.slots);
+    control::v1::SubmitJobRequest request = JobForFleet(1, load.slots);
     request.set_job_id(absl::StrCat("small-", i));
     const auto job = client->Submit(request, {.time = absl::Seconds(30)});
     if (!job.ok()) std::cerr << job.status() << "\n";
   });
   const int agents = load.agents - load.running;
-  const auto job = client->Submit(JobFor(agents, load.slots), {.time = absl::Seconds(30)});
+  const auto job = client->Submit(JobForFleet(agents, load.slots), {.time = absl::Seconds(30)});
   if (!job.ok()) std::cerr << job.status() << "\n";
   const bool trains = AwaitState(client, control::v1::JOB_STATE_RUNNING);
   std::cout << absl::StrFormat(
@@ -216,7 +196,7 @@ std::string TimeReads(client::JobClient* client) {
   std::vector<double> all;
   for (int i = 0; i < 10; ++i) {
     double begin = Now();
-    const bool got = client->Get(kJobId).ok();
+    const bool got = client->Get(kFleetJobId).ok();
     if (got) one.push_back(Now() - begin);
     begin = Now();
     const bool listed = client->Cluster().ok();
@@ -292,7 +272,7 @@ void MeasureFleet(const FleetLoad& load) {
   fleet.Lose(load.running + (agents - load.running) / 2);
   const bool noticed = e2e::WaitUntil(
       [&] {
-        const auto now = client->Get(kJobId);
+        const auto now = client->Get(kFleetJobId);
         return now.ok() &&
                now->culprit().failure_class() == telemetry::v1::FAILURE_CLASS_UNREACHABLE;
       },
@@ -308,7 +288,7 @@ void MeasureWatch(int watchers, int steps) {
   cluster.StartDriver();
   const auto client = ClientOf(cluster);
   Fleet fleet({.address = cluster.address(), .num_agents = 1, .slots = 1});
-  (void)client->Submit(JobFor(1, 1), {.time = absl::Seconds(10)});
+  (void)client->Submit(JobForFleet(1, 1), {.time = absl::Seconds(10)});
   AwaitState(client.get(), control::v1::JOB_STATE_RUNNING);
 
   std::atomic<int64_t> step = 0;
@@ -334,7 +314,7 @@ void MeasureWatch(int watchers, int steps) {
         ++arrived;
       };
       callbacks.should_stop = [&] { return stopping.load(); };
-      (void)own->Watch(kJobId, callbacks);
+      (void)own->Watch(kFleetJobId, callbacks);
     });
   }
   e2e::WaitUntil([&] { return open == watchers; }, kWaitSeconds);

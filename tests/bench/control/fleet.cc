@@ -41,7 +41,7 @@ telemetry::v1::Evidence MakeSamples() {
     }
     for (int rank = 0; rank < kRanks; ++rank) {
       auto* process = sample->add_ranks();
-      process->set_job_id("fleet");
+      process->set_job_id(kFleetJobId);
       process->set_rank(rank);
       process->set_step(second);
       process->set_busy_cores(0.9);
@@ -61,11 +61,32 @@ const telemetry::v1::Evidence& KeptSamples() {
 
 }  // namespace
 
+control::v1::SubmitJobRequest JobForFleet(int num_agents, int slots) {
+  control::v1::SubmitJobRequest request;
+  request.set_job_id(kFleetJobId);
+  auto* spec = request.mutable_spec();
+  spec->set_name("fleet");
+  spec->mutable_model()->set_hidden_size(64);
+  spec->mutable_model()->set_num_hidden_layers(slots);
+  spec->mutable_model()->set_num_attention_heads(2);
+  spec->mutable_data()->add_files("/usr/share/common-licenses/GPL-3");
+  spec->mutable_train()->set_steps(1'000'000);
+  spec->mutable_train()->set_seq_length(16);
+  spec->mutable_train()->set_global_batch_size(num_agents);
+  spec->mutable_train()->set_micro_batch_size(1);
+  spec->mutable_parallel()->set_data_parallel_size(num_agents);
+  spec->mutable_parallel()->set_pipeline_model_parallel_size(slots);
+  return request;
+}
+
 // One stream. gRPC calls the reactions; the fleet's thread calls Report.
 class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown> {
  public:
-  SimulatedAgent(const Fleet::Options& options, int index)
-      : index_(index), checkpoint_steps_(options.checkpoint_steps) {
+  // `samples` outlives the agent; null: it never answers.
+  SimulatedAgent(const Fleet::Options& options, int index, const telemetry::v1::Evidence* samples)
+      : node_id_(Fleet::NodeId(index)),
+        checkpoint_steps_(options.checkpoint_steps),
+        samples_(samples) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection of its own
     arguments.SetMaxReceiveMessageSize(64 << 20);
@@ -74,12 +95,12 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
     stub_ = pb::AgentService::NewStub(channel);
     pb::Hello* hello = up_.mutable_hello();
     hello->set_protocol_version(pb::PROTOCOL_VERSION_CURRENT);
-    hello->set_node_id(NodeId());
+    hello->set_node_id(node_id_);
     hello->set_incarnation("1");
     hello->set_num_slots(options.slots);
-    hello->set_machine_id(NodeId());
+    hello->set_machine_id(node_id_);
     hello->set_instruction_set("amx_bf16");
-    hello->set_hostname(NodeId());
+    hello->set_hostname(node_id_);
     context_.set_wait_for_ready(true);
     stub_->async()->Connect(&context_, this);
     writing_ = true;
@@ -88,8 +109,6 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
     StartRead(&down_);
     StartCall();
   }
-
-  std::string NodeId() const { return absl::StrFormat("n%05d", index_); }
 
   // Sends a report; it replaces one that is not written yet. Returns its size; 0: there was no
   // report.
@@ -131,7 +150,7 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
       return;
     }
     if (down_.has_desired()) Take(down_.desired());
-    if (down_.has_fetch_evidence()) Answer(down_.fetch_evidence());
+    if (down_.has_fetch_evidence() && samples_ != nullptr) Answer(down_.fetch_evidence());
     down_.Clear();
     StartRead(&down_);
   }
@@ -250,7 +269,7 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
     pb::EvidenceChunk* chunk = message.mutable_evidence();
     chunk->set_request_id(fetch.request_id());
     if (fetch.kind() == telemetry::v1::EVIDENCE_KIND_METRICS) {
-      *chunk->mutable_evidence() = KeptSamples();
+      *chunk->mutable_evidence() = *samples_;
     }
     std::lock_guard<std::mutex> lock(mutex_);
     answers_.push_back(std::move(message));
@@ -275,7 +294,7 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
       for (const auto& id : wanted.finalize()) job.finalize.push_back(id.step());
       if (wanted.as_before()) job.ranks = known.ranks;
       for (const auto& run : wanted.placements()) {
-        if (run.node_id() != NodeId()) continue;
+        if (run.node_id() != node_id_) continue;
         for (int i = 0; i < run.num_ranks(); ++i) job.ranks.push_back(run.rank() + i);
       }
     }
@@ -294,8 +313,9 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
     StartWrite(&up_);
   }
 
-  const int index_;
+  const std::string node_id_;
   const int checkpoint_steps_;
+  const telemetry::v1::Evidence* const samples_;
   std::unique_ptr<pb::AgentService::Stub> stub_;
   grpc::ClientContext context_;
   pb::AgentUp up_;
@@ -313,9 +333,9 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
   bool done_ = false;
 };
 
-Fleet::Fleet(const Options& options) : options_(options) {
-  for (int i = 0; i < options.num_agents; ++i) {
-    agents_.push_back(std::make_unique<SimulatedAgent>(options, i));
+Fleet::Fleet(Options options) : options_(std::move(options)) {
+  for (int i = 0; i < options_.num_agents; ++i) {
+    agents_.push_back(std::make_unique<SimulatedAgent>(options_, i, SamplesOf(i)));
   }
   beating_ = std::thread([this] { Beat(); });
 }
@@ -325,6 +345,15 @@ Fleet::~Fleet() {
   beating_.join();
   for (const auto& agent : agents_) agent->End();
   for (const auto& agent : agents_) agent->AwaitDone();
+}
+
+std::string Fleet::NodeId(int index) { return absl::StrFormat("n%05d", index); }
+
+const telemetry::v1::Evidence* Fleet::SamplesOf(int index) const {
+  if (index >= options_.num_agents - options_.num_silent) return nullptr;
+  if (options_.samples.empty()) return &KeptSamples();
+  const auto place = static_cast<size_t>(index);
+  return &options_.samples[place < options_.samples_of.size() ? options_.samples_of[place] : 0];
 }
 
 void Fleet::Beat() {

@@ -1,6 +1,6 @@
 // Simulated agents: each has its own gRPC stream to a real driver and reports healthy ranks as a
 // real agent does. They reach every desired state at once. Asked for metrics, they answer with the
-// samples of 15 minutes.
+// samples of 15 minutes. Threads: those of gRPC, and one that reports.
 #pragma once
 
 #include <atomic>
@@ -11,10 +11,17 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "proto/control.pb.h"
+#include "proto/telemetry.pb.h"
 
 namespace megascale::bench {
 
 class SimulatedAgent;
+
+inline constexpr char kFleetJobId[] = "fleet";
+
+// Returns a job that takes all slots of a fleet: a pipeline within each agent.
+control::v1::SubmitJobRequest JobForFleet(int num_agents, int slots);
 
 class Fleet {
  public:
@@ -24,12 +31,19 @@ class Fleet {
     int slots = 8;
     absl::Duration heartbeat_interval = absl::Seconds(1);
     int checkpoint_steps = 0;  // between two checkpoints; 0: there are none
+    int num_silent = 0;        // the last agents never answer a question, as machines that hang
+    // Agent i answers with `samples[samples_of[i]]`, agents beyond these with the first. Empty:
+    // what eight ranks have.
+    std::vector<telemetry::v1::Evidence> samples = {};
+    std::vector<size_t> samples_of = {};
   };
 
   // Connects all agents. Until it is destroyed, each reports once per interval, spread over the
   // interval.
-  explicit Fleet(const Options& options);
+  explicit Fleet(Options options);
   ~Fleet();
+
+  static std::string NodeId(int index);
 
   // Sets the step that the ranks have completed. The agents report completed steps until they are
   // acknowledged.
@@ -48,6 +62,7 @@ class Fleet {
   std::string SampleReport(int index) const;
 
  private:
+  const telemetry::v1::Evidence* SamplesOf(int index) const;
   void Beat();
 
   const Options options_;

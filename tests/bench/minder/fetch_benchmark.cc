@@ -3,18 +3,9 @@
 // simulated, in this process; what they answer is made up (runtime/minder/testing). Some may be
 // silent. The driver is that of the program, in a process of its own.
 //   fetch_benchmark [--agents N] [--silent N] [--turns N] [--threads N]
-#include <signal.h>
-#include <stdlib.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
+#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <filesystem>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,15 +14,14 @@
 #include "cli/minder/job_series.h"
 #include "controlplane/address/address.h"
 #include "controlplane/client/job_client.h"
-#include "controlplane/driver/service/driver_server.h"
 #include "runtime/minder/examine.h"
 #include "runtime/minder/testing/fault_generator.h"
-#include "tests/bench/minder/metrics_fleet.h"
+#include "tests/bench/control/fleet.h"
+#include "tests/e2e/cluster.h"
 
 namespace megascale::bench {
 namespace {
 
-constexpr char kJobId[] = "fleet";
 constexpr absl::Duration kDeadline = absl::Minutes(5);
 constexpr int kTemplates = 6;  // healthy machines with series of their own; the others repeat them
 constexpr int kFaulty = 7;     // the machine
@@ -63,7 +53,7 @@ telemetry::v1::Evidence EvidenceOf(const minder::Task& task, size_t machine) {
     interface->set_received_bytes(1e9 * value(6, t));
     interface->set_sent_bytes(1e9 * value(6, t));
     auto* rank = sample->add_ranks();
-    rank->set_job_id(kJobId);
+    rank->set_job_id(kFleetJobId);
     rank->set_busy_cores(value(4, t));
     rank->set_compute_share(value(5, t));
     rank->set_memory_bytes(int64_t{1} << 30);
@@ -85,9 +75,10 @@ minder::Task TaskWithFault() {
 }
 
 // Healthy machines repeat those of a small task; one has a fault.
-MetricsFleet::Options FleetOf(const FetchFlags& flags) {
+Fleet::Options FleetOf(const FetchFlags& flags) {
   const minder::Task task = TaskWithFault();
-  MetricsFleet::Options fleet;
+  Fleet::Options fleet;
+  fleet.slots = 1;
   fleet.num_agents = flags.num_agents;
   fleet.num_silent = flags.num_silent;
   for (size_t machine = 0; machine < kTemplates; ++machine) {
@@ -102,32 +93,13 @@ MetricsFleet::Options FleetOf(const FetchFlags& flags) {
   return fleet;
 }
 
-// A rank on each agent, all with the same work.
-control::v1::SubmitJobRequest JobFor(int agents) {
-  control::v1::SubmitJobRequest request;
-  request.set_job_id(kJobId);
-  auto* spec = request.mutable_spec();
-  spec->set_name(kJobId);
-  spec->mutable_model()->set_hidden_size(64);
-  spec->mutable_model()->set_num_hidden_layers(1);
-  spec->mutable_model()->set_num_attention_heads(2);
-  spec->mutable_data()->add_files("/usr/share/common-licenses/GPL-3");
-  spec->mutable_train()->set_steps(1'000'000);
-  spec->mutable_train()->set_seq_length(16);
-  spec->mutable_train()->set_global_batch_size(agents);
-  spec->mutable_train()->set_micro_batch_size(1);
-  spec->mutable_parallel()->set_data_parallel_size(agents);
-  spec->mutable_parallel()->set_pipeline_model_parallel_size(1);
-  return request;
-}
-
 bool Look(client::JobClient* client, const FetchFlags& flags) {
   const auto now = [] { return std::chrono::steady_clock::now(); };
   const auto seconds = [](auto duration) {
     return std::chrono::duration<double>(duration).count();
   };
   const auto begin = now();
-  const auto series = cli::FetchSeries(client, kJobId, [] { return false; });
+  const auto series = cli::FetchSeries(client, kFleetJobId, [] { return false; });
   if (!series.ok()) {
     std::fprintf(stderr, "%s\n", std::string(series.status().message()).c_str());
     return false;
@@ -144,55 +116,19 @@ bool Look(client::JobClient* client, const FetchFlags& flags) {
       seconds(end - begin), found.num_compared,
       named.empty() ? "nobody is named" : (named + " is named").c_str());
   std::fflush(stdout);
-  return named == MetricsFleet::NodeId(kFaulty);
+  return named == Fleet::NodeId(kFaulty);
 }
-
-// A driver in a process of its own, with its state in a folder of its own.
-class Driver {
- public:
-  // Requires: this process has no other thread yet.
-  Driver() {
-    char directory[] = "/tmp/ms-fetch-XXXXXX";
-    if (::mkdtemp(directory) == nullptr) return;
-    directory_ = directory;
-    pid_ = ::fork();
-    if (pid_ != 0) return;
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    driver::DriverOptions options;
-    options.listen_address = address();
-    options.state_directory = directory_ + "/state";
-    const absl::Status ended = driver::RunDriver(options);
-    if (!ended.ok()) std::fprintf(stderr, "%s\n", std::string(ended.message()).c_str());
-    ::_exit(ended.ok() ? 0 : 1);
-  }
-  ~Driver() {
-    if (pid_ > 0) {
-      ::kill(pid_, SIGTERM);
-      ::waitpid(pid_, nullptr, 0);
-    }
-    std::error_code ignored;
-    if (!directory_.empty()) std::filesystem::remove_all(directory_, ignored);
-  }
-  Driver(const Driver&) = delete;
-  Driver& operator=(const Driver&) = delete;
-
-  std::string address() const { return "unix:" + directory_ + "/driver"; }
-
- private:
-  std::string directory_;
-  pid_t pid_ = -1;
-};
 
 // Submits the job and waits until its ranks run.
 bool BeginJob(client::JobClient* client, int num_agents) {
-  const auto submitted = client->Submit(JobFor(num_agents), {.time = absl::Minutes(1)});
+  const auto submitted = client->Submit(JobForFleet(num_agents, 1), {.time = absl::Minutes(1)});
   if (!submitted.ok()) {
     std::fprintf(stderr, "%s\n", std::string(submitted.status().message()).c_str());
     return false;
   }
   const absl::Time end = absl::Now() + kDeadline;
   while (absl::Now() < end) {
-    const auto job = client->Get(kJobId);
+    const auto job = client->Get(kFleetJobId);
     if (job.ok() && job->state() == control::v1::JOB_STATE_RUNNING &&
         job->ranks_size() == num_agents) {
       return true;
@@ -203,12 +139,14 @@ bool BeginJob(client::JobClient* client, int num_agents) {
   return false;
 }
 
-bool Measure(const FetchFlags& flags, const Driver& driver) {
-  MetricsFleet::Options options = FleetOf(flags);
-  options.address = driver.address();
-  const MetricsFleet fleet(std::move(options));
+bool Measure(const FetchFlags& flags) {
+  e2e::Cluster cluster;
+  cluster.StartDriver();
+  Fleet::Options options = FleetOf(flags);
+  options.address = cluster.address();
+  const Fleet fleet(std::move(options));
   client::ClientOptions client_options;
-  client_options.address = client::ParseAddress(driver.address()).value();
+  client_options.address = client::ParseAddress(cluster.address()).value();
   const auto client = client::JobClient::Create(client_options).value();
   if (!BeginJob(client.get(), flags.num_agents)) return false;
   bool is_right = true;
@@ -216,35 +154,24 @@ bool Measure(const FetchFlags& flags, const Driver& driver) {
   return is_right;
 }
 
-bool ParseFlags(int argc, char** argv, FetchFlags* flags) {
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const int value = std::atoi(argv[i + 1]);
-    if (std::strcmp(argv[i], "--agents") == 0) {
-      flags->num_agents = value;
-    } else if (std::strcmp(argv[i], "--silent") == 0) {
-      flags->num_silent = value;
-    } else if (std::strcmp(argv[i], "--turns") == 0) {
-      flags->turns = value;
-    } else if (std::strcmp(argv[i], "--threads") == 0) {
-      flags->num_threads = value;
-    } else {
-      return false;
-    }
-  }
-  return argc % 2 == 1 && flags->num_agents > kTemplates && flags->num_silent >= 0 &&
-         flags->num_silent < flags->num_agents - kTemplates && flags->num_threads > 0;
-}
-
 }  // namespace
 }  // namespace megascale::bench
 
 int main(int argc, char** argv) {
   megascale::bench::FetchFlags flags;
-  if (!megascale::bench::ParseFlags(argc, argv, &flags)) {
-    std::fprintf(stderr,
-                 "usage: fetch_benchmark [--agents N] [--silent N] [--turns N] [--threads N]\n");
+  CLI::App app("Fetches the series of simulated agents and finds the machine that differs.");
+  // The faulty machine, and the healthy ones whose series the others repeat, always answer.
+  constexpr int kAnswering = megascale::bench::kFaulty + 1;
+  app.add_option("--agents", flags.num_agents)->check(CLI::Range(kAnswering, 100'000));
+  app.add_option("--silent", flags.num_silent, "agents that never answer")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--turns", flags.turns)->check(CLI::PositiveNumber);
+  app.add_option("--threads", flags.num_threads)->check(CLI::PositiveNumber);
+  CLI11_PARSE(app, argc, argv);
+  if (flags.num_silent > flags.num_agents - kAnswering) {
+    std::fprintf(stderr, "--silent %d: at least %d agents must answer\n", flags.num_silent,
+                 kAnswering);
     return 2;
   }
-  const megascale::bench::Driver driver;
-  return megascale::bench::Measure(flags, driver) ? 0 : 1;
+  return megascale::bench::Measure(flags) ? 0 : 1;
 }

@@ -10,22 +10,14 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "nlohmann/json.hpp"
-#include "tests/diagnose/machines.h"
-#include "tests/e2e/cluster.h"
+#include "tests/diagnose/paced_cluster.h"
 
 namespace megascale::injection {
 namespace {
 
 using control::v1::Job;
 
-constexpr int kMachines = 4;
 constexpr int kRanksOfMachine = 2;
-constexpr double kQuotaPercent = 50;  // of a core, for each machine
-constexpr double kCutPercent = 3;
-constexpr double kLinkMbit = 100;
-constexpr double kTrafficMbit = 130;
-constexpr double kCopySecondsPerByte = 1e-4;
-constexpr double kReadSeconds = 0.1;
 constexpr int kStepsBetweenSaves = 5;
 constexpr int64_t kStepsOfCalm = 5;  // a job that goes on makes more
 constexpr absl::Duration kPause = absl::Milliseconds(300);
@@ -43,7 +35,7 @@ std::string NameOf(pid_t pid) {
 class OneRun {
  public:
   OneRun(const Injection& injection, const RunOptions& options)
-      : injection_(injection), options_(options), machines_(kMachines) {
+      : injection_(injection), options_(options) {
     report_.injection = injection;
     if (options.keep_logs) cluster_.KeepLogs();
   }
@@ -52,23 +44,24 @@ class OneRun {
   }
 
   RunReport Run() {
-    if (!machines_.status().ok()) return Problem(std::string(machines_.status().message()));
+    if (!paced_.status().ok()) return Problem(std::string(paced_.status().message()));
     Start();
     const absl::Time begin = absl::Now();
     const int64_t first = 3;
     if (!cluster_.WaitForStep("job", first, 90)) return Problem("the job did not begin to train");
-    for (int i = 0; i < kMachines; ++i) machines_.LimitCores(i, kQuotaPercent);
+    paced_.LimitCores();
     if (!cluster_.WaitForStep("job", injection_.step, 90)) return Problem("the job did not train");
     report_.step_seconds =
         Seconds(absl::Now() - begin) / static_cast<double>(injection_.step - first);
     const Said before = Ask();
     if (before.rank >= 0 || !before.node.empty()) report_.calm = before.summary;
     const Job job = cluster_.Status("job");
-    if (job.ranks_size() != kMachines * kRanksOfMachine) return Problem("the job lost its ranks");
+    if (job.ranks_size() != PacedCluster::kMachines * kRanksOfMachine)
+      return Problem("the job lost its ranks");
     report_.node = job.ranks(injection_.rank).node_id();
     absl::SleepFor(injection_.delay);
     Strike(job);
-    if (!machines_.status().ok()) return Problem(std::string(machines_.status().message()));
+    if (!paced_.status().ok()) return Problem(std::string(paced_.status().message()));
     if (MustHaveStopped() && stopped_.empty()) return Problem("there was no process to stop");
     Watch();
     return report_;
@@ -82,20 +75,12 @@ class OneRun {
   }
 
   void Start() {
-    cluster_.UseProgram(e2e::Runfile("tests/diagnose/paced_program"));
-    cluster_.StartDriver();
-    for (int i = 0; i < kMachines; ++i) {
-      machines_.LimitLink(i, kLinkMbit);
-      cluster_.RunAgentsUnder(machines_.Prefix(i));
-      cluster_.SetAgentFlags({"--interface", machines_.Address(i)});
-      cluster_.StartAgent(i, kRanksOfMachine);
-    }
     std::vector<std::string> fields = Layouts()[static_cast<size_t>(injection_.layout)].fields;
     const bool saves = injection_.fault == Fault::kFullDisk;
     fields.insert(fields.end(),
                   {"train.steps=100000",
                    absl::StrCat("checkpoint.interval=", saves ? kStepsBetweenSaves : 0)});
-    cluster_.Submit("job", fields);
+    paced_.Start(kRanksOfMachine, fields);
   }
 
   int VictimMachine() const { return report_.node.back() - '0'; }
@@ -128,31 +113,11 @@ class OneRun {
         return;
       case Fault::kStopAgent:
         return Stop(cluster_.agent_pid(victim));
-      case Fault::kLinkDown:
-        return machines_.CutLink(victim);
-      case Fault::kSlowLink:
-        return machines_.LimitLink(victim,
-                                   Layouts()[static_cast<size_t>(injection_.layout)].slow_mbit);
-      case Fault::kBusyLink:
-        return machines_.StartTraffic(victim, e2e::Runfile("tests/diagnose/traffic"), kTrafficMbit);
-      case Fault::kCutQuota:
-        return machines_.LimitCores(victim, kCutPercent);
-      case Fault::kSlowRank:
-        return machines_.SetSwitch(victim, absl::StrCat("slow-", LocalRank(job)), "3");
-      case Fault::kLateRank:
-        return machines_.SetSwitch(victim, absl::StrCat("late-", LocalRank(job)), "0.3 0.1");
-      case Fault::kBusyMachine:
-        return machines_.StartLoad(victim, 3);
       case Fault::kBusyAlike:
-        for (int i = 0; i < kMachines; ++i) machines_.StartLoad(i, 3);
+        for (int i = 0; i < PacedCluster::kMachines; ++i) {
+          paced_.Strike(Fault::kBusyMachine, i, 0, 0);
+        }
         return;
-      case Fault::kSlowCopy:
-        return machines_.SetSwitch(victim, absl::StrCat("copy-", LocalRank(job)),
-                                   absl::StrCat(kCopySecondsPerByte));
-      case Fault::kSlowStorage:
-        return machines_.SetSwitch(victim, "slow-storage", absl::StrCat(kReadSeconds));
-      case Fault::kFullDisk:
-        return machines_.FillDisk(cluster_.agent_pid(victim), cluster_.checkpoints("job"));
       case Fault::kStopKeeper:
         for (const pid_t pid : e2e::DescendantsOf(cluster_.agent_pid(victim), "")) {
           if (NameOf(pid) == "megascale-keep") Stop(pid);
@@ -162,6 +127,9 @@ class OneRun {
         return Stop(cluster_.driver_pid());
       case Fault::kNothing:
         return;
+      default:
+        paced_.Strike(injection_.fault, victim, LocalRank(job),
+                      Layouts()[static_cast<size_t>(injection_.layout)].slow_mbit);
     }
   }
 
@@ -224,9 +192,8 @@ class OneRun {
   const Injection injection_;
   const RunOptions options_;
   RunReport report_;
-  struct Folder {};
-  Machines machines_;
-  e2e::Cluster cluster_;  // ends before its machines: their groups are empty then
+  PacedCluster paced_;
+  e2e::Cluster& cluster_ = paced_.cluster();
   std::vector<pid_t> stopped_;
   absl::Time struck_;
   int64_t struck_at_ = 0;  // the step

@@ -1,5 +1,6 @@
 #include "tests/diagnose/minder_run.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -9,18 +10,12 @@
 #include "absl/time/clock.h"
 #include "nlohmann/json.hpp"
 #include "runtime/base/fd.h"
-#include "tests/diagnose/machines.h"
-#include "tests/e2e/cluster.h"
+#include "tests/diagnose/paced_cluster.h"
 
 namespace megascale::injection {
 namespace {
 
-constexpr int kMachines = 4;
-constexpr double kQuotaPercent = 50;  // of a core, for each machine
-constexpr double kCutPercent = 3;
-constexpr double kLinkMbit = 100;
 constexpr double kSlowMbit = 4;
-constexpr double kTrafficMbit = 130;
 constexpr size_t kLogBytesMax = size_t{16} << 20;
 constexpr absl::Duration kPause = absl::Milliseconds(200);
 
@@ -28,16 +23,16 @@ std::string NodeOf(int machine) { return absl::StrCat("n", machine); }
 
 class OneMinderRun {
  public:
-  explicit OneMinderRun(const MinderRun& run) : machines_(kMachines) { report_.run = run; }
+  explicit OneMinderRun(const MinderRun& run) { report_.run = run; }
   ~OneMinderRun() {
     if (minder_ > 0) e2e::KillAndReap(minder_);
   }
 
   MinderReport Run() {
-    if (!machines_.status().ok()) return Problem(std::string(machines_.status().message()));
+    if (!paced_.status().ok()) return Problem(std::string(paced_.status().message()));
     Start();
     if (!cluster_.WaitForStep("job", 2, 90)) return Problem("the job did not begin to train");
-    for (int i = 0; i < kMachines; ++i) machines_.LimitCores(i, kQuotaPercent);
+    paced_.LimitCores();
     StartMinder();
     absl::SleepFor(report_.run.calm);
     if (const auto verdict = FirstVerdict(); verdict.has_value()) {
@@ -46,7 +41,7 @@ class OneMinderRun {
     }
     struck_ = absl::Now();
     Strike();
-    if (!machines_.status().ok()) return Problem(std::string(machines_.status().message()));
+    if (!paced_.status().ok()) return Problem(std::string(paced_.status().message()));
     Await();
     return report_;
   }
@@ -59,16 +54,7 @@ class OneMinderRun {
   }
 
   void Start() {
-    cluster_.UseProgram(e2e::Runfile("tests/diagnose/paced_program"));
-    cluster_.StartDriver();
-    for (int i = 0; i < kMachines; ++i) {
-      machines_.LimitLink(i, kLinkMbit);
-      cluster_.RunAgentsUnder(machines_.Prefix(i));
-      cluster_.SetAgentFlags({"--interface", machines_.Address(i)});
-      cluster_.StartAgent(i, 1);
-    }
-    cluster_.Submit("job",
-                    {"parallel.data_parallel_size=4", "parallel.pipeline_model_parallel_size=1",
+    paced_.Start(1, {"parallel.data_parallel_size=4", "parallel.pipeline_model_parallel_size=1",
                      "train.steps=100000", "train.global_batch_size=16", "checkpoint.interval=0"});
   }
 
@@ -81,24 +67,12 @@ class OneMinderRun {
         log_);
   }
 
-  // The job has one rank on each machine, so the victim's is its first.
+  // The job has one rank on each machine.
   void Strike() {
-    const int victim = report_.run.victim;
-    switch (report_.run.fault) {
-      case Fault::kCutQuota:
-        return machines_.LimitCores(victim, kCutPercent);
-      case Fault::kSlowLink:
-        return machines_.LimitLink(victim, kSlowMbit);
-      case Fault::kSlowRank:
-        return machines_.SetSwitch(victim, "slow-0", "3");
-      case Fault::kBusyMachine:
-        return machines_.StartLoad(victim, 3);
-      case Fault::kBusyLink:
-        return machines_.StartTraffic(victim, e2e::Runfile("tests/diagnose/traffic"), kTrafficMbit);
-      case Fault::kLateRank:
-        return machines_.SetSwitch(victim, "late-0", "0.3 0.1");
-      default:
-        report_.problem = absl::StrCat(Name(report_.run.fault), ": slows no machine");
+    const std::vector<Fault>& faults = SlowingFaults();
+    const bool slows = std::find(faults.begin(), faults.end(), report_.run.fault) != faults.end();
+    if (!slows || !paced_.Strike(report_.run.fault, report_.run.victim, 0, kSlowMbit)) {
+      report_.problem = absl::StrCat(Name(report_.run.fault), ": slows no machine");
     }
   }
 
@@ -133,8 +107,8 @@ class OneMinderRun {
   }
 
   MinderReport report_;
-  Machines machines_;
-  e2e::Cluster cluster_;  // ends before its machines: their groups are empty then
+  PacedCluster paced_;
+  e2e::Cluster& cluster_ = paced_.cluster();
   pid_t minder_ = -1;
   std::string log_;
   absl::Time struck_;

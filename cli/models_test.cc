@@ -19,23 +19,15 @@
 #include "absl/strings/strip.h"
 #include "cli/testing/test_program.h"
 #include "runtime/base/fd.h"
+#include "runtime/data/tokenizer/testing/letters_tokenizer.h"
 #include "runtime/hugging_face/testing/test_folder.h"
 
 namespace megascale::cli {
 namespace {
 
 using hugging_face::TestFolder;
-
-// Nine letters and an end token, for the vocabulary of a TestFolder.
-constexpr char kTokenizer[] = R"({"version": "1.0", "added_tokens": [
-      {"id": 9, "content": "<|endoftext|>", "single_word": false, "lstrip": false, "rstrip": false,
-       "normalized": false, "special": true}],
-      "normalizer": null, "post_processor": null,
-      "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true},
-      "decoder": {"type": "ByteLevel"},
-      "model": {"type": "BPE", "dropout": null, "unk_token": null, "vocab":
-        {"a": 0, "b": 1, "c": 2, "d": 3, "e": 4, "f": 5, "g": 6, "h": 7, "i": 8,
-         "<|endoftext|>": 9}, "merges": []}})";
+using tokenizer::kLettersEnd;
+using tokenizer::NineLetters;
 
 class ModelsTest : public ProgramTest {
  protected:
@@ -83,7 +75,7 @@ TEST_F(ModelsTest, GenerateChecksItsOptionsFirst) {
 // The weights are zero, so that the most likely token is always 0: in this tokenizer a byte.
 TEST_F(ModelsTest, GenerateContinuesPromptsOfAHuggingFaceFolder) {
   const TestFolder folder;
-  folder.Write("tokenizer.json", kTokenizer);
+  folder.Write("tokenizer.json", NineLetters());
   const std::string generate =
       absl::StrCat("generate --checkpoint ", folder.path(), " --temperature 0 --tokens 3 ");
   const Outcome two = Run(generate + "--prompt bad --prompt i");
@@ -151,7 +143,7 @@ class Piped {
 
 TEST_F(ModelsTest, TextIsSeenWhileItIsGenerated) {
   const TestFolder folder;
-  folder.Write("tokenizer.json", kTokenizer);
+  folder.Write("tokenizer.json", NineLetters());
   const Piped generate({"cli/megascale", "generate", "--checkpoint", folder.path(), "--temperature",
                         "0", "--tokens", "1000000", "--prompt", "bad"});
   const std::string prompt = "bad";
@@ -169,7 +161,7 @@ TEST_F(ModelsTest, TextIsSeenWhileItIsGenerated) {
 // All weights are zero: each of the ten tokens has the same probability.
 TEST_F(ModelsTest, EvaluateMeasuresWeightsThatNoJobHasTrained) {
   const TestFolder folder;
-  folder.Write("tokenizer.json", kTokenizer);
+  folder.Write("tokenizer.json", NineLetters());
   const std::string imported = directory_ + "/weights";
   ASSERT_EQ(Run(absl::StrCat("checkpoint import ", folder.path(), " --out ", imported)).code, 0);
   const std::string options = absl::StrCat(" --data ", text_, " --whole --seq-length ");
@@ -201,7 +193,7 @@ TEST_F(ModelsTest, EvaluateIsToldWhatEndsADocument) {
       absl::StrCat("evaluate --seq-length 64 --checkpoint ", folder.path());
   EXPECT_TRUE(absl::StartsWith(RunWithState(evaluate).error, "megascale: --data: is missing; "))
       << "before the tokenizer and the weights are read";
-  folder.Write("tokenizer.json", absl::StrReplaceAll(kTokenizer, {{"<|endoftext|>", "<|stop|>"}}));
+  folder.Write("tokenizer.json", absl::StrReplaceAll(NineLetters(), {{kLettersEnd, "<|stop|>"}}));
   const std::string measure = absl::StrCat(evaluate, " --data ", text_);
   const Outcome refused = RunWithState(measure);
   EXPECT_EQ(refused.code, 2);

@@ -17,6 +17,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "runtime/base/fd.h"
+#include "runtime/data/tokenizer/testing/letters_tokenizer.h"
 #include "tests/e2e/cluster.h"
 
 namespace megascale::e2e {
@@ -347,17 +348,6 @@ TEST_F(CommandsTest, AJobThatDoesNotFitWaitsAndSaysWhy) {
   EXPECT_EQ(cluster_.WaitForEnd("large"), control::v1::JOB_STATE_CANCELLED);
 }
 
-// Nine letters and an end token.
-constexpr char kTokenizer[] = R"({"version": "1.0", "added_tokens": [
-    {"id": 9, "content": "<|endoftext|>", "single_word": false, "lstrip": false, "rstrip": false,
-     "normalized": false, "special": true}],
-    "normalizer": null, "post_processor": null,
-    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true},
-    "decoder": {"type": "ByteLevel"},
-    "model": {"type": "BPE", "dropout": null, "unk_token": null, "vocab":
-      {"a": 0, "b": 1, "c": 2, "d": 3, "e": 4, "f": 5, "g": 6, "h": 7, "i": 8,
-       "<|endoftext|>": 9}, "merges": []}})";
-
 struct Mistake {
   std::vector<std::string> arguments;  // "JOB" stands for the job file
   int exit_code;
@@ -367,7 +357,7 @@ struct Mistake {
 TEST_F(CommandsTest, MistakesGetOneClearLineAndTheRightExitCode) {
   Start();
   const std::string tokenizer = cluster_.directory() + "/tokenizer.json";
-  ASSERT_TRUE(base::WriteFileDurably(tokenizer, kTokenizer).ok());
+  ASSERT_TRUE(base::WriteFileDurably(tokenizer, tokenizer::NineLetters()).ok());
   const std::vector<Mistake> mistakes = {
       {{"submit", "JOB", "--set", "model.hiden_size=64"}, 2, "hidden_size"},
       {{"submit", "JOB", "--set", "model.hidden_size=wide"}, 2, "hidden_size"},

@@ -25,11 +25,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "runtime/base/fd.h"
 #include "runtime/checkpoint/format/safetensors.h"
 #include "runtime/checkpoint/reader.h"
 #include "runtime/data/token_text.h"
+#include "runtime/data/tokenizer/testing/letters_tokenizer.h"
 #include "runtime/hugging_face/folder.h"
 #include "runtime/hugging_face/import.h"
 #include "runtime/hugging_face/initial_weights.h"
@@ -151,25 +151,14 @@ class Sample : public data::TokenText {
   const std::vector<int32_t> ids_;
 };
 
-constexpr char kTokenizer[] = R"({"version": "1.0", "added_tokens": [
-    {"id": 0, "content": "<|endoftext|>", "single_word": false, "lstrip": false, "rstrip": false,
-     "normalized": false, "special": true}],
-    "normalizer": null, "post_processor": null,
-    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true},
-    "decoder": {"type": "ByteLevel"},
-    "model": {"type": "BPE", "dropout": null, "unk_token": null, "merges": [],
-              "vocab": {"<|endoftext|>": 0 OTHERS}}})";
-
 // Returns the path of a tokenizer for these models: an end token and 49 letters.
 std::string WriteTokenizer() {
-  std::string others;
-  for (int id = 1; id < 50; ++id) {
-    const char letter = static_cast<char>('A' + id);
-    absl::StrAppend(&others, ", \"", letter == '\\' ? "!" : std::string(1, letter), "\": ", id);
+  std::vector<std::string> tokens = {tokenizer::kLettersEnd};
+  for (char letter = 'B'; tokens.size() < 50; ++letter) {
+    tokens.push_back(letter == '\\' ? "!" : std::string(1, letter));
   }
   const std::string path = absl::StrCat(::getenv("TEST_TMPDIR"), "/tokenizer.json");
-  const std::string text = absl::StrReplaceAll(kTokenizer, {{"OTHERS", others}});
-  EXPECT_TRUE(base::WriteFileDurably(path, text).ok());
+  EXPECT_TRUE(base::WriteFileDurably(path, tokenizer::LettersTokenizer(tokens)).ok());
   return path;
 }
 

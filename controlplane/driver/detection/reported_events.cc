@@ -135,30 +135,37 @@ telemetry::Phase PhaseOn(const std::string& node_id, const JobRecord& job, telem
   return slowest;
 }
 
-// Returns the phase that every rank has reached. Every report may be the last missing one: the
-// first node with a rank that has not reached `wanted` ends the search, and the next one begins
-// there.
+// Returns whether `is_done` holds of all nodes of the job; it is called once for each, until it
+// does not hold. Every report may be the last missing one: the node that ends a search is the first
+// that the next one looks at.
+template <typename IsDone>
+bool AreAllDone(const JobRecord& job, const AgentReports& reports, std::string* laggard,
+                const IsDone& is_done) {
+  const bool is_on = reports.IsOn(job, *laggard);
+  if (is_on && !is_done(*laggard)) return false;
+  for (const std::string& node_id : reports.Nodes(job)) {
+    if ((is_on && node_id == *laggard) || is_done(node_id)) continue;
+    *laggard = node_id;
+    return false;
+  }
+  return true;
+}
+
+// Returns the phase that every rank has reached; STARTING: one has not reached `wanted`.
 telemetry::Phase PhaseOfAll(const JobRecord& job, telemetry::Phase wanted,
                             const AgentReports& reports, std::string* laggard) {
   int reached = 0;
-  if (reports.IsOn(job, *laggard) &&
-      PhaseOn(*laggard, job, wanted, reports, &reached) == telemetry::PHASE_STARTING) {
-    return telemetry::PHASE_STARTING;
-  }
-  reached = 0;
   telemetry::Phase slowest = telemetry::PHASE_FINISHED;
-  for (const std::string& node_id : reports.Nodes(job)) {
+  const bool all = AreAllDone(job, reports, laggard, [&](const std::string& node_id) {
     slowest = std::min(slowest, PhaseOn(node_id, job, wanted, reports, &reached));
-    if (slowest != telemetry::PHASE_STARTING) continue;
-    *laggard = node_id;
-    return slowest;
-  }
-  return reached < WorldSize(job) ? telemetry::PHASE_STARTING : slowest;
+    return slowest != telemetry::PHASE_STARTING;
+  });
+  return !all || reached < WorldSize(job) ? telemetry::PHASE_STARTING : slowest;
 }
 
+// Requires: the job is starting.
 void AddBeginnings(const JobRecord& job, const AgentReports& reports, std::string* laggard,
                    std::vector<Event>* events) {
-  if (job.state() != control::JOB_STATE_STARTING) return;
   const bool loads = job.time_book().phase() != pb::TimeBook::PHASE_START;
   const telemetry::Phase wanted = loads ? telemetry::PHASE_FIRST_STEP : telemetry::PHASE_LOADING;
   const telemetry::Phase phase = PhaseOfAll(job, wanted, reports, laggard);
@@ -189,20 +196,13 @@ bool AddStoredOn(const std::string& node_id, const JobRecord& job, int64_t step,
 }
 
 // Returns whether every rank of the attempt has reported that its shard of `step` is on storage.
-// The next search begins at the node that ended this one.
 bool AllStored(const JobRecord& job, int64_t step, const AgentReports& reports,
                std::string* laggard) {
   std::set<int> ranks;
-  if (reports.IsOn(job, *laggard) && !AddStoredOn(*laggard, job, step, reports, &ranks)) {
-    return false;
-  }
-  ranks.clear();
-  for (const std::string& node_id : reports.Nodes(job)) {
-    if (AddStoredOn(node_id, job, step, reports, &ranks)) continue;
-    *laggard = node_id;
-    return false;
-  }
-  return static_cast<int>(ranks.size()) >= WorldSize(job);
+  const bool all = AreAllDone(job, reports, laggard, [&](const std::string& node_id) {
+    return AddStoredOn(node_id, job, step, reports, &ranks);
+  });
+  return all && static_cast<int>(ranks.size()) >= WorldSize(job);
 }
 
 // Appends ShardsStored for those steps in `report` of which every rank's shard is stored.
@@ -326,7 +326,9 @@ std::vector<Event> ReportedEvents::EventsOfJob(const JobRecord& job, const NodeR
   if (job.stage() == pb::STAGE_PREFLIGHT) {
     AddPreflight(job, node, report.preflight(), &events);
   } else if (job.stage() == pb::STAGE_RUN) {
-    AddBeginnings(job, reports, &laggards_[JobId(job)].begins, &events);
+    if (job.state() == control::JOB_STATE_STARTING) {
+      AddBeginnings(job, reports, &laggards_[JobId(job)].begins, &events);
+    }
     if (!job.progressed()) AddProgress(job, &events);
   } else if (job.stage() == pb::STAGE_LEAVE ||
              (job.stage() == pb::STAGE_FENCE && !job.has_leave() && !job.has_cancel())) {

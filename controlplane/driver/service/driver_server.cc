@@ -23,6 +23,7 @@
 #include "controlplane/driver/service/last_evidence_watch.h"
 #include "controlplane/driver/service/page_server.h"
 #include "controlplane/driver/service/page_source.h"
+#include "controlplane/driver/service/relay_ports.h"
 #include "controlplane/driver/service/suspect_watch.h"
 #include "controlplane/driver/storage/state_check.h"
 #include "controlplane/security/credentials.h"
@@ -212,32 +213,18 @@ absl::StatusOr<std::unique_ptr<DriverServer>> DriverServer::Start(const DriverOp
   RETURN_IF_ERROR(impl->ServePage(options));
   RETURN_IF_ERROR(impl->Listen(options));
   impl->loop->Start();
-  impl->watch = std::make_unique<SuspectWatch>(
-      impl->loop.get(),
-      [loop = impl->loop.get(), agents = impl->agents.get()](const std::string& job_id) {
-        SpanStreamPorts ports;
-        ports.job = [loop, job_id] { return loop->GetJob(job_id); };
-        ports.cluster = [loop] { return loop->GetCluster(); };
-        ports.fetch = [agents](const std::string& node_id, const auto& fetch) {
-          return agents->Fetch(node_id, fetch, kSuspectFetchTimeout);
-        };
-        ports.now = [] { return base::RealClock().Monotonic(); };
-        return ports;
-      });
+  const auto spans_of = [loop = impl->loop.get(),
+                         agents = impl->agents.get()](const std::string& job_id) {
+    return RelayPorts<SpanStreamPorts>(loop, agents, job_id, kSuspectFetchTimeout);
+  };
+  const auto evidence_of = [loop = impl->loop.get(),
+                            agents = impl->agents.get()](const std::string& job_id) {
+    return RelayPorts<EvidenceStreamPorts>(loop, agents, job_id, kSuspectFetchTimeout);
+  };
+  impl->watch = std::make_unique<SuspectWatch>(impl->loop.get(), spans_of);
   impl->last_evidence = std::make_unique<LastEvidenceWatch>(
-      impl->loop.get(),
-      [loop = impl->loop.get(), agents = impl->agents.get()](const std::string& job_id) {
-        std::pair<SpanStreamPorts, EvidenceStreamPorts> ports;
-        ports.first.job = ports.second.job = [loop, job_id] { return loop->GetJob(job_id); };
-        ports.first.cluster = ports.second.cluster = [loop] { return loop->GetCluster(); };
-        ports.first.fetch = [agents](const std::string& node_id, const auto& fetch) {
-          return agents->Fetch(node_id, fetch, kSuspectFetchTimeout);
-        };
-        ports.second.fetch = [agents](const std::string& node_id, const auto& fetch) {
-          return agents->Fetch(node_id, fetch, kSuspectFetchTimeout);
-        };
-        ports.first.now = [] { return base::RealClock().Monotonic(); };
-        return ports;
+      impl->loop.get(), [spans_of, evidence_of](const std::string& job_id) {
+        return std::pair(spans_of(job_id), evidence_of(job_id));
       });
   base::LogInfo(absl::StrCat("megascale ", base::kVersion, " listens on ", impl->ListenAddress()));
   if (impl->page != nullptr) base::LogInfo(absl::StrCat("the page: ", impl->page->url()));

@@ -17,12 +17,12 @@
 #include "controlplane/driver/relay/stage_times.h"
 #include "controlplane/driver/service/agent_streams.h"
 #include "controlplane/driver/service/driver_loop.h"
+#include "controlplane/driver/service/relay_ports.h"
 #include "controlplane/driver/service/watched_jobs.h"
 #include "controlplane/driver/shell/pages.h"
 #include "controlplane/driver/storage/loss_history.h"
 #include "proto/control.grpc.pb.h"
 #include "runtime/base/check.h"
-#include "runtime/base/clock.h"
 #include "runtime/base/status.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/job/names.h"
@@ -311,20 +311,12 @@ class JobServiceOnLoop final : public pb::JobService::Service {
     return grpc::Status::OK;
   }
 
-  // Makes the sources of a relay: the driver's view of the job, and its agents.
+  // Readers also get what was kept of a job that has ended.
   template <typename Ports>
   Ports PortsOf(const std::string& job_id, absl::Duration fetch_timeout) {
-    Ports ports;
-    ports.job = [this, job_id] { return loop_.GetJob(job_id); };
-    ports.cluster = [this] { return loop_.GetCluster(); };
-    ports.fetch = [this, fetch_timeout](const std::string& node_id, const auto& fetch) {
-      return agents_.Fetch(node_id, fetch, fetch_timeout);
-    };
+    auto ports = RelayPorts<Ports>(&loop_, &agents_, job_id, fetch_timeout);
     if constexpr (!std::is_same_v<Ports, LogStreamPorts>) {
       ports.saved = [](const pb::Job& job) { return ReadLastEvidence(job, &RealJobFiles()); };
-    }
-    if constexpr (std::is_same_v<Ports, SpanStreamPorts>) {
-      ports.now = [] { return base::RealClock().Monotonic(); };
     }
     return ports;
   }

@@ -9,8 +9,8 @@
 #include "controlplane/driver/relay/span_stream.h"
 #include "controlplane/driver/service/agent_streams.h"
 #include "controlplane/driver/service/driver_loop.h"
+#include "controlplane/driver/service/relay_ports.h"
 #include "controlplane/driver/storage/loss_history.h"
-#include "runtime/base/clock.h"
 #include "runtime/base/status.h"
 
 namespace megascale::driver {
@@ -35,7 +35,6 @@ class LoopPageSource final : public page::PageSource {
       const control::StreamSpansRequest& request,
       const std::function<bool(const control::StreamSpansResponse&)>& emit) override {
     auto ports = PortsOf<SpanStreamPorts>(request.job_id());
-    ports.now = [] { return base::RealClock().Monotonic(); };
     ports.emit = emit;
     return StreamSpans(request, ports);
   }
@@ -88,13 +87,7 @@ class LoopPageSource final : public page::PageSource {
  private:
   template <typename Ports>
   Ports PortsOf(const std::string& job_id) {
-    Ports ports;
-    ports.job = [this, job_id] { return loop_.GetJob(job_id); };
-    ports.cluster = [this] { return loop_.GetCluster(); };
-    ports.fetch = [this](const std::string& node_id, const auto& fetch) {
-      return agents_.Fetch(node_id, fetch, kFetchTimeout);
-    };
-    return ports;
+    return RelayPorts<Ports>(&loop_, &agents_, job_id, kFetchTimeout);
   }
 
   DriverLoop& loop_;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/relay/ended_job.h"
 #include "runtime/base/status.h"
 
 namespace megascale::driver {
@@ -20,20 +21,6 @@ namespace {
 namespace agent = megascale::agent::v1;
 namespace control = megascale::control::v1;
 namespace telemetry = megascale::telemetry::v1;
-
-absl::Status CheckRuns(const control::Job& job) {
-  if (job.has_ended_at()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("job ", job.job_id(), ": has ended (", job.reason(),
-                     "); what its agents knew of it is kept only while it runs"));
-  }
-  if (job.attempt() == 0 || job.ranks_size() == 0) {
-    return absl::FailedPreconditionError(absl::StrCat("job ", job.job_id(),
-                                                      ": none of its ranks has begun (",
-                                                      job.reason(), "); repeat this once it runs"));
-  }
-  return absl::OkStatus();
-}
 
 absl::Status CheckKind(telemetry::EvidenceKind kind) {
   if (kind != telemetry::EVIDENCE_KIND_UNSPECIFIED && telemetry::EvidenceKind_IsValid(kind)) {
@@ -174,12 +161,10 @@ absl::Status StreamEvidence(const control::StreamEvidenceRequest& request,
   RETURN_IF_ERROR(CheckKind(request.kind()));
   ASSIGN_OR_RETURN(const control::Job job, ports.job());
   const std::set<int> wanted(request.ranks().begin(), request.ranks().end());
-  if (job.has_ended_at() && !ports.asks_ended && ports.saved != nullptr) {
-    if (const auto saved = ports.saved(job); saved.ok()) {
-      return EmitSaved(*saved, request.kind(), wanted, ports);
-    }
+  if (const auto saved = SavedOf(job, ports); saved.has_value()) {
+    return EmitSaved(*saved, request.kind(), wanted, ports);
   }
-  if (!ports.asks_ended) RETURN_IF_ERROR(CheckRuns(job));
+  RETURN_IF_ERROR(CheckRuns(job, ports.asks_ended, "what its agents knew of it"));
   return EvidenceStream(request, job, ports).Run();
 }
 

@@ -2,51 +2,28 @@
 
 #include <algorithm>
 #include <map>
-#include <memory>
-#include <string>
 #include <utility>
 
+#include "controlplane/driver/relay/suspect.h"
 #include "runtime/base/status.h"
 
 namespace megascale::driver {
 
 namespace control = megascale::control::v1;
 
-namespace {
-
-namespace agent = megascale::agent::v1;
-
-using SpanFetch = decltype(SpanStreamPorts::fetch);
-
-// A node that did not answer is not asked again in a later reading: each question costs a timeout.
-SpanFetch SkippingAway(SpanFetch fetch) {
-  auto away = std::make_shared<std::map<std::string, absl::Status>>();
-  return [fetch = std::move(fetch), away](
-             const std::string& node_id,
-             const agent::FetchSpans& request) -> absl::StatusOr<agent::SpanChunk> {
-    const auto found = away->find(node_id);
-    if (found != away->end()) return found->second;
-    absl::StatusOr<agent::SpanChunk> chunk = fetch(node_id, request);
-    if (absl::IsUnavailable(chunk.status()) || absl::IsDeadlineExceeded(chunk.status())) {
-      (*away)[node_id] = chunk.status();
-    }
-    return chunk;
-  };
-}
-
-}  // namespace
-
 FewRanks::FewRanks(const control::Job* job, SpanStreamPorts ports, Options options,
                    trace::JobSpans spans)
-    : job_(job), ports_(std::move(ports)), options_(std::move(options)), spans_(std::move(spans)) {
-  ports_.job = [job] { return *job; };
-  ports_.fetch = SkippingAway(std::move(ports_.fetch));
-}
+    : job_(job),
+      options_(std::move(options)),
+      emit_(std::move(ports.emit)),
+      stream_(std::move(ports)),
+      spans_(std::move(spans)) {}
 
 absl::StatusOr<FewRanks> FewRanks::Create(const control::Job& job, SpanStreamPorts ports,
                                           Options options) {
   ASSIGN_OR_RETURN(trace::JobSpans spans,
                    trace::JobSpans::Create(job.spec(), {}, trace::PlannedRanks::kRead));
+  ports.job = [&job] { return job; };
   return FewRanks(&job, std::move(ports), std::move(options), std::move(spans));
 }
 
@@ -55,12 +32,11 @@ absl::StatusOr<bool> FewRanks::Read(absl::Span<const int> ranks) {
   request.set_job_id(job_->job_id());
   request.set_first_step(options_.first_step);
   for (const int rank : ranks) {
-    if (static_cast<int>(asked_.size()) >= options_.ranks_max) break;
+    if (static_cast<int>(asked_.size()) >= kSuspectRanksRead) break;
     if (asked_.insert(rank).second) request.add_ranks(rank);
   }
   if (request.ranks().empty()) return false;
-  SpanStreamPorts ports = ports_;
-  ports.emit = [&](const control::StreamSpansResponse& response) {
+  const auto add = [&](const control::StreamSpansResponse& response) {
     if (options_.keeps == nullptr) {
       spans_.Add(response);
     } else {
@@ -71,9 +47,9 @@ absl::StatusOr<bool> FewRanks::Read(absl::Span<const int> ranks) {
       }
       spans_.Add(kept);
     }
-    return ports_.emit == nullptr || ports_.emit(response);
+    return emit_ == nullptr || emit_(response);
   };
-  RETURN_IF_ERROR(StreamSpans(request, ports));
+  RETURN_IF_ERROR(stream_.Read(request, add));
   return true;
 }
 

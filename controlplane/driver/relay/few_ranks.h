@@ -1,5 +1,6 @@
-// Reads the spans of some of a job's ranks, a few at a time, and never more than a limit: so a job
-// of any size can be examined. Blocking: reads them from the agents. Private to this folder.
+// Reads the spans of some of a job's ranks, a few at a time, and never more than
+// kSuspectRanksRead: so a job of any size can be examined. Blocking: reads them from the agents.
+// Private to this folder.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,6 @@ namespace megascale::driver {
 class FewRanks {
  public:
   struct Options {
-    int ranks_max = 0;
     int64_t first_step = 0;  // spans of this and later steps are asked for
     // Which of these steps are kept; null: all.
     std::function<bool(int64_t step)> keeps;
@@ -31,7 +31,7 @@ class FewRanks {
                                          SpanStreamPorts ports, Options options);
 
   // Reads those of the ranks that were not asked before, up to the limit. Returns false if there
-  // was none to read. Errors: those of StreamSpans.
+  // was none to read. Errors: those of SpanStream::Read.
   absl::StatusOr<bool> Read(absl::Span<const int> ranks);
 
   // What a rank reports of itself, and the coordinates that decide its plan.
@@ -52,8 +52,9 @@ class FewRanks {
            trace::JobSpans spans);
 
   const megascale::control::v1::Job* job_;
-  SpanStreamPorts ports_;
   Options options_;
+  SpanStream::Emit emit_;  // of the caller
+  SpanStream stream_;
   trace::JobSpans spans_;
   std::set<int> asked_;
 };

@@ -161,13 +161,12 @@ absl::StatusOr<control::Suspicion> FindSlowSuspect(const control::Job& job,
   const StepRange range = {.normal = trigger.normal_step, .newest = job.last_step()};
   const int64_t first =
       range.normal > 0 ? range.normal - kStepsBefore + 1 : range.newest - kStepsJudged + 1;
-  ASSIGN_OR_RETURN(FewRanks ranks, FewRanks::Create(job, std::move(ports),
-                                                    {.ranks_max = kSuspectRanksRead,
-                                                     .first_step = std::max<int64_t>(0, first),
-                                                     .keeps = [range](int64_t step) {
-                                                       return range.IsBefore(step) ||
-                                                              range.IsJudged(step);
-                                                     }}));
+  ASSIGN_OR_RETURN(
+      FewRanks ranks,
+      FewRanks::Create(job, std::move(ports),
+                       {.first_step = std::max<int64_t>(0, first), .keeps = [range](int64_t step) {
+                          return range.IsBefore(step) || range.IsJudged(step);
+                        }}));
   const bool is_small = job.ranks_size() <= kRanksOfSmallJob;
   ASSIGN_OR_RETURN(const Measured measured,
                    ReadAwaited(job, range, is_small ? AllRanks(job) : sample, &ranks));

@@ -2,9 +2,12 @@
 // Blocking: runs in the caller's thread until all spans are read or the reader is gone.
 #pragma once
 
+#include <cstdint>
 #include <functional>
-#include <set>
+#include <map>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -35,14 +38,45 @@ struct SpanStreamPorts {
 // waited in a queue.
 inline constexpr int kClockQuestions = 5;
 
-// Emits one message for each rank that is asked for, in rank order; for a rank whose spans cannot
-// be read, the message says why.
+// Reads spans of one job, in one or more readings. What is learnt about machines holds for all of
+// them: their clocks, and which nodes do not answer, since each question to these costs a timeout.
 //
 // Clocks: an agent's answer carries its monotonic clock, which is assumed to be read halfway
 // between question and answer; the error is at most half of that time. All ranks of a machine get
-// the same correction, so they compare without error. Errors: NotFound - no such job;
-// FailedPrecondition - the job has ended, or none of its ranks has begun; Cancelled - the reader is
-// gone.
+// the same correction, so they compare without error.
+class SpanStream {
+ public:
+  using Emit = std::function<bool(const megascale::control::v1::StreamSpansResponse&)>;
+
+  // `ports.emit` is not used.
+  explicit SpanStream(SpanStreamPorts ports) : ports_(std::move(ports)) {}
+
+  // Emits one message for each rank that is asked for, in rank order; for a rank whose spans cannot
+  // be read, the message says why. Errors: NotFound - no such job; FailedPrecondition - the job has
+  // ended, or none of its ranks has begun; Cancelled - the reader is gone.
+  absl::Status Read(const megascale::control::v1::StreamSpansRequest& request, const Emit& emit);
+
+ private:
+  // A machine's clock, in nanoseconds.
+  struct ClockReading {
+    int64_t ahead = 0;  // of this process's
+    int64_t error = 0;  // at most
+  };
+
+  megascale::control::v1::StreamSpansResponse ReadRank(const megascale::control::v1::RankView& view,
+                                                       int64_t first_step);
+  absl::StatusOr<megascale::agent::v1::SpanChunk> Fetch(
+      const std::string& node, const megascale::agent::v1::FetchSpans& fetch);
+  absl::StatusOr<ClockReading> ClockOf(const std::string& node);
+
+  SpanStreamPorts ports_;
+  std::optional<megascale::control::v1::Job> job_;  // at the first reading
+  std::map<std::string, std::string> machines_;     // by node
+  std::map<std::string, ClockReading> clocks_;      // by machine
+  std::map<std::string, absl::Status> away_;        // by node
+};
+
+// Makes one reading, into `ports.emit`. Errors: those of SpanStream::Read.
 absl::Status StreamSpans(const megascale::control::v1::StreamSpansRequest& request,
                          const SpanStreamPorts& ports);
 

@@ -199,10 +199,8 @@ absl::StatusOr<control::Suspicion> FindSuspect(const control::Job& job,
                                                const std::vector<int>& sample,
                                                SpanStreamPorts ports) {
   const int64_t first_step = std::max<int64_t>(0, job.last_step() - kSteps + 1);
-  ASSIGN_OR_RETURN(
-      FewRanks ranks,
-      FewRanks::Create(job, std::move(ports),
-                       {.ranks_max = kSuspectRanksRead, .first_step = first_step, .keeps = {}}));
+  ASSIGN_OR_RETURN(FewRanks ranks, FewRanks::Create(job, std::move(ports),
+                                                    {.first_step = first_step, .keeps = {}}));
   ASSIGN_OR_RETURN(const diagnose::StallVerdict verdict, StallWalk(job, &ranks).Run(sample));
   const diagnose::StallRoot& root = verdict.root;
   if (root.rank < 0 || root.rank >= job.ranks_size()) {

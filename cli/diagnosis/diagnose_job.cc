@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
 #include <optional>
 #include <set>
 #include <utility>
@@ -103,17 +102,6 @@ std::string NodeOf(const control::v1::Job& job, int rank) {
 // The machine that the verdict names, or that of its rank.
 std::string NodeOfVerdict(const control::v1::Job& job, const Diagnosis& diagnosis) {
   return NodeOf(job, diagnosis.rank_on_node >= 0 ? diagnosis.rank_on_node : diagnosis.rank);
-}
-
-// Returns a number for each rank's machine; -1: it has none.
-std::vector<int> MachineOfRanks(const control::v1::Job& job) {
-  std::map<std::string, int> numbers = {{"", -1}};
-  std::vector<int> machines;
-  for (const control::v1::RankView& rank : job.ranks()) {
-    const auto number = static_cast<int>(numbers.size());
-    machines.push_back(numbers.try_emplace(rank.node_id(), number).first->second);
-  }
-  return machines;
 }
 
 int64_t StepsToRead(const control::v1::Job& job, const DiagnoseOptions& options) {
@@ -275,7 +263,7 @@ Diagnosis DiagnoseStall(EvidenceSource* source, const control::v1::Job& job, con
   diagnosis.findings = DescribeStall(verdict, seconds, traced.spans.names());
   diagnosis.rank = verdict.root.rank;
   diagnosis.is_undecided = diagnosis.rank < 0;
-  const std::vector<int> machines = MachineOfRanks(job);
+  const std::vector<int> machines = trace::MachineOfRanks(job);
   AddWitness(verdict, machines, job, &diagnosis);
   AddExchanges(source, verdict, traced.spans.names(), machines, &diagnosis);
   AddMachineOfAll(verdict, machines, job, &diagnosis);
@@ -337,7 +325,7 @@ JudgedSteps SplitSteps(const control::v1::Job& job, int64_t num_newest,
       std::max<int64_t>(0, static_cast<int64_t>(measured->steps.size()) - kStepsBetween);
   judged.before.assign(measured->steps.begin(), measured->steps.begin() + num_compared);
   measured->steps.erase(measured->steps.begin(), measured->steps.begin() + num_old);
-  const std::vector<int> machines = MachineOfRanks(job);
+  const std::vector<int> machines = trace::MachineOfRanks(job);
   for (const diagnose::Worker& worker : measured->graph.workers()) {
     const auto rank = static_cast<size_t>(worker.rank);
     judged.machine_of.push_back(rank < machines.size() ? machines[rank] : -1);

@@ -10,6 +10,7 @@
 #include "cli/view/live_view.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/diagnose/stall.h"
+#include "runtime/telemetry/doing.h"
 
 namespace megascale::cli {
 namespace {
@@ -24,10 +25,6 @@ constexpr double kFirstStepShare = 0.5;
 
 bool WaitsForStorage(const telemetry::v1::RankStatus& status) {
   return status.activity() == telemetry::v1::ACTIVITY_WAIT_FOR_STORAGE;
-}
-
-bool Saves(const telemetry::v1::RankStatus& status) {
-  return status.phase() == telemetry::v1::PHASE_CHECKPOINT || WaitsForStorage(status);
 }
 
 void SayStorage(const control::v1::Job& job, const std::string& who, Findings* findings) {
@@ -59,7 +56,7 @@ void AddReportOfAll(const control::v1::Job& job, absl::Span<const int> waiting,
   for (int rank = 0; rank < job.ranks_size(); ++rank) {
     if (absl::c_linear_search(waiting, rank)) continue;
     ++num_candidates;
-    num_saving += Saves(job.ranks(rank).status()) ? 1 : 0;
+    num_saving += telemetry::Saves(job.ranks(rank).status()) ? 1 : 0;
     num_for_storage += WaitsForStorage(job.ranks(rank).status()) ? 1 : 0;
   }
   if (num_candidates == 0 || num_saving < num_candidates) return;
@@ -246,7 +243,7 @@ void AddReport(const control::v1::Job& job, absl::Span<const int> waiting, Diagn
                                                 diagnosis->rank, base::Printable(status.doing()),
                                                 status.progress_age_seconds()));
   }
-  if (!Saves(status)) return;
+  if (!telemetry::Saves(status)) return;
   if (!WaitsForStorage(status)) {
     if (status.alive_age_seconds() < diagnose::kSilentSecondsMin) {
       SaySaving(absl::StrCat("rank ", diagnosis->rank, " copies it"), &findings);

@@ -1,6 +1,7 @@
 #include "controlplane/trace/job_spans.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -31,6 +32,16 @@ double Seconds(int64_t nanos, int64_t count) {
 }
 
 }  // namespace
+
+std::vector<int> MachineOfRanks(const control::Job& job) {
+  std::map<std::string, int> numbers = {{"", -1}};
+  std::vector<int> machines;
+  for (const control::RankView& rank : job.ranks()) {
+    const auto number = static_cast<int>(numbers.size());
+    machines.push_back(numbers.try_emplace(rank.node_id(), number).first->second);
+  }
+  return machines;
+}
 
 absl::StatusOr<JobSpans> JobSpans::Create(const megascale::job::v1::JobSpec& spec,
                                           absl::Span<const int> ranks, PlannedRanks planned) {

@@ -30,6 +30,9 @@ inline constexpr int64_t kClockNanosMax = int64_t{1} << 60;
 // memory; a reader of few ranks needs only theirs.
 enum class PlannedRanks { kAll, kRead };
 
+// Returns a number for each rank's machine, the same for all ranks on it; -1: it has none.
+std::vector<int> MachineOfRanks(const megascale::control::v1::Job& job);
+
 class JobSpans {
  public:
   // Makes an object without spans, for a job with this resolved specification. `ranks`: has these

@@ -40,6 +40,11 @@ std::string DescribeActivity(const v1::RankStatus& status, plan::InstructionId i
 
 }  // namespace
 
+bool Saves(const v1::RankStatus& status) {
+  return status.phase() == v1::PHASE_CHECKPOINT ||
+         status.activity() == v1::ACTIVITY_WAIT_FOR_STORAGE;
+}
+
 void SetDoing(const Doing& doing, v1::RankStatus* status) {
   status->set_activity(doing.activity);
   status->set_instruction(doing.instruction.packed());

@@ -19,6 +19,9 @@ struct Doing {
 
 void SetDoing(const Doing& doing, v1::RankStatus* status);
 
+// Returns whether the rank makes a checkpoint, or waits until one is stored.
+bool Saves(const v1::RankStatus& status);
+
 // Returns in words what the status says that the rank does, with the id of the instruction last:
 // "all-gather of parameters G.c1". Empty if the process has not said anything yet. For people only:
 // code reads `activity` and `instruction`.

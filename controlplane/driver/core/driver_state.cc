@@ -174,6 +174,11 @@ bool IsOfStall(const megascale::control::v1::Suspicion& suspicion) {
          suspicion.kind() != megascale::control::v1::Suspicion::KIND_SLOW;
 }
 
+bool Trains(const JobRecord& job) {
+  return job.stage() == pb::STAGE_RUN && job.state() == megascale::control::v1::JOB_STATE_RUNNING &&
+         job.ended_size() == 0;
+}
+
 bool HasStallSuspicion(const JobRecord& job) {
   return job.has_suspicion() && IsOfStall(job.suspicion());
 }

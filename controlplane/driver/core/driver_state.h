@@ -30,6 +30,8 @@ JobRecord* FindJob(DriverState* state, absl::string_view job_id);
 // Returns whether it is of a job that stands still, and not of one that trains slowly or has a
 // machine that differs.
 bool IsOfStall(const megascale::control::v1::Suspicion& suspicion);
+// Returns whether all ranks train, and none of them has ended.
+bool Trains(const JobRecord& job);
 // Returns whether the driver itself found why the job stands still.
 bool HasStallSuspicion(const JobRecord& job);
 const NodeRecord* FindNode(const DriverState& state, absl::string_view node_id);

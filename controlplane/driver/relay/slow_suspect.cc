@@ -1,7 +1,5 @@
 #include <algorithm>
-#include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 
@@ -38,16 +36,23 @@ struct StepRange {
 
 // Whole steps, measured from all ranks that were read.
 struct Measured {
-  std::vector<timeline::TimedStep> before;
-  std::vector<timeline::TimedStep> now;
+  std::vector<timeline::TimedStep> steps;  // ascending
+  size_t num_before = 0;                   // so many of these are normal
+
+  size_t num_now() const { return steps.size() - num_before; }
+  diagnose::ComparedSteps Compared() const {
+    const auto all = absl::MakeConstSpan(steps);
+    return {all.first(num_before), all.subspan(num_before)};
+  }
 };
 
 Measured Measure(const trace::JobSpans& spans, const StepRange& range) {
   Measured measured;
-  for (timeline::TimedStep& step : spans.Measure(static_cast<int>(kStepsBefore + kStepsJudged))) {
-    if (!step.whole) continue;
-    (range.IsBefore(step.step) ? measured.before : measured.now).push_back(std::move(step));
-  }
+  measured.steps = spans.Measure(static_cast<int>(kStepsBefore + kStepsJudged));
+  std::erase_if(measured.steps, [](const auto& step) { return !step.whole; });
+  measured.num_before = static_cast<size_t>(
+      std::count_if(measured.steps.begin(), measured.steps.end(),
+                    [&](const auto& step) { return range.IsBefore(step.step); }));
   return measured;
 }
 
@@ -74,8 +79,8 @@ absl::StatusOr<Measured> ReadAwaited(const control::Job& job, const StepRange& r
   for (;;) {
     ASSIGN_OR_RETURN(const bool any, ranks->Read(next));
     if (any) measured = Measure(ranks->spans(), range);
-    if (!any || measured.before.empty() || measured.now.empty()) break;
-    const diagnose::ComparedSteps steps = {measured.before, measured.now};
+    if (!any || measured.num_before == 0 || measured.num_now() == 0) break;
+    const diagnose::ComparedSteps steps = measured.Compared();
     const auto& plans = ranks->spans().plans();
     const int found = diagnose::RankThatComputesLonger(plans, ranks->Known(), steps);
     next =
@@ -93,21 +98,17 @@ struct Judged {
 };
 
 absl::StatusOr<Judged> Judge(const control::Job& job, const Measured& measured, FewRanks* ranks) {
-  std::vector<timeline::TimedStep> steps = measured.before;
-  steps.insert(steps.end(), measured.now.begin(), measured.now.end());
   ASSIGN_OR_RETURN(diagnose::MeasuredJob measured_job,
-                   diagnose::JobOfSteps(ranks->spans().plans(), ranks->Known(), steps));
+                   diagnose::JobOfSteps(ranks->spans().plans(), ranks->Known(), measured.steps));
   const diagnose::OperationGraph& graph = measured_job.graph;
   diagnose::History history;
-  std::map<std::string, int> machines;
+  const std::vector<int> machines = trace::MachineOfRanks(job);
   for (const diagnose::Worker& worker : graph.workers()) {
-    const auto number = static_cast<int>(machines.size());
-    const std::string& node = job.ranks(worker.rank).node_id();
-    history.machine_of.push_back(machines.try_emplace(node, number).first->second);
+    history.machine_of.push_back(machines[static_cast<size_t>(worker.rank)]);
   }
   const auto all = absl::MakeConstSpan(measured_job.steps);
-  history.before = all.first(measured.before.size());
-  const auto now = all.subspan(measured.before.size());
+  history.before = all.first(measured.num_before);
+  const auto now = all.subspan(measured.num_before);
   const auto& options = diagnose::kMeasuredJobOptions;
   Judged judged = {.workers = graph.workers(), .verdict = {}};
   judged.verdict = diagnose::ExplainSlowness(graph, now, options,
@@ -170,15 +171,15 @@ absl::StatusOr<control::Suspicion> FindSlowSuspect(const control::Job& job,
   const bool is_small = job.ranks_size() <= kRanksOfSmallJob;
   ASSIGN_OR_RETURN(const Measured measured,
                    ReadAwaited(job, range, is_small ? AllRanks(job) : sample, &ranks));
-  if (measured.now.empty()) return absl::NotFoundError("no step is known of all ranks");
+  if (measured.num_now() == 0) return absl::NotFoundError("no step is known of all ranks");
   ASSIGN_OR_RETURN(const Judged judged, Judge(job, measured, &ranks));
   const std::optional<std::string> words = WordsOf(job, judged);
   if (!words.has_value()) {
     return absl::NotFoundError(absl::StrCat("no machine explains why the steps are slow; cause ",
                                             static_cast<int>(judged.verdict.cause.cause), " of ",
                                             ranks.num_asked(), " ranks that were read, in ",
-                                            measured.now.size(), " steps and ",
-                                            measured.before.size(), " older ones"));
+                                            measured.num_now(), " steps and ", measured.num_before,
+                                            " older ones"));
   }
   const diagnose::Suspect& cause = judged.verdict.cause;
   control::Suspicion suspicion;
@@ -195,8 +196,8 @@ absl::StatusOr<control::Suspicion> FindSlowSuspect(const control::Job& job,
                                          trigger.usual_step_seconds));
   suspicion.add_evidence(absl::StrFormat("without it %.0f %% of the lost time would come back",
                                          100 * std::clamp(cause.share, 0.0, 1.0)));
-  suspicion.add_evidence(absl::StrCat("from ", measured.now.size(), " steps, compared with ",
-                                      measured.before.size(), " older ones, of ", ranks.num_asked(),
+  suspicion.add_evidence(absl::StrCat("from ", measured.num_now(), " steps, compared with ",
+                                      measured.num_before, " older ones, of ", ranks.num_asked(),
                                       " of ", job.ranks_size(), " ranks"));
   return suspicion;
 }

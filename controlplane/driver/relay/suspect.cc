@@ -16,6 +16,7 @@
 #include "runtime/base/text/shortlist.h"
 #include "runtime/diagnose/measured_job.h"
 #include "runtime/diagnose/stall.h"
+#include "runtime/telemetry/doing.h"
 #include "runtime/timeline/measured_step.h"
 
 namespace megascale::driver {
@@ -27,7 +28,7 @@ namespace telemetry = megascale::telemetry::v1;
 constexpr int kSteps = 3;
 constexpr size_t kWaitingShown = 8;
 // A job stands still once no step has ended for 5 s and for three times the usual step
-// (suspect_watch.h): the rank that stopped it has been quiet for at least this long.
+// (step_counts.h): the rank that stopped it has been quiet for at least this long.
 constexpr double kQuietSecondsMin = 3;
 
 // At most this many of the ranks that are awaited are read before the next walk.
@@ -134,27 +135,17 @@ class StallWalk {
   std::set<int> named_;
 };
 
-// Returns a number for each rank's machine; -1: it has none, or it is no witness against `root`:
+// Returns the number of each rank's machine; -1: it has none, or it is no witness against `root`:
 // the rank's spans were not read, and it merely counts as standing where another one stands.
 std::vector<int> MachineOfWitnesses(const control::Job& job, int root,
                                     const std::vector<bool>& known) {
-  std::map<std::string, int> numbers = {{"", -1}};
-  std::vector<int> machines;
-  for (int rank = 0; rank < job.ranks_size(); ++rank) {
-    const std::string& node_id = job.ranks(rank).node_id();
-    const auto number = static_cast<int>(numbers.size());
-    const int machine = numbers.try_emplace(node_id, number).first->second;
-    const bool is_own = node_id == job.ranks(root).node_id();
-    const auto index = static_cast<size_t>(rank);
-    const bool is_read = index < known.size() && known[index];
-    machines.push_back(is_own || is_read ? machine : -1);
+  std::vector<int> machines = trace::MachineOfRanks(job);
+  const int own = machines[static_cast<size_t>(root)];
+  for (size_t rank = 0; rank < machines.size(); ++rank) {
+    const bool is_read = rank < known.size() && known[rank];
+    if (machines[rank] != own && !is_read) machines[rank] = -1;
   }
   return machines;
-}
-
-bool Saves(const telemetry::RankStatus& status) {
-  return status.phase() == telemetry::PHASE_CHECKPOINT ||
-         status.activity() == telemetry::ACTIVITY_WAIT_FOR_STORAGE;
 }
 
 const char* WordsOf(diagnose::StallCause cause) {
@@ -209,7 +200,8 @@ absl::StatusOr<control::Suspicion> FindSuspect(const control::Job& job,
   RETURN_IF_ERROR(
       CheckRoot(verdict, ranks.spans(), MachineOfWitnesses(job, root.rank, ranks.Known())));
   const control::RankView& view = job.ranks(root.rank);
-  if (Saves(view.status())) return absl::NotFoundError("it saves a checkpoint");
+  if (megascale::telemetry::Saves(view.status()))
+    return absl::NotFoundError("it saves a checkpoint");
   control::Suspicion suspicion;
   suspicion.set_kind(control::Suspicion::KIND_STALL);
   suspicion.set_attempt(job.attempt());

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/shell/job_evidence.h"
 #include "controlplane/driver/shell/pages.h"
+#include "controlplane/driver/shell/step_counts.h"
 #include "controlplane/driver/storage/loss_history.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
@@ -89,19 +90,14 @@ ReportLookup DriverView::LookupOfReports(const JobRecord& job) const {
 std::vector<const JobRecord*> DriverView::TrainingJobs() const {
   std::vector<const JobRecord*> training;
   for (const JobPart* part : jobs_.Values()) {
-    const JobRecord& job = *part->record;
-    const bool trains = job.stage() == v1::STAGE_RUN && job.state() == control::JOB_STATE_RUNNING &&
-                        job.ended_size() == 0;
-    if (trains) training.push_back(&job);
+    if (Trains(*part->record)) training.push_back(part->record.get());
   }
   return training;
 }
 
 absl::Duration DriverView::StepTime(const JobRecord& job) const {
   const JobPart* part = jobs_.Find(JobId(job));
-  const bool has_new = part != nullptr && part->new_steps.num_steps() > 0;
-  const int64_t mean = has_new ? part->new_steps.step_nanos() / part->new_steps.num_steps() : 0;
-  return absl::Nanoseconds(std::max(job.time_book().usual_step_nanos(), mean));
+  return UsualStep(job, part == nullptr ? nullptr : &part->new_steps);
 }
 
 std::vector<control::RankView> DriverView::Ranks(const JobRecord& job,

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "runtime/layout/groups.h"
+#include "runtime/telemetry/doing.h"
 
 namespace megascale::driver {
 namespace {
@@ -25,8 +26,7 @@ std::vector<int> SampleOf(const JobRecord& job) {
 
 // A rank's first step of an attempt may take long: it counts from the second one.
 diagnose::SampledReport ReportOf(const telemetry::RankStatus& status) {
-  const bool saves = status.phase() == telemetry::PHASE_CHECKPOINT ||
-                     status.activity() == telemetry::ACTIVITY_WAIT_FOR_STORAGE;
+  const bool saves = megascale::telemetry::Saves(status);
   return {.rank = status.rank(),
           .trains = status.phase() == telemetry::PHASE_TRAINING || saves,
           .saves = saves,

@@ -83,6 +83,12 @@ std::vector<Event> StepCounts::EventsDue(absl::Duration now) {
   return events;
 }
 
+absl::Duration UsualStep(const JobRecord& job, const v1::StepsTaken* counted) {
+  const bool has_new = counted != nullptr && counted->num_steps() > 0;
+  const int64_t mean = has_new ? counted->step_nanos() / counted->num_steps() : 0;
+  return absl::Nanoseconds(std::max(job.time_book().usual_step_nanos(), mean));
+}
+
 const v1::StepsTaken* StepCounts::Find(const std::string& job_id) const {
   const auto found = counts_.find(job_id);
   const bool has_steps = found != counts_.end() && found->second.taken.num_steps() > 0;
@@ -90,16 +96,11 @@ const v1::StepsTaken* StepCounts::Find(const std::string& job_id) const {
 }
 
 bool StepCounts::StandsStill(const JobRecord& job, absl::Duration awake) const {
-  const bool trains = job.stage() == v1::STAGE_RUN &&
-                      job.state() == megascale::control::v1::JOB_STATE_RUNNING &&
-                      job.ended_size() == 0;
   const auto found = counts_.find(JobId(job));
-  if (!trains || found == counts_.end()) return false;
+  if (!Trains(job) || found == counts_.end()) return false;
   const v1::StepsTaken& taken = found->second.taken;
   if (taken.attempt() != job.attempt() || taken.taken_unix_nanos() == 0) return false;
-  const int64_t mean = taken.num_steps() > 0 ? taken.step_nanos() / taken.num_steps() : 0;
-  const int64_t usual = std::max(job.time_book().usual_step_nanos(), mean);
-  const absl::Duration limit = std::max(kStallMin, kStallSteps * absl::Nanoseconds(usual));
+  const absl::Duration limit = std::max(kStallMin, kStallSteps * UsualStep(job, &taken));
   return awake - found->second.taken_at > limit;
 }
 

@@ -10,16 +10,22 @@
 
 #include "absl/time/time.h"
 #include "controlplane/driver/core/driver_state.h"
+#include "runtime/diagnose/sampling/trigger.h"
 
 namespace megascale::driver {
+
+// Returns the usual time of a step: the job's account, or what is counted of it and not logged (may
+// be null), whichever is longer.
+absl::Duration UsualStep(const JobRecord& job, const v1::StepsTaken* counted);
 
 class StepCounts {
  public:
   static constexpr absl::Duration kInterval = absl::Minutes(1);
   // A job stands still if it has completed no step for this long, and for so many of its usual
   // steps.
-  static constexpr absl::Duration kStallMin = absl::Seconds(5);
-  static constexpr double kStallSteps = 3;
+  static constexpr absl::Duration kStallMin =
+      absl::Seconds(static_cast<int64_t>(diagnose::Trigger::kStuckSecondsMin));
+  static constexpr double kStallSteps = diagnose::Trigger::kStuckSteps;
 
   struct Now {
     absl::Duration monotonic;

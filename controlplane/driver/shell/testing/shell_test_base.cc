@@ -21,7 +21,7 @@ void ShellTestBase::Round(const std::function<void()>& input) {
     input();
     return [] {};
   });
-  ASSERT_TRUE(shell_->Round(std::move(inputs)).ok());
+  ASSERT_TRUE(shell_->Round(inputs).ok());
 }
 
 }  // namespace megascale::driver

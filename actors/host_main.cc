@@ -73,37 +73,33 @@ int Fail(Link* link, const agent::v1::RankFailure& failure) {
   return 1;
 }
 
+// Returns what the device of the last rank is, with the least free memory of the devices of all
+// ranks from local rank `first` on.
 absl::StatusOr<device::Description> Describe(const MakeDevice& make_device,
-                                             const HostAssignment& assignment, int rank) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<device::Device> device,
-                   make_device(assignment.spec(), {.local_rank = rank, .interface = ""}));
-  return device->Describe();
-}
-
-// Returns the least free memory of all ranks' devices; nullopt: none can tell.
-absl::StatusOr<std::optional<int64_t>> LeastFreeBytes(const MakeDevice& make_device,
-                                                      const HostAssignment& assignment) {
+                                             const HostAssignment& assignment, int first) {
+  device::Description last;
   std::optional<int64_t> least;
-  for (int rank = 0; rank < assignment.local_ranks_size(); ++rank) {
-    ASSIGN_OR_RETURN(const device::Description device, Describe(make_device, assignment, rank));
-    if (!device.free_bytes.has_value()) continue;
-    least = std::min(*device.free_bytes, least.value_or(*device.free_bytes));
+  for (int rank = first; rank < assignment.local_ranks_size(); ++rank) {
+    ASSIGN_OR_RETURN(const std::unique_ptr<device::Device> device,
+                     make_device(assignment.spec(), {.local_rank = rank, .interface = ""}));
+    last = device->Describe();
+    if (!last.free_bytes.has_value()) continue;
+    least = std::min(*last.free_bytes, least.value_or(*last.free_bytes));
   }
-  return least;
+  last.free_bytes = least;
+  return last;
 }
 
-int Preflight(Link* link, const HostAssignment& assignment, device::Description device,
+int Preflight(Link* link, const HostAssignment& assignment, const device::Description& device,
               const MakeDevice& make_device) {
   FromHost message;
   const auto report = [&](const agent::v1::Preflight& running) {
     *message.mutable_preflight() = running;
     (void)link->Send(message);
   };
-  const auto least = LeastFreeBytes(make_device, assignment);
-  if (!least.ok()) return Fail(link, FailureOfDevice(least.status(), assignment.has_data()));
-  device.free_bytes = *least;
   const auto free_bytes = [&] {
-    return LeastFreeBytes(make_device, assignment).value_or(device.free_bytes);
+    const auto now = Describe(make_device, assignment, 0);
+    return now.ok() ? now->free_bytes : device.free_bytes;
   };
   auto preflight =
       RunPreflight(assignment, device, {.on_progress = report, .free_bytes = free_bytes});
@@ -199,7 +195,9 @@ int RunHost(int link_fd, const MakeDevice& make_device) {
     return 1;
   }
   const HostAssignment& assignment = first.assignment();
-  const auto device = Describe(make_device, assignment, assignment.local_ranks_size() - 1);
+  // Serving a job needs the device's name alone; the preflight all devices' memory.
+  const int first_rank = assignment.preflight_only() ? 0 : assignment.local_ranks_size() - 1;
+  const auto device = Describe(make_device, assignment, first_rank);
   // Only a preflight finds out about the data.
   if (!device.ok()) return Fail(&link, FailureOfDevice(device.status(), assignment.has_data()));
   if (assignment.preflight_only()) return Preflight(&link, assignment, *device, make_device);

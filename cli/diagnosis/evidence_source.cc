@@ -10,6 +10,7 @@
 #include "controlplane/trace/evidence_file.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/repeated.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
 
@@ -19,7 +20,7 @@ namespace {
 using control::v1::StreamEvidenceResponse;
 using control::v1::StreamSpansResponse;
 
-constexpr int64_t kSamplesSaved = 20;
+constexpr int kSamplesSaved = 20;
 constexpr int kEndedCallsSaved = 64;
 constexpr size_t kErrorBytesMax = 300;
 // How much of a log, and for how long, is searched for the first error.
@@ -104,10 +105,8 @@ class Saved final : public EvidenceSource {
       return absl::FailedPreconditionError("no spans were saved: no rank of the job ran");
     }
     for (StreamSpansResponse response : file_.spans) {
-      auto& spans = *response.mutable_spans();
-      spans.erase(std::remove_if(spans.begin(), spans.end(),
-                                 [&](const auto& span) { return span.step() < first_step; }),
-                  spans.end());
+      base::EraseIf(response.mutable_spans(),
+                    [&](const auto& span) { return span.step() < first_step; });
       add(response);
     }
     return absl::OkStatus();
@@ -152,11 +151,8 @@ absl::Status SaveEvidence(EvidenceSource* source, const SaveOptions& options,
        {telemetry::v1::EVIDENCE_KIND_EXCHANGES, telemetry::v1::EVIDENCE_KIND_METRICS}) {
     file.evidence[kind] = source->Evidence(kind, {});
     for (StreamEvidenceResponse& response : file.evidence[kind]) {
-      auto& samples = *response.mutable_evidence()->mutable_samples();
-      const int64_t num_old = std::max<int64_t>(0, samples.size() - kSamplesSaved);
-      samples.erase(samples.begin(), samples.begin() + num_old);
-      auto& ended = *response.mutable_evidence()->mutable_completed();
-      ended.erase(ended.begin(), ended.begin() + std::max(0, ended.size() - kEndedCallsSaved));
+      base::KeepNewest(kSamplesSaved, response.mutable_evidence()->mutable_samples());
+      base::KeepNewest(kEndedCallsSaved, response.mutable_evidence()->mutable_completed());
     }
   }
   if (options.rank >= 0) {

@@ -3,34 +3,26 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/base/repeated.h"
 
 namespace megascale::agent {
 namespace {
-
-// Drops elements from the beginning until at most `count` are left.
-template <typename Elements>
-void KeepNewest(int count, Elements* elements) {
-  const int num_old = std::max(0, elements->size() - count);
-  elements->erase(elements->begin(), elements->begin() + num_old);
-}
 
 // Keeps the spans of the newest steps, and of these as many as fit.
 void Cut(size_t bytes_max, v1::SpanChunk* chunk) {
   int64_t newest = 0;
   for (const telemetry::v1::Span& span : chunk->spans()) newest = std::max(newest, span.step());
   auto& spans = *chunk->mutable_spans();
-  spans.erase(std::remove_if(spans.begin(), spans.end(),
-                             [&](const telemetry::v1::Span& span) {
-                               return span.step() <= newest - LastAttempts::kSteps;
-                             }),
-              spans.end());
-  while (!spans.empty() && chunk->ByteSizeLong() > bytes_max) KeepNewest(spans.size() / 2, &spans);
+  base::EraseIf(&spans,
+                [&](const auto& span) { return span.step() <= newest - LastAttempts::kSteps; });
+  while (!spans.empty() && chunk->ByteSizeLong() > bytes_max)
+    base::KeepNewest(spans.size() / 2, &spans);
 }
 
 void Cut(telemetry::v1::Evidence* evidence) {
-  KeepNewest(LastAttempts::kCalls, evidence->mutable_completed());
-  KeepNewest(LastAttempts::kCalls, evidence->mutable_running());
-  KeepNewest(LastAttempts::kCalls, evidence->mutable_in_flight());
+  base::KeepNewest(LastAttempts::kCalls, evidence->mutable_completed());
+  base::KeepNewest(LastAttempts::kCalls, evidence->mutable_running());
+  base::KeepNewest(LastAttempts::kCalls, evidence->mutable_in_flight());
 }
 
 }  // namespace
@@ -40,7 +32,7 @@ void LastAttempts::Keep(const std::string& job_id, LastAttempt last) {
   const size_t share = kBytesMax / 2 / std::max<size_t>(1, last.spans.size());
   for (auto& [rank, chunk] : last.spans) Cut(share, &chunk);
   for (auto& [rank, evidence] : last.exchanges) Cut(&evidence);
-  KeepNewest(kSamples, last.samples.mutable_samples());
+  base::KeepNewest(kSamples, last.samples.mutable_samples());
   const auto is_same = [&](const auto& job) { return job.first == job_id; };
   jobs_.erase(std::remove_if(jobs_.begin(), jobs_.end(), is_same), jobs_.end());
   jobs_.emplace_back(job_id, std::move(last));
@@ -60,12 +52,8 @@ absl::StatusOr<v1::SpanChunk> LastAttempts::Spans(const v1::FetchSpans& fetch) c
     return absl::NotFoundError("the job does not run here");
   }
   v1::SpanChunk chunk = last->spans.at(fetch.rank());
-  auto& spans = *chunk.mutable_spans();
-  spans.erase(std::remove_if(spans.begin(), spans.end(),
-                             [&](const telemetry::v1::Span& span) {
-                               return span.step() < fetch.first_step();
-                             }),
-              spans.end());
+  base::EraseIf(chunk.mutable_spans(),
+                [&](const auto& span) { return span.step() < fetch.first_step(); });
   return chunk;
 }
 

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/process/resource_limit.h"
+#include "runtime/base/repeated.h"
 
 namespace megascale::agent {
 namespace {
@@ -102,10 +103,8 @@ telemetry::v1::Evidence MachineReader::Samples(const std::string& job_id) const 
     telemetry::v1::MachineSample* shown = evidence.add_samples();
     *shown = sample;
     if (job_id.empty()) continue;
-    auto* ranks = shown->mutable_ranks();
-    ranks->erase(std::remove_if(ranks->begin(), ranks->end(),
-                                [&](const auto& rank) { return rank.job_id() != job_id; }),
-                 ranks->end());
+    base::EraseIf(shown->mutable_ranks(),
+                  [&](const auto& rank) { return rank.job_id() != job_id; });
   }
   return evidence;
 }

@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "controlplane/driver/core/placement.h"
 #include "controlplane/driver/core/recovery.h"
+#include "runtime/base/repeated.h"
 #include "runtime/base/text/shortlist.h"
 
 namespace megascale::driver {
@@ -59,12 +60,9 @@ std::string NodeList(const std::set<std::string>& nodes) {
 
 void SetAside(pb::UnreadCheckpoint* unread, JobRecord* job) {
   unread->set_set_aside(true);
-  auto* committed = job->mutable_committed();
-  committed->erase(std::remove_if(committed->begin(), committed->end(),
-                                  [&](const auto& manifest) {
-                                    return manifest.directory() == unread->checkpoint().directory();
-                                  }),
-                   committed->end());
+  base::EraseIf(job->mutable_committed(), [&](const auto& manifest) {
+    return manifest.directory() == unread->checkpoint().directory();
+  });
 }
 
 // Returns "on node n1 in attempts 2 and 3 (rank 2: shard /c/…: its SHA-256 is …)".
@@ -218,11 +216,8 @@ std::set<std::string> NoteRead(JobRecord* job) {
 }
 
 void ForgetUnread(int64_t committed_step, JobRecord* job) {
-  auto* unread = job->mutable_unread();
-  unread->erase(
-      std::remove_if(unread->begin(), unread->end(),
-                     [&](const auto& one) { return one.checkpoint().step() <= committed_step; }),
-      unread->end());
+  base::EraseIf(job->mutable_unread(),
+                [&](const auto& one) { return one.checkpoint().step() <= committed_step; });
 }
 
 void PutBackUnread(JobRecord* job) {

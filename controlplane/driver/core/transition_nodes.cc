@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/transition.h"
+#include "runtime/base/repeated.h"
 
 namespace megascale::driver {
 
@@ -215,10 +216,8 @@ void Transition::LoseProcesses(const std::string& node_id, const pb::Failure& fo
     const std::vector<std::string> nodes = NodesOf(job);
     if (!std::binary_search(nodes.begin(), nodes.end(), node_id)) continue;
     Touch(job);
-    auto* fenced = job.mutable_fenced();
-    fenced->erase(std::remove_if(fenced->begin(), fenced->end(),
-                                 [&](const auto& entry) { return entry.node_id() == node_id; }),
-                  fenced->end());
+    base::EraseIf(job.mutable_fenced(),
+                  [&](const auto& entry) { return entry.node_id() == node_id; });
     for (const auto& placement : job.placements()) {
       if (placement.node_id() != node_id || FindEnded(job, placement.rank()) != nullptr) continue;
       auto* ended = job.add_ended();

@@ -1,11 +1,11 @@
 #include "controlplane/driver/relay/span_stream.h"
 
-#include <algorithm>
 #include <set>
 
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/relay/ended_job.h"
 #include "controlplane/trace/job_spans.h"
+#include "runtime/base/repeated.h"
 #include "runtime/base/status.h"
 
 namespace megascale::driver {
@@ -19,10 +19,8 @@ absl::Status EmitSaved(const trace::EvidenceFile& saved, int64_t first_step,
                        const std::set<int>& wanted, const SpanStream::Emit& emit) {
   for (control::StreamSpansResponse response : saved.spans) {
     if (!wanted.empty() && wanted.count(response.rank()) == 0) continue;
-    auto& spans = *response.mutable_spans();
-    spans.erase(std::remove_if(spans.begin(), spans.end(),
-                               [&](const auto& span) { return span.step() < first_step; }),
-                spans.end());
+    base::EraseIf(response.mutable_spans(),
+                  [&](const auto& span) { return span.step() < first_step; });
     if (!emit(response)) return absl::CancelledError("the reader is gone");
   }
   return absl::OkStatus();

@@ -18,6 +18,7 @@
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/checkpoint/writer.h"
 #include "runtime/data/tokenizer/files/tokenizer_file.h"
+#include "runtime/data/tokenizer/testing/letters_tokenizer.h"
 #include "runtime/data/tokenizer/text/utf8.h"
 #include "runtime/device/testing/strict_device.h"
 #include "runtime/hugging_face/import.h"
@@ -460,6 +461,26 @@ TEST_F(FolderGenerationTest, TheEndTokenOfAJobEndsItsTexts) {
   ASSERT_TRUE(end_token.ok() && end_token->has_value()) << end_token.status();
   EXPECT_EQ((*end_token)->id, *source->codec.IdOf("!"));
   EXPECT_EQ((*end_token)->text, "") << "is not an added token";
+}
+
+TEST_F(FolderGenerationTest, EndTokensOfAnotherTokenizerDoNotCount) {
+  folder_.Write("generation_config.json", R"({"eos_token_id": [5, 0]})");
+  job::v1::JobSpec spec = SmallSpec();
+  spec.mutable_model()->set_from(folder_.path());
+  spec.mutable_model()->set_vocab_size(kVocabulary);
+  spec.mutable_data()->set_tokenizer("/unused");
+  const std::string checkpoint = WriteInitialCheckpoint(folder_.path() + "/job", spec);
+  const auto end_tokens = [&](const std::string& tokenizer) {
+    const auto source = inference::FindTextSource(checkpoint, tokenizer);
+    EXPECT_TRUE(source.ok()) << source.status();
+    return source.ok() ? source->end_tokens : std::vector<int32_t>();
+  };
+  std::filesystem::copy_file(folder_.path() + "/tokenizer.json", checkpoint + "/tokenizer.json");
+  EXPECT_EQ(end_tokens(""), (std::vector<int32_t>{5, 0})) << "a copy of the folder's own";
+  ASSERT_TRUE(
+      base::WriteFileDurably(checkpoint + "/tokenizer.json", tokenizer::NineLetters()).ok());
+  EXPECT_EQ(end_tokens(""), std::vector<int32_t>{9}) << "5 is the letter f, 0 is a";
+  EXPECT_EQ(end_tokens(folder_.path()), (std::vector<int32_t>{5, 0}));
 }
 
 // All weights are zero, so that the most likely token is 0: "<unk>", which ends nothing by itself.

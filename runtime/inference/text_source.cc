@@ -108,7 +108,23 @@ std::optional<int32_t> EndTokenOfJob(const job::v1::DataSpec& data,
   return data.end_token().empty() ? tokenizer.EndOfDocument() : tokenizer.IdOf(data.end_token());
 }
 
-absl::StatusOr<std::vector<int32_t>> FindEndTokens(const Found& found, const TextCodec& codec) {
+// Drops the ids that `used` spells otherwise than the folder's own tokenizer: in `used` they are
+// other tokens. A folder whose tokenizer is missing or cannot be read is believed.
+void DropOtherTokens(const std::string& folder, const tokenizer::Tokenizer& used,
+                     std::vector<int32_t>* ids) {
+  const auto own = tokenizer::LoadTokenizer(folder);
+  if (!own.ok()) return;
+  ids->erase(std::remove_if(ids->begin(), ids->end(),
+                            [&](int32_t id) {
+                              return id < (*own)->vocabulary_size() &&
+                                     (*own)->TokenOf(id) != used.TokenOf(id);
+                            }),
+             ids->end());
+}
+
+// `used`: where the codec's tokenizer was found.
+absl::StatusOr<std::vector<int32_t>> FindEndTokens(const Found& found, const std::string& used,
+                                                   const TextCodec& codec) {
   if (codec.tokenizer() == nullptr) return std::vector<int32_t>();
   std::vector<int32_t> ids;
   if (!found.files.empty()) {
@@ -124,6 +140,7 @@ absl::StatusOr<std::vector<int32_t>> FindEndTokens(const Found& found, const Tex
   ids.erase(std::remove_if(ids.begin(), ids.end(),
                            [&](int32_t id) { return id >= codec.vocabulary_size(); }),
             ids.end());
+  if (!ids.empty() && used != found.files) DropOtherTokens(found.files, *codec.tokenizer(), &ids);
   if (const auto of_job = found.of_job
                               ? EndTokenOfJob(found.of_job->spec().data(), *codec.tokenizer())
                               : std::nullopt;
@@ -179,7 +196,7 @@ absl::StatusOr<TextSource> FindTextSource(const std::string& path,
     text.codec = TextCodec(std::move(loaded));
   }
   RETURN_IF_ERROR(CheckVocabulary(text.codec, found.source));
-  ASSIGN_OR_RETURN(text.end_tokens, FindEndTokens(found, text.codec));
+  ASSIGN_OR_RETURN(text.end_tokens, FindEndTokens(found, text.tokenizer, text.codec));
   return text;
 }
 

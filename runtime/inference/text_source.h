@@ -47,8 +47,10 @@ struct TextSource {
   int64_t context = 0;                          // longest sequence
   std::optional<int64_t> step;                  // of a checkpoint that a job wrote
   TextCodec codec{nullptr};
-  std::string tokenizer;            // where the codec's was found; empty: bytes
-  std::vector<int32_t> end_tokens;  // of the codec's vocabulary
+  std::string tokenizer;  // where the codec's was found; empty: bytes
+  // Of the codec's vocabulary. Those of the weights' folder count where the codec spells them as
+  // the folder's own tokenizer does.
+  std::vector<int32_t> end_tokens;
   std::vector<std::string> warnings;
 };
 

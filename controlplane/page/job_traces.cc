@@ -1,13 +1,11 @@
 #include "controlplane/page/job_traces.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "absl/strings/str_cat.h"
-#include "proto/job.pb.h"
 #include "runtime/base/status.h"
-#include "runtime/layout/groups.h"
 #include "runtime/plan/mesh.h"
+#include "runtime/plan/rank_plan.h"
 
 namespace megascale::page {
 namespace {
@@ -18,26 +16,23 @@ constexpr absl::Duration kTraceAgeMax = absl::Seconds(2);
 constexpr int kTraceShare = 5;
 constexpr absl::Duration kTraceTime = absl::Seconds(4);
 constexpr size_t kTracesMax = 3;
-// Of a job with more ranks, the page reads the spans of some ranks.
+// Plans of this many jobs are kept, if a replica's instructions are at most kTracedSpansMax.
+constexpr size_t kPlannedJobsMax = 3;
+// The page reads the spans of all ranks of a job with at most this many, and of some ranks of a
+// larger one.
 constexpr int kTracedRanksMax = 512;
 constexpr int kSampledRanksMax = 2048;
-// So many spans are read at most, by reading fewer steps and fewer ranks: a span takes about 100
+// At most this many spans are read, by reading fewer steps and fewer ranks: a span takes about 100
 // bytes, an instruction of a plan about 200.
 constexpr int64_t kTracedSpansMax = 1'000'000;
 
-// Returns how many instructions a rank of each stage has in a step.
-absl::StatusOr<std::vector<int64_t>> InstructionsByStage(const job::v1::JobSpec& spec,
-                                                         const plan::Mesh& mesh) {
-  std::vector<int> ranks;
-  for (int stage = 0; stage < mesh.pipeline_size(); ++stage) {
-    ranks.push_back(mesh.RankOf({.pipeline = stage}));
+// Returns the number of instructions of a replica's step, counting one rank of each stage.
+int64_t InstructionsOf(const trace::StagePlans& stages) {
+  int64_t count = 0;
+  for (const plan::RankPlan& plan : stages.plans()) {
+    count += static_cast<int64_t>(plan.instructions.size());
   }
-  ASSIGN_OR_RETURN(const trace::JobSpans spans, trace::JobSpans::Create(spec, ranks));
-  std::vector<int64_t> counts;
-  for (const plan::RankPlan& plan : spans.plans()) {
-    counts.push_back(static_cast<int64_t>(plan.instructions.size()));
-  }
-  return counts;
+  return count;
 }
 
 absl::Status TooManyInstructions(const control::v1::Job& job, const std::string& of,
@@ -48,20 +43,21 @@ absl::Status TooManyInstructions(const control::v1::Job& job, const std::string&
 }
 
 // True if the spans of all ranks may be read.
-bool ReadsAll(const plan::Mesh& mesh, const std::vector<int64_t>& by_stage) {
-  const int64_t sum = std::accumulate(by_stage.begin(), by_stage.end(), int64_t{0});
+bool ReadsAll(const trace::StagePlans& stages) {
+  const plan::Mesh& mesh = stages.mesh();
   return mesh.world_size() <= kTracedRanksMax &&
-         sum * mesh.data_size() * mesh.tensor_size() <= kTracedSpansMax;
+         InstructionsOf(stages) * (mesh.world_size() / mesh.pipeline_size()) <= kTracedSpansMax;
 }
 
-// Returns the ranks whose spans the heat map reads; empty: all. Of a large job it is one
+// Returns the ranks whose spans the heat map reads; empty: all. In a large job it reads one
 // tensor-parallel rank of each stage of a replica, so that every wait between stages and between
-// replicas is among them; of a still larger job, those of every second, third … replica.
+// replicas is among them; in a still larger job, those of every second, third … replica.
 // Requires: a replica's instructions are at most kTracedSpansMax.
-std::vector<int> SampleOf(const plan::Mesh& mesh, const std::vector<int64_t>& by_stage) {
-  if (ReadsAll(mesh, by_stage)) return {};
+std::vector<int> SampleOf(const trace::StagePlans& stages) {
+  if (ReadsAll(stages)) return {};
+  const plan::Mesh& mesh = stages.mesh();
   const int num_stages = mesh.pipeline_size();
-  const int64_t sum = std::accumulate(by_stage.begin(), by_stage.end(), int64_t{0});
+  const int64_t sum = InstructionsOf(stages);
   const auto replicas_max = static_cast<int>(std::clamp<int64_t>(
       std::min<int64_t>(kSampledRanksMax / num_stages, kTracedSpansMax / std::max<int64_t>(1, sum)),
       1, mesh.data_size()));
@@ -77,10 +73,32 @@ std::vector<int> SampleOf(const plan::Mesh& mesh, const std::vector<int64_t>& by
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<const Trace>> JobTraces::Read(const control::v1::Job& job,
-                                                             int64_t num_steps,
-                                                             const std::vector<int>& ranks) {
-  ASSIGN_OR_RETURN(trace::JobSpans spans, trace::JobSpans::Create(job.spec(), ranks));
+absl::StatusOr<std::shared_ptr<const trace::StagePlans>> JobTraces::StagesOf(
+    const control::v1::Job& job) {
+  if (job.has_ended_at()) {
+    return absl::FailedPreconditionError("the job has ended, and spans are kept while it runs");
+  }
+  const absl::Duration now = options_.clock->Monotonic();
+  if (const auto found = planned_.find(job.job_id()); found != planned_.end()) {
+    found->second.used_at = now;
+    return found->second.stages;
+  }
+  ASSIGN_OR_RETURN(std::shared_ptr<const trace::StagePlans> stages,
+                   trace::StagePlans::Create(job.spec()));
+  if (InstructionsOf(*stages) > kTracedSpansMax) return stages;
+  if (planned_.size() >= kPlannedJobsMax) {
+    planned_.erase(std::min_element(
+        planned_.begin(), planned_.end(),
+        [](const auto& a, const auto& b) { return a.second.used_at < b.second.used_at; }));
+  }
+  planned_[job.job_id()] = {.stages = stages, .used_at = now};
+  return stages;
+}
+
+absl::StatusOr<std::shared_ptr<const Trace>> JobTraces::Read(
+    const control::v1::Job& job, const std::shared_ptr<const trace::StagePlans>& stages,
+    int64_t num_steps, const std::vector<int>& ranks) {
+  ASSIGN_OR_RETURN(trace::JobSpans spans, trace::JobSpans::Create(stages, ranks));
   int64_t num_instructions = 1;
   for (const plan::RankPlan& plan : spans.plans()) {
     num_instructions += static_cast<int64_t>(plan.instructions.size());
@@ -115,14 +133,9 @@ absl::StatusOr<std::shared_ptr<const Trace>> JobTraces::Read(const control::v1::
                                              .cost = now - begin});
 }
 
-// `ranks`: those to read; empty: all.
-absl::StatusOr<std::shared_ptr<const Trace>> JobTraces::TraceOf(const control::v1::Job& job,
-                                                                int64_t num_steps,
-                                                                const std::vector<int>& ranks) {
-  if (job.has_ended_at()) {
-    return absl::FailedPreconditionError("the job has ended, and spans are kept while it runs");
-  }
-  const std::lock_guard<std::mutex> lock(mutex_);
+absl::StatusOr<std::shared_ptr<const Trace>> JobTraces::TraceOf(
+    const control::v1::Job& job, const std::shared_ptr<const trace::StagePlans>& stages,
+    int64_t num_steps, const std::vector<int>& ranks) {
   const auto key = std::make_pair(job.job_id(), ranks);
   const auto found = traces_.find(key);
   if (found != traces_.end() && found->second->attempt == job.attempt() &&
@@ -131,7 +144,7 @@ absl::StatusOr<std::shared_ptr<const Trace>> JobTraces::TraceOf(const control::v
           std::max(kTraceAgeMax, kTraceShare * found->second->cost)) {
     return found->second;
   }
-  ASSIGN_OR_RETURN(std::shared_ptr<const Trace> read, Read(job, num_steps, ranks));
+  ASSIGN_OR_RETURN(std::shared_ptr<const Trace> read, Read(job, stages, num_steps, ranks));
   if (found == traces_.end() && traces_.size() >= kTracesMax) {
     traces_.erase(
         std::min_element(traces_.begin(), traces_.end(),
@@ -143,34 +156,38 @@ absl::StatusOr<std::shared_ptr<const Trace>> JobTraces::TraceOf(const control::v
 
 absl::StatusOr<std::shared_ptr<const Trace>> JobTraces::ForHeatMap(const control::v1::Job& job,
                                                                    int64_t num_steps) {
-  ASSIGN_OR_RETURN(const plan::Mesh mesh, layout::MeshOf(job.spec()));
-  ASSIGN_OR_RETURN(const auto by_stage, InstructionsByStage(job.spec(), mesh));
-  const int64_t of_replica = std::accumulate(by_stage.begin(), by_stage.end(), int64_t{0});
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ASSIGN_OR_RETURN(const auto stages, StagesOf(job));
+  const int64_t of_replica = InstructionsOf(*stages);
   if (of_replica > kTracedSpansMax) return TooManyInstructions(job, "a replica", of_replica);
-  return TraceOf(job, num_steps, SampleOf(mesh, by_stage));
+  return TraceOf(job, stages, num_steps, SampleOf(*stages));
 }
 
 absl::StatusOr<std::shared_ptr<const Trace>> JobTraces::ForTimeline(const control::v1::Job& job,
                                                                     int64_t num_steps,
                                                                     TimelineView view, int rank) {
-  ASSIGN_OR_RETURN(const plan::Mesh mesh, layout::MeshOf(job.spec()));
-  ASSIGN_OR_RETURN(const auto by_stage, InstructionsByStage(job.spec(), mesh));
-  const int64_t of_rank = by_stage[static_cast<size_t>(mesh.CoordinateOf(rank).pipeline)];
-  if (of_rank > static_cast<int64_t>(kTimelineRankSpansMax)) {
-    return TooManyInstructions(job, absl::StrCat("rank ", rank), of_rank);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ASSIGN_OR_RETURN(const auto stages, StagesOf(job));
+  const plan::Mesh& mesh = stages->mesh();
+  const auto stage = static_cast<size_t>(mesh.CoordinateOf(rank).pipeline);
+  const size_t of_rank = stages->plans()[stage].instructions.size();
+  if (of_rank > kTimelineRankSpansMax) {
+    return TooManyInstructions(job, absl::StrCat("rank ", rank), static_cast<int64_t>(of_rank));
   }
-  const bool reads_all = ReadsAll(mesh, by_stage);
-  return TraceOf(job, num_steps, reads_all ? std::vector<int>() : TimelineRanks(mesh, view, rank));
+  return TraceOf(job, stages, num_steps,
+                 ReadsAll(*stages) ? std::vector<int>() : TimelineRanks(mesh, view, rank));
 }
 
 void JobTraces::Keep(absl::Span<const control::v1::Job> jobs) {
   const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || traces_.empty()) return;
-  std::erase_if(traces_, [&](const auto& trace) {
-    return std::none_of(jobs.begin(), jobs.end(), [&](const control::v1::Job& job) {
-      return job.job_id() == trace.first.first && !job.has_ended_at();
+  if (!lock.owns_lock() || (traces_.empty() && planned_.empty())) return;
+  const auto runs = [&](const std::string& job_id) {
+    return std::any_of(jobs.begin(), jobs.end(), [&](const control::v1::Job& job) {
+      return job.job_id() == job_id && !job.has_ended_at();
     });
-  });
+  };
+  std::erase_if(traces_, [&](const auto& trace) { return !runs(trace.first.first); });
+  std::erase_if(planned_, [&](const auto& planned) { return !runs(planned.first); });
 }
 
 }  // namespace megascale::page

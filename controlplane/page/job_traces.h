@@ -1,6 +1,6 @@
 // The spans of running jobs that the heat map and the timeline show. They are read from the agents
 // when a client asks, at most every few seconds, and from as many ranks as fit in the driver's
-// memory.
+// memory. The plans that the spans belong to are made once for each job.
 //
 //   JobTraces traces({.source = &source, .clock = &clock, .stop = &stop});
 //   ASSIGN_OR_RETURN(const std::shared_ptr<const Trace> trace, traces.ForHeatMap(job, 5));
@@ -50,7 +50,7 @@ class JobTraces {
 
   // Returns the newest steps, about `num_steps` of them, of all ranks or, of a large job, of some.
   // Errors: FailedPrecondition - the job has ended, no rank has begun a step, or a replica has too
-  // many instructions; those of trace::JobSpans::Create and PageSource::Spans.
+  // many instructions; those of trace::StagePlans::Create and PageSource::Spans.
   absl::StatusOr<std::shared_ptr<const Trace>> ForHeatMap(const control::v1::Job& job,
                                                           int64_t num_steps);
   // The same, of at least the ranks that the view shows. Requires: the job has `rank`. Errors: as
@@ -64,14 +64,25 @@ class JobTraces {
   void Keep(absl::Span<const control::v1::Job> jobs);
 
  private:
-  absl::StatusOr<std::shared_ptr<const Trace>> TraceOf(const control::v1::Job& job,
-                                                       int64_t num_steps,
-                                                       const std::vector<int>& ranks);
-  absl::StatusOr<std::shared_ptr<const Trace>> Read(const control::v1::Job& job, int64_t num_steps,
-                                                    const std::vector<int>& ranks);
+  // The plans of a job's stages, and when they were used last.
+  struct Planned {
+    std::shared_ptr<const trace::StagePlans> stages;
+    absl::Duration used_at;
+  };
+
+  // Requires of all: the lock is held.
+  absl::StatusOr<std::shared_ptr<const trace::StagePlans>> StagesOf(const control::v1::Job& job);
+  // `ranks`: those to read; empty: all.
+  absl::StatusOr<std::shared_ptr<const Trace>> TraceOf(
+      const control::v1::Job& job, const std::shared_ptr<const trace::StagePlans>& stages,
+      int64_t num_steps, const std::vector<int>& ranks);
+  absl::StatusOr<std::shared_ptr<const Trace>> Read(
+      const control::v1::Job& job, const std::shared_ptr<const trace::StagePlans>& stages,
+      int64_t num_steps, const std::vector<int>& ranks);
 
   const Options options_;
-  std::mutex mutex_;  // held while spans are read: one reader at a time
+  std::mutex mutex_;                        // held while spans are read: one reader at a time
+  std::map<std::string, Planned> planned_;  // by job
   // By job, and by the ranks whose spans were read.
   std::map<std::pair<std::string, std::vector<int>>, std::shared_ptr<const Trace>> traces_;
 };

@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "runtime/base/text/printable.h"
@@ -53,26 +52,18 @@ std::string LargestParts(const diagnose::Decomposition& parts, const std::string
 
 class Names {
  public:
-  explicit Names(absl::Span<const std::string> names) : names_(names) {}
+  explicit Names(absl::Span<const trace::RankName> names) : names_(names) {}
   std::string Of(int index) const {
-    if (index < 0 || index >= static_cast<int>(names_.size())) return "an unknown rank";
-    // "rank 3: node b, stage 1" within a sentence
-    const std::pair<std::string, std::string> parts =
-        absl::StrSplit(names_[static_cast<size_t>(index)], absl::MaxSplits(": ", 1));
-    return parts.second.empty() ? parts.first : absl::StrCat(parts.first, " (", parts.second, ")");
+    return Has(index) ? names_[static_cast<size_t>(index)].InSentence() : "an unknown rank";
   }
-
-  // "node b": the machine of "rank 3: node b, stage 1"
-  std::string NodeOf(int index) const {
-    if (index < 0 || index >= static_cast<int>(names_.size())) return "an unknown node";
-    const std::string& name = names_[static_cast<size_t>(index)];
-    const size_t begin = name.find("node ");
-    if (begin == std::string::npos) return absl::StrCat("the machine of ", Of(index));
-    return name.substr(begin, name.find(',', begin) - begin);
+  std::string MachineOf(int index) const {
+    return Has(index) ? names_[static_cast<size_t>(index)].Machine() : "an unknown node";
   }
 
  private:
-  absl::Span<const std::string> names_;
+  bool Has(int index) const { return index >= 0 && index < static_cast<int>(names_.size()); }
+
+  absl::Span<const trace::RankName> names_;
 };
 
 std::string VerdictLine(const SlowVerdict& verdict, const Names& names) {
@@ -104,10 +95,10 @@ std::string VerdictLine(const SlowVerdict& verdict, const Names& names) {
       return absl::StrCat("slow collective: ", cause.label,
                           " takes longer in some steps or on some ranks than in others");
     case SlowCause::kSlowMachine:
-      return absl::StrCat("slow machine: all ranks of ", names.NodeOf(cause.worker), " compute ",
+      return absl::StrCat("slow machine: all ranks of ", names.MachineOf(cause.worker), " compute ",
                           Times(cause.times_slower), " as long as before; the others do not");
     case SlowCause::kSlowMachineLink:
-      return absl::StrCat("slow link: of ", names.NodeOf(cause.worker),
+      return absl::StrCat("slow link: of ", names.MachineOf(cause.worker),
                           "; its exchanges with other machines take ", Times(cause.times_slower),
                           " as long as before");
     case SlowCause::kLateWorker:
@@ -118,7 +109,7 @@ std::string VerdictLine(const SlowVerdict& verdict, const Names& names) {
       return absl::StrCat("waiting for data: ",
                           cause.worker < 0 ? "the ranks load their batches for "
                           : cause.is_machine
-                              ? absl::StrCat("the ranks of ", names.NodeOf(cause.worker),
+                              ? absl::StrCat("the ranks of ", names.MachineOf(cause.worker),
                                              " load their batches for ")
                               : absl::StrCat(names.Of(cause.worker), " loads its batches for "),
                           Percent(cause.share), " of a step");
@@ -298,7 +289,7 @@ std::string CauseWord(StallCause cause) {
 
 Findings DescribeSlowness(const diagnose::OperationGraph& graph, const diagnose::WhatIf& result,
                           const SlowVerdict& verdict,
-                          absl::Span<const std::string> name_of_worker) {
+                          absl::Span<const trace::RankName> name_of_worker) {
   const Names names(name_of_worker);
   Findings findings;
   findings.cause = CauseWord(verdict.cause.cause);
@@ -341,7 +332,7 @@ Findings DescribeSlowness(const diagnose::OperationGraph& graph, const diagnose:
 }
 
 Findings DescribeStall(const StallVerdict& verdict, double seconds,
-                       absl::Span<const std::string> name_of_rank) {
+                       absl::Span<const trace::RankName> name_of_rank) {
   const Names names(name_of_rank);
   const StallRoot& root = verdict.root;
   Findings findings;

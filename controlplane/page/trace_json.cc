@@ -162,7 +162,7 @@ class TimelineRows {
         instructions.push_back(SpanJson(plan.instructions[i], step_.time.ranks[index][i], origin));
       }
       rows.push_back({{"rank", plan.rank},
-                      {"name", spans_.names()[index]},
+                      {"name", spans_.names()[index].Text()},
                       {"spans", std::move(instructions)}});
     }
     return rows;

@@ -19,12 +19,13 @@ namespace {
 
 namespace control = megascale::control::v1;
 
-// "rank 3: node b, stage 1, data 0"
-std::string NameOf(const plan::RankPlan& plan, const std::string& node_id) {
+RankName NameOf(const plan::RankPlan& plan, const std::string& node_id) {
   const plan::Coordinate at = plan.mesh.CoordinateOf(plan.rank);
-  return absl::StrCat("rank ", plan.rank, ": node ", base::Printable(node_id), ", stage ",
-                      at.pipeline, ", data ", at.data,
-                      plan.mesh.tensor_size() > 1 ? absl::StrCat(", tensor ", at.tensor) : "");
+  return {.rank = absl::StrCat("rank ", plan.rank),
+          .node = base::Printable(node_id),
+          .place = absl::StrCat(
+              "stage ", at.pipeline, ", data ", at.data,
+              plan.mesh.tensor_size() > 1 ? absl::StrCat(", tensor ", at.tensor) : "")};
 }
 
 double Seconds(int64_t nanos, int64_t count) {
@@ -79,7 +80,8 @@ absl::StatusOr<JobSpans> JobSpans::Create(std::shared_ptr<const StagePlans> stag
     }
     spans.plans_.push_back({.mesh = mesh, .rank = rank});
     if (planned == PlannedRanks::kAll) spans.Plan(rank);
-    spans.names_.push_back(timeline::NameOf(spans.plans_.back()));
+    spans.names_.push_back(
+        {.rank = timeline::NameOf(spans.plans_.back()), .node = "", .place = ""});
   }
   spans.ranks_.resize(spans.plans_.size(), timeline::RankSpans{.known = false, .spans = {}});
   return spans;

@@ -15,6 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "controlplane/trace/rank_name.h"
 #include "proto/control.pb.h"
 #include "proto/job.pb.h"
 #include "runtime/plan/mesh.h"
@@ -88,7 +89,7 @@ class JobSpans {
   // read have no instructions.
   const std::vector<plan::RankPlan>& plans() const { return plans_; }
   const std::vector<timeline::RankSpans>& ranks() const { return ranks_; }  // the driver's clock
-  const std::vector<std::string>& names() const { return names_; }  // "rank 3: node b, stage 1 …"
+  const std::vector<RankName>& names() const { return names_; }
   // Returns the rank's index in these; -1: it has no such rank.
   int IndexOf(int rank) const;
 
@@ -106,7 +107,7 @@ class JobSpans {
   std::shared_ptr<const StagePlans> stages_;
   std::vector<plan::RankPlan> plans_;
   std::vector<timeline::RankSpans> ranks_;
-  std::vector<std::string> names_;
+  std::vector<RankName> names_;
   std::vector<std::string> errors_;
   int64_t num_lost_ = 0;
   std::set<int64_t> clocks_;

@@ -8,7 +8,7 @@
 //   RETURN_IF_ERROR(RunGrid(*kernel, {.grid = {rows, 1, 1}, .threads = 256}, &params));
 //
 // Threads: RunGrid may run on one thread at a time. The kernels are those of the .cu files in
-// gpu/kernels, compiled with the host's compiler against gpu/emulator/host_vocabulary.h; each
+// gpu/kernels, compiled with the host's compiler against gpu/kernels/host_vocabulary.h; each
 // registers itself before main.
 #pragma once
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "controlplane/page/trace_json.h"
 #include "runtime/base/status.h"
-#include "runtime/plan/mesh.h"
 #include "runtime/plan/rank_plan.h"
 
 namespace megascale::page {
@@ -165,7 +165,7 @@ absl::StatusOr<std::shared_ptr<const Trace>> JobTraces::ForHeatMap(const control
 
 absl::StatusOr<std::shared_ptr<const Trace>> JobTraces::ForTimeline(const control::v1::Job& job,
                                                                     int64_t num_steps,
-                                                                    TimelineView view, int rank) {
+                                                                    plan::Axis axis, int rank) {
   const std::lock_guard<std::mutex> lock(mutex_);
   ASSIGN_OR_RETURN(const auto stages, StagesOf(job));
   const plan::Mesh& mesh = stages->mesh();
@@ -175,7 +175,7 @@ absl::StatusOr<std::shared_ptr<const Trace>> JobTraces::ForTimeline(const contro
     return TooManyInstructions(job, absl::StrCat("rank ", rank), static_cast<int64_t>(of_rank));
   }
   return TraceOf(job, stages, num_steps,
-                 ReadsAll(*stages) ? std::vector<int>() : TimelineRanks(mesh, view, rank));
+                 ReadsAll(*stages) ? std::vector<int>() : TimelineRanks(mesh, axis, rank));
 }
 
 void JobTraces::Keep(absl::Span<const control::v1::Job> jobs) {

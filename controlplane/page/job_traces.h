@@ -21,11 +21,11 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "controlplane/page/page_source.h"
-#include "controlplane/page/trace_json.h"
 #include "controlplane/trace/job_spans.h"
 #include "proto/control.pb.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/stop_signal.h"
+#include "runtime/plan/mesh.h"
 #include "runtime/timeline/timed_step.h"
 
 namespace megascale::page {
@@ -53,10 +53,11 @@ class JobTraces {
   // many instructions; those of trace::StagePlans::Create and PageSource::Spans.
   absl::StatusOr<std::shared_ptr<const Trace>> ForHeatMap(const control::v1::Job& job,
                                                           int64_t num_steps);
-  // The same, of at least the ranks that the view shows. Requires: the job has `rank`. Errors: as
-  // above, for the instructions of this rank instead of a replica's.
+  // The same, of at least the ranks that the timeline of `rank` along `axis` shows. Requires: the
+  // job's mesh has both. Errors: as above, for the instructions of this rank instead of a
+  // replica's.
   absl::StatusOr<std::shared_ptr<const Trace>> ForTimeline(const control::v1::Job& job,
-                                                           int64_t num_steps, TimelineView view,
+                                                           int64_t num_steps, plan::Axis axis,
                                                            int rank);
 
   // Forgets what it keeps of jobs that are not among these or have ended; does nothing while a

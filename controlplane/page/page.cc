@@ -18,6 +18,7 @@
 #include "controlplane/page/failure_history.h"
 #include "controlplane/page/job_json.h"
 #include "controlplane/page/job_traces.h"
+#include "controlplane/page/mesh_json.h"
 #include "controlplane/page/prometheus.h"
 #include "controlplane/page/rank_json.h"
 #include "controlplane/page/static_files.h"
@@ -233,17 +234,18 @@ absl::StatusOr<json> Page::Impl::Timeline(const Request& request) {
   ASSIGN_OR_RETURN(const plan::Mesh mesh, layout::MeshOf(job.spec()));
   ASSIGN_OR_RETURN(const int64_t num_steps, NumberOf(request, "steps", 5, kTracedStepsMax));
   ASSIGN_OR_RETURN(const int64_t rank, NumberOf(request, "rank", 0, mesh.world_size() - 1));
-  const auto word = request.query.find("view");
-  ASSIGN_OR_RETURN(const TimelineView view,
-                   TimelineViewFromWord(word == request.query.end() ? "pipeline" : word->second));
+  const auto word = request.query.find("axis");
+  ASSIGN_OR_RETURN(const plan::Axis axis, word == request.query.end()
+                                              ? plan::Axis::kPipeline
+                                              : AxisFromWord(mesh, word->second));
   ASSIGN_OR_RETURN(const auto traced,
-                   traces.ForTimeline(job, num_steps, view, static_cast<int>(rank)));
+                   traces.ForTimeline(job, num_steps, axis, static_cast<int>(rank)));
   // The newest whole step; in a job that stands still, the one in which it does.
   const timeline::TimedStep* shown = &traced->steps.back();
   for (const timeline::TimedStep& step : traced->steps) {
     if (step.whole) shown = &step;
   }
-  return TimelineJson(traced->spans, *shown, view, static_cast<int>(rank));
+  return TimelineJson(traced->spans, *shown, axis, static_cast<int>(rank));
 }
 
 absl::StatusOr<json> Page::Impl::Rank(const Request& request) {

@@ -10,6 +10,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "controlplane/page/mesh_json.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/layout/groups.h"
@@ -83,10 +84,6 @@ class Dictionary {
   std::vector<std::string> texts_;
 };
 
-json PositionJson(const plan::Coordinate& at) {
-  return {{"data", at.data}, {"pipeline", at.pipeline}, {"tensor", at.tensor}};
-}
-
 // The next rank on an axis, cyclic; on an axis of one rank there is none.
 json NeighboursJson(const plan::Mesh& mesh, int rank) {
   json neighbours = json::array();
@@ -153,15 +150,8 @@ absl::StatusOr<json> RanksJson(const control::v1::Job& job) {
     waits_for.resize(std::min(waits_for.size(), kWaitsOfRankMax));
     for (const int peer : waits_for) waits.push_back({rank, peer});
   }
-  return json{{"mesh",
-               {{"data", mesh.data_size()},
-                {"pipeline", mesh.pipeline_size()},
-                {"tensor", mesh.tensor_size()}}},
-              {"nodes", nodes.texts()},
-              {"phases", phases.texts()},
-              {"doings", doing.texts()},
-              {"ranks", std::move(ranks)},
-              {"waits", std::move(waits)}};
+  return json{{"mesh", MeshJson(mesh)},  {"nodes", nodes.texts()},    {"phases", phases.texts()},
+              {"doings", doing.texts()}, {"ranks", std::move(ranks)}, {"waits", std::move(waits)}};
 }
 
 absl::StatusOr<json> RankJson(const control::v1::Job& job, int rank,
@@ -175,7 +165,7 @@ absl::StatusOr<json> RankJson(const control::v1::Job& job, int rank,
   const auto id = InstructionId::FromPacked(status.instruction());
   json details = {{"rank", rank},
                   {"node", base::Printable(job.ranks(rank).node_id(), kTextBytesMax)},
-                  {"position", PositionJson(mesh.CoordinateOf(rank))},
+                  {"mesh", MeshJson(mesh)},
                   {"neighbours", NeighboursJson(mesh, rank)},
                   {"phase", PhaseWord(status.phase())},
                   {"step", status.step()},

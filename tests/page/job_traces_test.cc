@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/stop_signal.h"
+#include "runtime/plan/mesh.h"
 #include "tests/page/test_fleet.h"
 
 namespace megascale::page {
@@ -37,7 +38,7 @@ TEST_F(JobTracesTest, PlansAreMadeOnceForEachJob) {
   const auto stages = StagesFor(fleet_.job());
   EXPECT_EQ(StagesFor(fleet_.job()), stages);
   EXPECT_EQ(fleet_.num_span_reads(), 2);
-  const auto timeline = traces_.ForTimeline(fleet_.job(), 5, TimelineView::kData, 13);
+  const auto timeline = traces_.ForTimeline(fleet_.job(), 5, plan::Axis::kData, 13);
   EXPECT_EQ(timeline.value()->spans.stages(), stages);
   fleet_.job().set_attempt(fleet_.job().attempt() + 1);
   EXPECT_EQ(StagesFor(fleet_.job()), stages) << "all attempts run the same specification";

@@ -420,7 +420,7 @@ Diagnosis DiagnoseSteps(const diagnose::OperationGraph& graph,
 
 namespace {
 
-// Of a rank that failed, the attempt in which it did; of others, the one that runs.
+// Returns the attempt in which the verdict's rank failed; if none failed, the attempt that runs.
 int64_t AttemptOf(const control::v1::Job& job, const Diagnosis& diagnosis) {
   return diagnosis.findings.cause == kFailedRank ? job.culprit().attempt() : job.attempt();
 }

@@ -23,7 +23,8 @@ using prometheus::ClientMetric;
 using prometheus::MetricFamily;
 using prometheus::MetricType;
 
-// Of other machines and of users: the serializer escapes what its format gives a meaning.
+// Makes text of other machines and of users printable. The serializer escapes the characters that
+// mean something in its format.
 std::string Label(const std::string& text) { return base::Printable(text, 200); }
 
 // Adds samples to one metric. Its name, help and type are written even if it has none.

@@ -81,7 +81,7 @@ def check_overview(browser):
         check(words in suspect, f"{words}: {suspect}")
 
 
-# Of the first chart: pixels in the colour of a new attempt, --alert, which no other part of a chart has.
+# Counts the first chart's pixels in the colour of a new attempt, --alert, which no other part of a chart has.
 RED_PIXELS = """(() => {
   const canvas = document.querySelector('#charts .plot canvas');
   const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);

@@ -72,6 +72,8 @@ REFLOWED_SAMPLES = [
     "  //   auto cluster = Start(options);  // forks, so it is the first thing in main. cluster->Stop();",
     "// -----------------------------------------------------------------------------",
 ]
+# A comment that begins with a bare "Of" or "Such": its reader does not know yet what is spoken of.
+RIDDLE = re.compile(r"^\s*// (Of|Such) ")
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|not (yet )?implemented|unimplemented|placeholder)\b", re.IGNORECASE)
 
 
@@ -154,6 +156,13 @@ def page_findings():
                 yield f"{path.relative_to(ROOT)}:{number}: {len(line)} columns; prose has at most {PAGE_COLUMNS}"
 
 
+def riddle_findings():
+    for path in [*sources(), *(ROOT / "proto").glob("*.proto")]:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if RIDDLE.search(line):
+                yield f"{path.relative_to(ROOT)}:{number}: begins with a bare Of or Such; write a sentence: {line.strip()}"
+
+
 def folder_findings():
     for directory in sorted({path.parent for path in sources()}):
         relative = directory.relative_to(ROOT)
@@ -232,6 +241,7 @@ def main():
     if len(files) < 50:
         sys.exit(f"tidy: only {len(files)} sources under {ROOT}: not run over the source tree")
     findings = [finding for path in files for finding in findings_in(path, path.read_text())]
+    findings += riddle_findings()
     findings += folder_findings()
     findings += page_findings()
     findings += circles()

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "controlplane/page/static_files.h"
 #include "runtime/plan/mesh.h"
+#include "runtime/plan/testing/expert_mesh.h"
 
 namespace megascale::page {
 namespace {
@@ -21,15 +22,7 @@ using ::testing::Not;
 
 // 2 stages of 3 replicas of 4 experts of 2 tensor-parallel ranks.
 plan::Mesh MeshWithExperts() {
-  static const auto* const table =
-      new plan::MeshTable{.axes = {{plan::Axis::kTensor, "tensor", "t"},
-                                   {plan::Axis::kFurther, "expert", "e"},
-                                   {plan::Axis::kData, "data", "d"},
-                                   {plan::Axis::kPipeline, "pipeline", "p"}},
-                          .groups = {}};
-  return plan::Mesh::Create({.data = 3, .pipeline = 2, .tensor = 2, .further = {4, 1, 1, 1}},
-                            *table)
-      .value();
+  return plan::ExpertMesh({.data = 3, .pipeline = 2, .tensor = 2}, 4);
 }
 
 TEST(MeshJsonTest, TellsEachAxisFromTheMostDistantNeighboursOn) {
@@ -50,9 +43,9 @@ TEST(MeshJsonTest, TellsEachAxisFromTheMostDistantNeighboursOn) {
 
 TEST(MeshJsonTest, RanksAlongAnAxisDifferInThisAxisAlone) {
   const plan::Mesh mesh = MeshWithExperts();
-  EXPECT_THAT(RanksAlong(mesh, plan::Axis::kFurther, 29), ElementsAre(25, 27, 29, 31));
+  EXPECT_THAT(RanksAlong(mesh, plan::kExpertAxis, 29), ElementsAre(25, 27, 29, 31));
   EXPECT_THAT(RanksAlong(mesh, plan::Axis::kPipeline, 29), ElementsAre(5, 29));
-  EXPECT_EQ(AxisFromWord(mesh, "expert").value(), plan::Axis::kFurther);
+  EXPECT_EQ(AxisFromWord(mesh, "expert").value(), plan::kExpertAxis);
   const absl::Status unknown = AxisFromWord(mesh, "x").status();
   EXPECT_TRUE(absl::IsInvalidArgument(unknown));
   EXPECT_THAT(unknown.message(), HasSubstr("data, pipeline, tensor, expert"));

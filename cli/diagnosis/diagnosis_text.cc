@@ -9,8 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "cli/view/terminal.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/plan/operation.h"
 
@@ -392,37 +392,27 @@ void AddLastStall(const diagnose::StallVerdict& verdict, int rank,
 namespace {
 
 // Characters of a line; the heading of a group takes the first ones.
-constexpr size_t kHeadingColumns = 10;
+constexpr int kHeadingColumns = 10;
 // The verdict may take two lines.
 constexpr size_t kVerdictLines = 2;
 
-// Returns the bytes of the longest prefix with at most `columns` characters.
-size_t PrefixOf(absl::string_view text, size_t columns) {
-  size_t num_columns = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const bool begins_character = (static_cast<unsigned char>(text[i]) & 0xC0u) != 0x80u;
-    if (begins_character && num_columns++ == columns) return i;
-  }
-  return text.size();
-}
-
 // Cuts a line that is too long after a word.
-std::string Fit(absl::string_view line, size_t columns) {
-  if (PrefixOf(line, columns) == line.size()) return std::string(line);
-  absl::string_view kept = line.substr(0, PrefixOf(line, columns - 2));
+std::string Fit(const std::string& line, int columns) {
+  if (DisplayWidth(line) <= columns) return line;
+  std::string kept = CutToWidth(line, columns - 2);
   const size_t space = kept.rfind(' ');
-  if (space != absl::string_view::npos && space > kept.size() / 2) kept = kept.substr(0, space);
+  if (space != std::string::npos && space > kept.size() / 2) kept.resize(space);
   return absl::StrCat(kept, " …");
 }
 
 // Breaks the verdict between words.
-std::vector<std::string> VerdictLines(absl::string_view verdict) {
+std::vector<std::string> VerdictLines(std::string verdict) {
   std::vector<std::string> lines;
-  while (lines.size() + 1 < kVerdictLines && PrefixOf(verdict, kScreenColumns) < verdict.size()) {
-    const size_t space = verdict.substr(0, PrefixOf(verdict, kScreenColumns + 1)).rfind(' ');
-    if (space == absl::string_view::npos || space == 0) break;
-    lines.emplace_back(verdict.substr(0, space));
-    verdict.remove_prefix(space + 1);
+  while (lines.size() + 1 < kVerdictLines && DisplayWidth(verdict) > kScreenColumns) {
+    const size_t space = CutToWidth(verdict, kScreenColumns + 1).rfind(' ');
+    if (space == std::string::npos || space == 0) break;
+    lines.push_back(verdict.substr(0, space));
+    verdict.erase(0, space + 1);
   }
   lines.push_back(Fit(verdict, kScreenColumns));
   return lines;

@@ -49,7 +49,7 @@ void AddLastStall(const diagnose::StallVerdict& verdict, int rank,
 
 // The size of a screen.
 inline constexpr size_t kScreenLines = 24;
-inline constexpr size_t kScreenColumns = 120;
+inline constexpr int kScreenColumns = 120;
 
 // Returns the findings as at most one screen of lines, with a heading before each group. Lines that
 // are too long are cut, and a group that has too many says how many are left out: the JSON has all.

@@ -1,7 +1,6 @@
 #include "controlplane/page/job_json.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <utility>
 #include <vector>
@@ -9,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
+#include "controlplane/page/json_number.h"
 #include "controlplane/page/mesh_json.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/layout/groups.h"
@@ -32,9 +32,6 @@ std::string Word(const std::string& enum_name, const char* prefix) {
 plan::Mesh MeshOf(const control::v1::Job& job) {
   return layout::MeshOf(job.spec()).value_or(plan::Mesh());
 }
-
-// JSON has no NaN: null stands for it.
-json Number(double value) { return std::isfinite(value) ? json(value) : json(nullptr); }
 
 int64_t Seconds(const google::protobuf::Timestamp& time) { return time.seconds(); }
 

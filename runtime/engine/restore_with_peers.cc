@@ -277,7 +277,7 @@ std::vector<Pair> Restore::NextPairs() {
   return pairs;
 }
 
-// Receives elements [first, first + piece.size) of a slice.
+// Receives elements [first, first + piece.size()) of a slice.
 absl::Status Restore::ReceivePiece(int reader, int64_t first, const tensor::HostVector& piece,
                                    bool* complete) {
   for (const Block& block : BlocksOf(first, piece.size(), piece.dtype())) {

@@ -43,7 +43,7 @@ def _precompiled(kwargs):
     kwargs["deps"] = kwargs.get("deps", []) + ["//third_party/precompiled:" + name]
     return kwargs
 
-# Of the sources of a library, so many at most are one compilation.
+# At most this many sources of a library are one compilation.
 _JOINED_MAX = 10
 
 def _joined(name, srcs, apart = [], testonly = False):

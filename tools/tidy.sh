@@ -21,7 +21,7 @@ fi
 # Tests are held to the compiler's warnings and to //tests/tidy.
 files=$(grep -vE '_test\.cc$|^tests/|/test_[a-z_]*\.cc$' <<<"$files" || true)
 # What the emulator compiles in the kernels' words needs std::source_location, which this clang does not know.
-files=$(xargs -r grep -LE '"gpu/(kernels/vocabulary|emulator/host_vocabulary)\.h"' <<<"$files" || true)
+files=$(xargs -r grep -LE '"gpu/kernels/(host_)?vocabulary\.h"' <<<"$files" || true)
 cuda_home=${CUDA_HOME:-/usr/local/cuda}
 includes="-isystem $generated"
 if [[ -x $cuda_home/bin/nvcc ]]; then

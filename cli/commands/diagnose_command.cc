@@ -17,6 +17,7 @@
 #include "cli/diagnosis/diagnosis_text.h"
 #include "cli/diagnosis/service_report.h"
 #include "controlplane/address/address.h"
+#include "controlplane/trace/rank_name.h"
 #include "nlohmann/json.hpp"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
@@ -74,10 +75,11 @@ absl::StatusOr<diagnose::ChromeTrace> ReadTraceFile(const std::string& path) {
 absl::StatusOr<Diagnosis> DiagnoseTrace(const std::string& path) {
   ASSIGN_OR_RETURN(const diagnose::ChromeTrace trace, ReadTraceFile(path));
   ASSIGN_OR_RETURN(const diagnose::TracedJob job, diagnose::JobOfTrace(trace));
-  std::vector<std::string> names;
+  std::vector<trace::RankName> names;
   for (const diagnose::Worker& worker : job.graph.workers()) {
-    names.push_back(
-        absl::StrCat("rank ", worker.rank, ": stage ", worker.stage, ", data ", worker.replica));
+    names.push_back({.rank = absl::StrCat("rank ", worker.rank),
+                     .node = "",
+                     .place = absl::StrCat("stage ", worker.stage, ", data ", worker.replica)});
   }
   Diagnosis diagnosis = DiagnoseSteps(job.graph, job.steps, {}, names);
   diagnosis.findings.done.clear();

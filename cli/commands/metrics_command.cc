@@ -117,8 +117,8 @@ class MetricsReader {
     return client_.Steps(request);
   }
 
-  // Of the printed steps, the first one that the log lacks or now has from a later attempt; the
-  // step after the last printed one if there is none. Attempts ascend in the log.
+  // Returns the first printed step that the log lacks or now has from a later attempt; without such
+  // a step, the one after the last printed step. Attempts ascend in the log.
   absl::StatusOr<int64_t> FirstStepOfLaterAttempt() {
     int64_t first = std::max<int64_t>(1, flags_.first_step);
     int64_t end = last_printed_ + 1;

@@ -94,9 +94,10 @@ int RunTrace(const TraceFlags& flags) {
   if (!traced.ok()) return ReportCallError(traced.status(), flags.connection);
   PrintNotes(*traced);
   if (!flags.output.empty()) {
+    std::vector<std::string> names;
+    for (const trace::RankName& name : traced->spans.names()) names.push_back(name.Text());
     const absl::Status written = WriteOutputFile(
-        flags.output,
-        timeline::PerfettoTrace(traced->spans.plans(), traced->steps, traced->spans.names()));
+        flags.output, timeline::PerfettoTrace(traced->spans.plans(), traced->steps, names));
     if (!written.ok()) return ReportError(base::Annotate(written, "--output"));
     if (printed) return kExitGood;
   }

@@ -46,7 +46,7 @@ constexpr absl::Duration kLivenessDelay = absl::Milliseconds(700);
 
 // Numbers in a colour: a slowdown of 2 and more is red.
 std::string SlownessPicture(const diagnose::OperationGraph& graph, const diagnose::WhatIf& result,
-                            const std::string& title, absl::Span<const std::string> names) {
+                            const std::string& title, absl::Span<const trace::RankName> names) {
   std::vector<diagnose::HeatMapCell> cells;
   std::vector<std::vector<int>> columns;  // by stage: workers
   for (size_t w = 0; w < graph.workers().size(); ++w) {
@@ -58,7 +58,7 @@ std::string SlownessPicture(const diagnose::OperationGraph& graph, const diagnos
                      .column = static_cast<int>(row.size()),
                      .label = absl::StrCat("rank ", worker.rank),
                      .value = absl::StrFormat("%.2f", slowdown),
-                     .note = names[w],
+                     .note = names[w].Text(),
                      .heat = slowdown - 1});
     row.push_back(static_cast<int>(w));
   }
@@ -164,7 +164,7 @@ std::string StallPicture(const diagnose::StallVerdict& verdict, const trace::Job
                      .value = is_cause ? verdict.root.instruction.ToString()
                               : waiting != verdict.waiting.end() ? waiting->instruction.ToString()
                                                                  : "",
-                     .note = spans.names()[static_cast<size_t>(plan.rank)],
+                     .note = spans.names()[static_cast<size_t>(plan.rank)].Text(),
                      .heat = is_cause                           ? 1.0
                              : waiting != verdict.waiting.end() ? 0.2
                                                                 : 0.0});
@@ -196,7 +196,7 @@ std::vector<const diagnose::StallRoot*> StuckExchanges(const diagnose::StallVerd
 
 // Asks the communicators how far they have come.
 void AddExchanges(EvidenceSource* source, const diagnose::StallVerdict& verdict,
-                  absl::Span<const std::string> names, absl::Span<const int> machine_of,
+                  absl::Span<const trace::RankName> names, absl::Span<const int> machine_of,
                   Diagnosis* diagnosis) {
   const std::vector<const diagnose::StallRoot*> roots = StuckExchanges(verdict);
   std::set<int> ranks;
@@ -352,7 +352,7 @@ absl::StatusOr<Diagnosis> DiagnoseTraced(EvidenceSource* source, const control::
       diagnose::JobOfSteps(traced.spans.plans(), KnownRanks(traced.spans), traced.steps));
   const JudgedSteps judged = SplitSteps(job, options.num_steps, &measured);
   if (!KeepFewSteps(options.replayed_max, &measured) && options.is_brief) return Postponed(job);
-  std::vector<std::string> names;
+  std::vector<trace::RankName> names;
   for (const diagnose::Worker& worker : measured.graph.workers()) {
     names.push_back(traced.spans.names()[static_cast<size_t>(worker.rank)]);
   }
@@ -405,8 +405,8 @@ void NamePlaces(const diagnose::OperationGraph& graph, const diagnose::Suspect& 
 
 Diagnosis DiagnoseSteps(const diagnose::OperationGraph& graph,
                         absl::Span<const diagnose::MeasuredStep> steps,
-                        const diagnose::WhatIfOptions& options, absl::Span<const std::string> names,
-                        const diagnose::History& history) {
+                        const diagnose::WhatIfOptions& options,
+                        absl::Span<const trace::RankName> names, const diagnose::History& history) {
   const diagnose::WhatIf result = diagnose::AnalyzeSteps(graph, steps, options);
   const diagnose::SlowVerdict verdict =
       diagnose::ExplainSlowness(graph, steps, options, result, history);
@@ -420,7 +420,7 @@ Diagnosis DiagnoseSteps(const diagnose::OperationGraph& graph,
 
 namespace {
 
-// Of a rank that failed, the attempt in which it did; of others, the one that runs.
+// Returns the attempt in which the verdict's rank failed; if none failed, the attempt that runs.
 int64_t AttemptOf(const control::v1::Job& job, const Diagnosis& diagnosis) {
   return diagnosis.findings.cause == kFailedRank ? job.culprit().attempt() : job.attempt();
 }

@@ -10,6 +10,7 @@
 #include "absl/types/span.h"
 #include "cli/diagnosis/diagnosis_text.h"
 #include "cli/diagnosis/evidence_source.h"
+#include "controlplane/trace/rank_name.h"
 #include "nlohmann/json.hpp"
 #include "runtime/diagnose/operation_graph.h"
 #include "runtime/diagnose/slow_change.h"
@@ -40,7 +41,8 @@ struct Diagnosis {
 // Says why steps are slow. `names`: by worker.
 Diagnosis DiagnoseSteps(const diagnose::OperationGraph& graph,
                         absl::Span<const diagnose::MeasuredStep> steps,
-                        const diagnose::WhatIfOptions& options, absl::Span<const std::string> names,
+                        const diagnose::WhatIfOptions& options,
+                        absl::Span<const trace::RankName> names,
                         const diagnose::History& history = {});
 
 struct DiagnoseOptions {

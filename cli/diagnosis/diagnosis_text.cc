@@ -9,9 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "cli/view/terminal.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/plan/operation.h"
 
@@ -53,26 +52,18 @@ std::string LargestParts(const diagnose::Decomposition& parts, const std::string
 
 class Names {
  public:
-  explicit Names(absl::Span<const std::string> names) : names_(names) {}
+  explicit Names(absl::Span<const trace::RankName> names) : names_(names) {}
   std::string Of(int index) const {
-    if (index < 0 || index >= static_cast<int>(names_.size())) return "an unknown rank";
-    // "rank 3: node b, stage 1" within a sentence
-    const std::pair<std::string, std::string> parts =
-        absl::StrSplit(names_[static_cast<size_t>(index)], absl::MaxSplits(": ", 1));
-    return parts.second.empty() ? parts.first : absl::StrCat(parts.first, " (", parts.second, ")");
+    return Has(index) ? names_[static_cast<size_t>(index)].InSentence() : "an unknown rank";
   }
-
-  // "node b": the machine of "rank 3: node b, stage 1"
-  std::string NodeOf(int index) const {
-    if (index < 0 || index >= static_cast<int>(names_.size())) return "an unknown node";
-    const std::string& name = names_[static_cast<size_t>(index)];
-    const size_t begin = name.find("node ");
-    if (begin == std::string::npos) return absl::StrCat("the machine of ", Of(index));
-    return name.substr(begin, name.find(',', begin) - begin);
+  std::string MachineOf(int index) const {
+    return Has(index) ? names_[static_cast<size_t>(index)].Machine() : "an unknown node";
   }
 
  private:
-  absl::Span<const std::string> names_;
+  bool Has(int index) const { return index >= 0 && index < static_cast<int>(names_.size()); }
+
+  absl::Span<const trace::RankName> names_;
 };
 
 std::string VerdictLine(const SlowVerdict& verdict, const Names& names) {
@@ -104,10 +95,10 @@ std::string VerdictLine(const SlowVerdict& verdict, const Names& names) {
       return absl::StrCat("slow collective: ", cause.label,
                           " takes longer in some steps or on some ranks than in others");
     case SlowCause::kSlowMachine:
-      return absl::StrCat("slow machine: all ranks of ", names.NodeOf(cause.worker), " compute ",
+      return absl::StrCat("slow machine: all ranks of ", names.MachineOf(cause.worker), " compute ",
                           Times(cause.times_slower), " as long as before; the others do not");
     case SlowCause::kSlowMachineLink:
-      return absl::StrCat("slow link: of ", names.NodeOf(cause.worker),
+      return absl::StrCat("slow link: of ", names.MachineOf(cause.worker),
                           "; its exchanges with other machines take ", Times(cause.times_slower),
                           " as long as before");
     case SlowCause::kLateWorker:
@@ -118,7 +109,7 @@ std::string VerdictLine(const SlowVerdict& verdict, const Names& names) {
       return absl::StrCat("waiting for data: ",
                           cause.worker < 0 ? "the ranks load their batches for "
                           : cause.is_machine
-                              ? absl::StrCat("the ranks of ", names.NodeOf(cause.worker),
+                              ? absl::StrCat("the ranks of ", names.MachineOf(cause.worker),
                                              " load their batches for ")
                               : absl::StrCat(names.Of(cause.worker), " loads its batches for "),
                           Percent(cause.share), " of a step");
@@ -298,7 +289,7 @@ std::string CauseWord(StallCause cause) {
 
 Findings DescribeSlowness(const diagnose::OperationGraph& graph, const diagnose::WhatIf& result,
                           const SlowVerdict& verdict,
-                          absl::Span<const std::string> name_of_worker) {
+                          absl::Span<const trace::RankName> name_of_worker) {
   const Names names(name_of_worker);
   Findings findings;
   findings.cause = CauseWord(verdict.cause.cause);
@@ -341,7 +332,7 @@ Findings DescribeSlowness(const diagnose::OperationGraph& graph, const diagnose:
 }
 
 Findings DescribeStall(const StallVerdict& verdict, double seconds,
-                       absl::Span<const std::string> name_of_rank) {
+                       absl::Span<const trace::RankName> name_of_rank) {
   const Names names(name_of_rank);
   const StallRoot& root = verdict.root;
   Findings findings;
@@ -401,37 +392,27 @@ void AddLastStall(const diagnose::StallVerdict& verdict, int rank,
 namespace {
 
 // Characters of a line; the heading of a group takes the first ones.
-constexpr size_t kHeadingColumns = 10;
+constexpr int kHeadingColumns = 10;
 // The verdict may take two lines.
 constexpr size_t kVerdictLines = 2;
 
-// Returns the bytes of the longest prefix with at most `columns` characters.
-size_t PrefixOf(absl::string_view text, size_t columns) {
-  size_t num_columns = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const bool begins_character = (static_cast<unsigned char>(text[i]) & 0xC0u) != 0x80u;
-    if (begins_character && num_columns++ == columns) return i;
-  }
-  return text.size();
-}
-
 // Cuts a line that is too long after a word.
-std::string Fit(absl::string_view line, size_t columns) {
-  if (PrefixOf(line, columns) == line.size()) return std::string(line);
-  absl::string_view kept = line.substr(0, PrefixOf(line, columns - 2));
+std::string Fit(const std::string& line, int columns) {
+  if (DisplayWidth(line) <= columns) return line;
+  std::string kept = CutToWidth(line, columns - 2);
   const size_t space = kept.rfind(' ');
-  if (space != absl::string_view::npos && space > kept.size() / 2) kept = kept.substr(0, space);
+  if (space != std::string::npos && space > kept.size() / 2) kept.resize(space);
   return absl::StrCat(kept, " …");
 }
 
 // Breaks the verdict between words.
-std::vector<std::string> VerdictLines(absl::string_view verdict) {
+std::vector<std::string> VerdictLines(std::string verdict) {
   std::vector<std::string> lines;
-  while (lines.size() + 1 < kVerdictLines && PrefixOf(verdict, kScreenColumns) < verdict.size()) {
-    const size_t space = verdict.substr(0, PrefixOf(verdict, kScreenColumns + 1)).rfind(' ');
-    if (space == absl::string_view::npos || space == 0) break;
-    lines.emplace_back(verdict.substr(0, space));
-    verdict.remove_prefix(space + 1);
+  while (lines.size() + 1 < kVerdictLines && DisplayWidth(verdict) > kScreenColumns) {
+    const size_t space = CutToWidth(verdict, kScreenColumns + 1).rfind(' ');
+    if (space == std::string::npos || space == 0) break;
+    lines.push_back(verdict.substr(0, space));
+    verdict.erase(0, space + 1);
   }
   lines.push_back(Fit(verdict, kScreenColumns));
   return lines;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "controlplane/trace/rank_name.h"
 #include "runtime/diagnose/operation_graph.h"
 #include "runtime/diagnose/slow_verdict.h"
 #include "runtime/diagnose/stall.h"
@@ -31,15 +32,15 @@ struct Findings {
 std::string CauseWord(diagnose::SlowCause cause);
 std::string CauseWord(diagnose::StallCause cause);
 
-// Describes why the steps are slow. `name_of_worker`: by worker, "rank 3: node b, stage 1, data 0".
+// Describes why the steps are slow.
 Findings DescribeSlowness(const diagnose::OperationGraph& graph, const diagnose::WhatIf& result,
                           const diagnose::SlowVerdict& verdict,
-                          absl::Span<const std::string> name_of_worker);
+                          absl::Span<const trace::RankName> name_of_worker);
 
-// Describes why no rank makes progress. `name_of_rank`: by rank. `seconds`: since the last rank
-// began or ended an instruction.
+// Describes why no rank makes progress. `seconds`: since the last rank began or ended an
+// instruction.
 Findings DescribeStall(const diagnose::StallVerdict& verdict, double seconds,
-                       absl::Span<const std::string> name_of_rank);
+                       absl::Span<const trace::RankName> name_of_rank);
 
 // Adds where the ranks of a job stood when it ended: `rank` (-1: none failed) in `own`, and those
 // that waited.
@@ -48,7 +49,7 @@ void AddLastStall(const diagnose::StallVerdict& verdict, int rank,
 
 // The size of a screen.
 inline constexpr size_t kScreenLines = 24;
-inline constexpr size_t kScreenColumns = 120;
+inline constexpr int kScreenColumns = 120;
 
 // Returns the findings as at most one screen of lines, with a heading before each group. Lines that
 // are too long are cut, and a group that has too many says how many are left out: the JSON has all.

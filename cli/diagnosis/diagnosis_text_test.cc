@@ -17,9 +17,9 @@ namespace {
 using diagnose::SlowCause;
 using diagnose::StallCause;
 
-const std::vector<std::string>& Names() {
-  static const auto* const names = new std::vector<std::string>{"rank 0: node a, stage 0, data 0",
-                                                                "rank 1: node b, stage 1, data 0"};
+const std::vector<trace::RankName>& Names() {
+  static const auto* const names = new std::vector<trace::RankName>{
+      {"rank 0", "a", "stage 0, data 0"}, {"rank 1", "b", "stage 1, data 0"}};
   return *names;
 }
 

@@ -40,13 +40,9 @@ void AddFlows(const telemetry::v1::Evidence& evidence, plan::InstructionId instr
   }
 }
 
-std::string NameOf(int rank, absl::Span<const std::string> names) {
+std::string NameOf(int rank, absl::Span<const trace::RankName> names) {
   if (rank < 0 || rank >= static_cast<int>(names.size())) return "an unknown rank";
-  const std::string& name = names[static_cast<size_t>(rank)];
-  const size_t colon = name.find(": ");
-  return colon == std::string::npos
-             ? name
-             : absl::StrCat(name.substr(0, colon), " (", name.substr(colon + 2), ")");
+  return names[static_cast<size_t>(rank)].InSentence();
 }
 
 // Returns a rank on the machine that the verdict names.
@@ -90,7 +86,7 @@ std::vector<diagnose::ShownCall> ShownCallsOf(
   return calls;
 }
 
-void AddExchange(const ExchangeVerdict& verdict, absl::Span<const std::string> names,
+void AddExchange(const ExchangeVerdict& verdict, absl::Span<const trace::RankName> names,
                  absl::Span<const int> machine_of, Diagnosis* diagnosis) {
   Findings& findings = diagnosis->findings;
   for (size_t i = 0; i < std::min(verdict.stuck.size(), kFlowsShown); ++i) {

@@ -7,6 +7,7 @@
 
 #include "absl/types/span.h"
 #include "cli/diagnosis/diagnose_job.h"
+#include "controlplane/trace/rank_name.h"
 #include "proto/control.pb.h"
 #include "runtime/diagnose/exchange_state.h"
 #include "runtime/plan/instruction.h"
@@ -20,9 +21,9 @@ std::vector<diagnose::ShownCall> ShownCallsOf(
     plan::InstructionId instruction, absl::Span<const int> members);
 
 // Adds the flows that stand still to the evidence. If the diagnosis names no rank yet, names the
-// rank, the machine's network, or the way between two ranks, that the flows tell. `names`: by rank,
-// "rank 3: node b, …"; `machine_of`: by rank, numbers as JoinExchanges got them.
-void AddExchange(const diagnose::ExchangeVerdict& verdict, absl::Span<const std::string> names,
+// rank, the machine's network, or the way between two ranks, that the flows tell. `names` and
+// `machine_of`: by rank; machines have numbers as JoinExchanges got them.
+void AddExchange(const diagnose::ExchangeVerdict& verdict, absl::Span<const trace::RankName> names,
                  absl::Span<const int> machine_of, Diagnosis* diagnosis);
 
 }  // namespace megascale::cli

@@ -13,7 +13,8 @@ namespace {
 using control::v1::StreamEvidenceResponse;
 
 const plan::InstructionId kReduce(plan::OpKind::kReduceGradients, 1, 0, 0);
-const std::vector<std::string> kNames = {"rank 0: node a", "rank 1: node b", "rank 2: node c"};
+const std::vector<trace::RankName> kNames = {
+    {"rank 0", "a", ""}, {"rank 1", "b", ""}, {"rank 2", "c", ""}};
 const std::vector<int> kMachines = {0, 1, 2};
 
 // Ranks 0 to 2 reduce; 0 has sent `arrived` of 4 MiB to 2.

@@ -15,8 +15,8 @@ class FirstError {
   void Add(absl::string_view lines);
 
   // Returns the first line that reports an error, printable and cut to 300 bytes; "": none yet.
-  // Such a line is one of our logs of level E. Other text, as libraries write it, counts if it says
-  // "error", "fatal", "assert", "abort", "terminate called", or "signal".
+  // A line of our own logs reports an error if its level is E. Other text, as libraries write it,
+  // does if it says "error", "fatal", "assert", "abort", "terminate called", or "signal".
   const std::string& line() const { return line_; }
 
  private:

@@ -23,7 +23,7 @@ namespace {
 
 constexpr absl::Duration kReadDeadline = absl::Seconds(5);
 constexpr absl::Duration kWriteDeadline = absl::Seconds(10);
-// Of a call that is repeated, however little of the caller's time is left.
+// The shortest deadline of a call that is repeated, however little of the caller's time is left.
 constexpr absl::Duration kPatientDeadlineMin = absl::Seconds(1);
 constexpr absl::Duration kRetryDelayMin = absl::Milliseconds(50);
 constexpr absl::Duration kRetryDelayMax = absl::Seconds(1);

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "controlplane/page/json_number.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/comm/communicator.h"
 #include "runtime/diagnose/exchange_state.h"
@@ -69,9 +70,6 @@ json StateJson(const ExchangeState& state, int64_t now_nanos) {
           {"quiet_seconds", SecondsBetween(state.changed_nanos(), end)},
           {"ok", state.ok()}};
 }
-
-// JSON has no NaN: null stands for it.
-json Number(double value) { return std::isfinite(value) ? json(value) : json(nullptr); }
 
 double SumOver(const MachineSample& sample,
                double (telemetry::v1::InterfaceSample::*rate)() const) {

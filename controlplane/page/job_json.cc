@@ -1,7 +1,6 @@
 #include "controlplane/page/job_json.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <utility>
 #include <vector>
@@ -9,7 +8,11 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
+#include "controlplane/page/json_number.h"
+#include "controlplane/page/mesh_json.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/layout/groups.h"
+#include "runtime/plan/mesh.h"
 
 namespace megascale::page {
 namespace {
@@ -26,8 +29,9 @@ std::string Word(const std::string& enum_name, const char* prefix) {
   return std::string(absl::StripPrefix(enum_name, prefix));
 }
 
-// JSON has no NaN: null stands for it.
-json Number(double value) { return std::isfinite(value) ? json(value) : json(nullptr); }
+plan::Mesh MeshOf(const control::v1::Job& job) {
+  return layout::MeshOf(job.spec()).value_or(plan::Mesh());
+}
 
 int64_t Seconds(const google::protobuf::Timestamp& time) { return time.seconds(); }
 
@@ -118,7 +122,6 @@ double MfuOf(const control::v1::Job& job) {
 }
 
 json JobSummary(const control::v1::Job& job) {
-  const auto& parallel = job.spec().parallel();
   json summary = {{"id", Text(job.job_id())},
                   {"name", Text(job.spec().name())},
                   {"state", StateWord(job.state())},
@@ -132,10 +135,7 @@ json JobSummary(const control::v1::Job& job) {
                   {"mfu", Number(MfuOf(job))},
                   {"queue", job.queue_position()},
                   {"ranks", job.ranks_size()},
-                  {"mesh",
-                   {{"data", parallel.data_parallel_size()},
-                    {"pipeline", parallel.pipeline_model_parallel_size()},
-                    {"tensor", parallel.tensor_model_parallel_size()}}},
+                  {"mesh_sizes", absl::StrReplaceAll(MeshOf(job).SizesText(), {{" x ", " × "}})},
                   {"submitted", Seconds(job.submitted_at())},
                   {"started", Seconds(job.started_at())},
                   {"ended", Seconds(job.ended_at())}};
@@ -151,6 +151,7 @@ json JobSummary(const control::v1::Job& job) {
 
 json JobDetails(const control::v1::Job& job, absl::Span<const ObservedFailure> failures) {
   json details = JobSummary(job);
+  details["mesh"] = MeshJson(MeshOf(job));
   details["attempt_reason"] = Text(job.attempt_reason());
   details["flops_ceiling"] = Number(job.flops_ceiling());
   details["warnings"] = json::array();

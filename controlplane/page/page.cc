@@ -4,7 +4,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <thread>
@@ -18,11 +17,12 @@
 #include "controlplane/page/evidence_json.h"
 #include "controlplane/page/failure_history.h"
 #include "controlplane/page/job_json.h"
+#include "controlplane/page/job_traces.h"
+#include "controlplane/page/mesh_json.h"
 #include "controlplane/page/prometheus.h"
 #include "controlplane/page/rank_json.h"
 #include "controlplane/page/static_files.h"
 #include "controlplane/page/trace_json.h"
-#include "controlplane/trace/job_spans.h"
 #include "nlohmann/json.hpp"
 #include "proto/job.pb.h"
 #include "runtime/base/status.h"
@@ -42,18 +42,6 @@ using nlohmann::json;
 // time.
 constexpr absl::Duration kPollInterval = absl::Milliseconds(200);
 constexpr int kPollShare = 20;
-// A picture of spans is at most this old, or older if making it takes long: at most a fifth of the
-// time. Its spans are read in at most this time.
-constexpr absl::Duration kTraceAgeMax = absl::Seconds(2);
-constexpr int kTraceShare = 5;
-constexpr absl::Duration kTraceTime = absl::Seconds(4);
-constexpr size_t kTracesMax = 3;
-// Of a job with more ranks, the page reads the spans of some ranks.
-constexpr int kTracedRanksMax = 512;
-constexpr int kSampledRanksMax = 2048;
-// So many spans are read at most, by reading fewer steps and fewer ranks: a span takes about 100
-// bytes, an instruction of a plan about 200.
-constexpr int64_t kTracedSpansMax = 1'000'000;
 constexpr int64_t kTracedStepsMax = 50;
 // An answer made of what agents keep is at most this old.
 constexpr absl::Duration kEvidenceAgeMax = absl::Seconds(1);
@@ -128,70 +116,11 @@ struct Snapshot {
   absl::Status status;  // of the poll: not OK if the driver did not answer
 };
 
-struct Trace {
-  trace::JobSpans spans;
-  std::vector<timeline::TimedStep> steps;
-  int64_t attempt = 0;
-  int64_t num_steps = 0;  // that were asked for
-  absl::Duration at;      // when it was made
-  absl::Duration cost;    // how long that took
-};
-
 // An answer made of what an agent keeps, or why there is none.
 struct KeptAnswer {
   absl::StatusOr<json> answer;
   absl::Duration at;
 };
-
-// Returns how many instructions a rank of each stage has in a step.
-absl::StatusOr<std::vector<int64_t>> InstructionsByStage(const job::v1::JobSpec& spec,
-                                                         const plan::Mesh& mesh) {
-  std::vector<int> ranks;
-  for (int stage = 0; stage < mesh.pipeline_size(); ++stage) {
-    ranks.push_back(mesh.RankOf({.pipeline = stage}));
-  }
-  ASSIGN_OR_RETURN(const trace::JobSpans spans, trace::JobSpans::Create(spec, ranks));
-  std::vector<int64_t> counts;
-  for (const plan::RankPlan& plan : spans.plans()) {
-    counts.push_back(static_cast<int64_t>(plan.instructions.size()));
-  }
-  return counts;
-}
-
-absl::Status TooManyInstructions(const control::v1::Job& job, const std::string& of,
-                                 int64_t count) {
-  return absl::FailedPreconditionError(absl::StrCat(
-      of, " has ", count, " instructions in a step, too many for the page; use `megascale trace ",
-      job.job_id(), "`"));
-}
-
-// True if the spans of all ranks may be read.
-bool ReadsAll(const plan::Mesh& mesh, const std::vector<int64_t>& by_stage) {
-  const int64_t sum = std::accumulate(by_stage.begin(), by_stage.end(), int64_t{0});
-  return mesh.world_size() <= kTracedRanksMax &&
-         sum * mesh.data_size() * mesh.tensor_size() <= kTracedSpansMax;
-}
-
-// Returns the ranks whose spans the heat map reads; empty: all. Of a large job it is one
-// tensor-parallel rank of each stage of a replica, so that every wait between stages and between
-// replicas is among them; of a still larger job, those of every second, third … replica.
-// Requires: a replica's instructions are at most kTracedSpansMax.
-std::vector<int> SampleOf(const plan::Mesh& mesh, const std::vector<int64_t>& by_stage) {
-  if (ReadsAll(mesh, by_stage)) return {};
-  const int num_stages = mesh.pipeline_size();
-  const int64_t sum = std::accumulate(by_stage.begin(), by_stage.end(), int64_t{0});
-  const auto replicas_max = static_cast<int>(std::clamp<int64_t>(
-      std::min<int64_t>(kSampledRanksMax / num_stages, kTracedSpansMax / std::max<int64_t>(1, sum)),
-      1, mesh.data_size()));
-  const int every = (mesh.data_size() + replicas_max - 1) / replicas_max;
-  std::vector<int> ranks;
-  for (int stage = 0; stage < num_stages; ++stage) {
-    for (int data = 0; data < mesh.data_size(); data += every) {
-      ranks.push_back(mesh.RankOf({.data = data, .pipeline = stage}));
-    }
-  }
-  return ranks;
-}
 
 // The list of jobs, each time it has changed.
 class JobEvents : public http::EventSource {
@@ -212,17 +141,16 @@ class JobEvents : public http::EventSource {
 }  // namespace
 
 struct Page::Impl {
+  explicit Impl(const PageOptions& page_options) : options(page_options) {}
+
   PageOptions options;
   base::StopSignal stop;
+  JobTraces traces{{.source = options.source, .clock = options.clock, .stop = &stop}};
   std::thread poller;
 
   std::mutex mutex;  // of the next two
   std::shared_ptr<const Snapshot> snapshot = std::make_shared<Snapshot>();
   FailureHistory failures;
-
-  std::mutex trace_mutex;  // held while spans are read: one reader at a time
-  // By job, and by the ranks whose spans were read.
-  std::map<std::pair<std::string, std::vector<int>>, std::shared_ptr<const Trace>> traces;
 
   std::mutex evidence_mutex;  // held while an agent is asked: one reader at a time
   std::map<std::string, KeptAnswer> evidences;
@@ -235,15 +163,7 @@ struct Page::Impl {
     const std::lock_guard<std::mutex> lock(mutex);
     return failures.Of(job_id);
   }
-  // Forgets the spans of jobs that have ended, if no thread reads spans just now.
-  void DropTracesOfEnded(const std::vector<control::v1::Job>& jobs);
   absl::StatusOr<control::v1::Job> JobOf(const Request& request);
-  absl::StatusOr<std::shared_ptr<const Trace>> TraceOf(const control::v1::Job& job,
-                                                       int64_t num_steps,
-                                                       const std::vector<int>& ranks);
-  absl::StatusOr<std::shared_ptr<const Trace>> ReadTrace(const control::v1::Job& job,
-                                                         int64_t num_steps,
-                                                         const std::vector<int>& ranks);
   json JobsJson();
   absl::StatusOr<json> Details(const Request& request);
   absl::StatusOr<json> Steps(const Request& request);
@@ -302,88 +222,10 @@ absl::StatusOr<json> Page::Impl::Steps(const Request& request) {
   return StepColumns(job, *steps);
 }
 
-absl::StatusOr<std::shared_ptr<const Trace>> Page::Impl::ReadTrace(const control::v1::Job& job,
-                                                                   int64_t num_steps,
-                                                                   const std::vector<int>& ranks) {
-  ASSIGN_OR_RETURN(trace::JobSpans spans, trace::JobSpans::Create(job.spec(), ranks));
-  int64_t num_instructions = 1;
-  for (const plan::RankPlan& plan : spans.plans()) {
-    num_instructions += static_cast<int64_t>(plan.instructions.size());
-  }
-  const int64_t steps_max =
-      std::clamp(kTracedSpansMax / num_instructions, int64_t{1}, std::max(int64_t{1}, num_steps));
-  control::v1::StreamSpansRequest request;
-  request.set_job_id(job.job_id());
-  request.set_first_step(std::max<int64_t>(0, job.last_step() - steps_max + 1));
-  request.mutable_ranks()->Add(ranks.begin(), ranks.end());
-  const absl::Duration begin = options.clock->Monotonic();
-  const absl::Duration end = begin + kTraceTime;
-  bool is_cut = false;
-  const absl::Status read = options.source->Spans(request, [&](const auto& response) {
-    spans.Add(response);
-    is_cut = options.clock->Monotonic() >= end || stop.WaitFor(absl::ZeroDuration());
-    return !is_cut;
-  });
-  // What came before the time was over is shown; the other ranks are unknown.
-  if (!read.ok() && !is_cut) return read;
-  std::vector<timeline::TimedStep> steps = spans.Measure(static_cast<int>(steps_max));
-  if (steps.empty()) {
-    return absl::FailedPreconditionError(
-        spans.errors().empty() ? "no rank has begun a step of this attempt" : spans.errors()[0]);
-  }
-  const absl::Duration now = options.clock->Monotonic();
-  return std::make_shared<const Trace>(Trace{.spans = std::move(spans),
-                                             .steps = std::move(steps),
-                                             .attempt = job.attempt(),
-                                             .num_steps = num_steps,
-                                             .at = now,
-                                             .cost = now - begin});
-}
-
-// `ranks`: those to read; empty: all.
-absl::StatusOr<std::shared_ptr<const Trace>> Page::Impl::TraceOf(const control::v1::Job& job,
-                                                                 int64_t num_steps,
-                                                                 const std::vector<int>& ranks) {
-  if (job.has_ended_at()) {
-    return absl::FailedPreconditionError("the job has ended, and spans are kept while it runs");
-  }
-  const std::lock_guard<std::mutex> lock(trace_mutex);
-  const auto key = std::make_pair(job.job_id(), ranks);
-  const auto found = traces.find(key);
-  if (found != traces.end() && found->second->attempt == job.attempt() &&
-      found->second->num_steps >= num_steps &&
-      options.clock->Monotonic() - found->second->at <
-          std::max(kTraceAgeMax, kTraceShare * found->second->cost)) {
-    return found->second;
-  }
-  ASSIGN_OR_RETURN(std::shared_ptr<const Trace> read, ReadTrace(job, num_steps, ranks));
-  if (found == traces.end() && traces.size() >= kTracesMax) {
-    traces.erase(std::min_element(traces.begin(), traces.end(), [](const auto& a, const auto& b) {
-      return a.second->at < b.second->at;
-    }));
-  }
-  traces[key] = read;
-  return read;
-}
-
-void Page::Impl::DropTracesOfEnded(const std::vector<control::v1::Job>& jobs) {
-  const std::unique_lock<std::mutex> lock(trace_mutex, std::try_to_lock);
-  if (!lock.owns_lock() || traces.empty()) return;
-  std::erase_if(traces, [&](const auto& trace) {
-    return std::none_of(jobs.begin(), jobs.end(), [&](const control::v1::Job& job) {
-      return job.job_id() == trace.first.first && !job.has_ended_at();
-    });
-  });
-}
-
 absl::StatusOr<json> Page::Impl::HeatMap(const Request& request) {
   ASSIGN_OR_RETURN(const control::v1::Job job, JobOf(request));
-  ASSIGN_OR_RETURN(const plan::Mesh mesh, layout::MeshOf(job.spec()));
   ASSIGN_OR_RETURN(const int64_t num_steps, NumberOf(request, "steps", 5, kTracedStepsMax));
-  ASSIGN_OR_RETURN(const auto by_stage, InstructionsByStage(job.spec(), mesh));
-  const int64_t of_replica = std::accumulate(by_stage.begin(), by_stage.end(), int64_t{0});
-  if (of_replica > kTracedSpansMax) return TooManyInstructions(job, "a replica", of_replica);
-  ASSIGN_OR_RETURN(const auto traced, TraceOf(job, num_steps, SampleOf(mesh, by_stage)));
+  ASSIGN_OR_RETURN(const auto traced, traces.ForHeatMap(job, num_steps));
   return HeatMapJson(traced->spans, traced->steps, std::max(int64_t{1}, num_steps));
 }
 
@@ -392,26 +234,18 @@ absl::StatusOr<json> Page::Impl::Timeline(const Request& request) {
   ASSIGN_OR_RETURN(const plan::Mesh mesh, layout::MeshOf(job.spec()));
   ASSIGN_OR_RETURN(const int64_t num_steps, NumberOf(request, "steps", 5, kTracedStepsMax));
   ASSIGN_OR_RETURN(const int64_t rank, NumberOf(request, "rank", 0, mesh.world_size() - 1));
-  const auto word = request.query.find("view");
-  ASSIGN_OR_RETURN(const TimelineView view,
-                   TimelineViewFromWord(word == request.query.end() ? "pipeline" : word->second));
-  ASSIGN_OR_RETURN(const auto by_stage, InstructionsByStage(job.spec(), mesh));
-  const int stage = mesh.CoordinateOf(static_cast<int>(rank)).pipeline;
-  const int64_t of_rank = by_stage[static_cast<size_t>(stage)];
-  if (of_rank > static_cast<int64_t>(kTimelineRankSpansMax)) {
-    return TooManyInstructions(job, absl::StrCat("rank ", rank), of_rank);
-  }
-  const bool reads_all = ReadsAll(mesh, by_stage);
-  ASSIGN_OR_RETURN(
-      const auto traced,
-      TraceOf(job, num_steps,
-              reads_all ? std::vector<int>() : TimelineRanks(mesh, view, static_cast<int>(rank))));
+  const auto word = request.query.find("axis");
+  ASSIGN_OR_RETURN(const plan::Axis axis, word == request.query.end()
+                                              ? plan::Axis::kPipeline
+                                              : AxisFromWord(mesh, word->second));
+  ASSIGN_OR_RETURN(const auto traced,
+                   traces.ForTimeline(job, num_steps, axis, static_cast<int>(rank)));
   // The newest whole step; in a job that stands still, the one in which it does.
   const timeline::TimedStep* shown = &traced->steps.back();
   for (const timeline::TimedStep& step : traced->steps) {
     if (step.whole) shown = &step;
   }
-  return TimelineJson(traced->spans, *shown, view, static_cast<int>(rank));
+  return TimelineJson(traced->spans, *shown, axis, static_cast<int>(rank));
 }
 
 absl::StatusOr<json> Page::Impl::Rank(const Request& request) {
@@ -514,9 +348,7 @@ std::string Page::Impl::Metrics() {
   return PrometheusText(exported);
 }
 
-Page::Page(const PageOptions& options) : impl_(std::make_unique<Impl>()) {
-  impl_->options = options;
-}
+Page::Page(const PageOptions& options) : impl_(std::make_unique<Impl>(options)) {}
 
 void Page::Stop() { impl_->stop.Notify(); }
 
@@ -531,7 +363,7 @@ void Page::Poll() {
   auto cluster = impl_->options.source->Cluster();
   read->at = impl_->options.clock->Wall();
   read->status = !jobs.ok() ? jobs.status() : cluster.status();
-  if (jobs.ok()) impl_->DropTracesOfEnded(*jobs);
+  if (jobs.ok()) impl_->traces.Keep(*jobs);
   const std::lock_guard<std::mutex> lock(impl_->mutex);
   if (!read->status.ok()) {
     // What was known stays on the page, with the error.

@@ -17,13 +17,12 @@
 namespace megascale::page {
 namespace {
 
-namespace control = megascale::control::v1;
-
 using prometheus::ClientMetric;
 using prometheus::MetricFamily;
 using prometheus::MetricType;
 
-// Of other machines and of users: the serializer escapes what its format gives a meaning.
+// Makes text of other machines and of users printable. The serializer escapes the characters that
+// mean something in its format.
 std::string Label(const std::string& text) { return base::Printable(text, 200); }
 
 // Adds samples to one metric. Its name, help and type are written even if it has none.
@@ -46,8 +45,10 @@ class Metric {
   MetricType type_;
 };
 
-ClientMetric::Label JobLabel(const control::Job& job) { return {"job_id", Label(job.job_id())}; }
-ClientMetric::Label NodeLabel(const control::NodeView& node) {
+ClientMetric::Label JobLabel(const control::v1::Job& job) {
+  return {"job_id", Label(job.job_id())};
+}
+ClientMetric::Label NodeLabel(const control::v1::NodeView& node) {
   return {"node_id", Label(node.node_id())};
 }
 
@@ -56,14 +57,14 @@ struct JobGauge {
   const char* name;
   MetricType type;
   const char* help;
-  std::function<bool(const control::Job&)> has;
-  std::function<double(const control::Job&)> value;
+  std::function<bool(const control::v1::Job&)> has;
+  std::function<double(const control::v1::Job&)> value;
 };
 
-bool Always(const control::Job&) { return true; }
-bool HasRecord(const control::Job& job) { return job.has_last_record(); }
-bool HasCheckpoint(const control::Job& job) { return job.has_last_checkpoint(); }
-bool Trains(const control::Job& job) { return job.state() == control::JOB_STATE_RUNNING; }
+bool Always(const control::v1::Job&) { return true; }
+bool HasRecord(const control::v1::Job& job) { return job.has_last_record(); }
+bool HasCheckpoint(const control::v1::Job& job) { return job.has_last_checkpoint(); }
+bool Trains(const control::v1::Job& job) { return job.state() == control::v1::JOB_STATE_RUNNING; }
 
 const std::vector<JobGauge>& JobGauges() {
   static const auto* gauges = new std::vector<JobGauge>{
@@ -106,44 +107,45 @@ const std::vector<JobGauge>& JobGauges() {
 }
 
 // Jobs that have not ended come first, then the newest.
-std::vector<const control::Job*> ChooseJobs(const std::vector<control::Job>& jobs, size_t most) {
-  std::vector<const control::Job*> chosen;
+std::vector<const control::v1::Job*> ChooseJobs(const std::vector<control::v1::Job>& jobs,
+                                                size_t most) {
+  std::vector<const control::v1::Job*> chosen;
   for (auto job = jobs.rbegin(); job != jobs.rend(); ++job) chosen.push_back(&*job);
   std::stable_partition(chosen.begin(), chosen.end(),
-                        [](const control::Job* job) { return !job->has_ended_at(); });
+                        [](const control::v1::Job* job) { return !job->has_ended_at(); });
   chosen.resize(std::min(chosen.size(), most));
   return chosen;
 }
 
 // Machines that are not well come first, in the order of the list.
-std::vector<const control::NodeView*> ChooseNodes(const control::GetClusterResponse& cluster,
-                                                  size_t most) {
-  std::vector<const control::NodeView*> chosen;
-  for (const control::NodeView& node : cluster.nodes()) chosen.push_back(&node);
+std::vector<const control::v1::NodeView*> ChooseNodes(
+    const control::v1::GetClusterResponse& cluster, size_t most) {
+  std::vector<const control::v1::NodeView*> chosen;
+  for (const control::v1::NodeView& node : cluster.nodes()) chosen.push_back(&node);
   std::stable_partition(chosen.begin(), chosen.end(),
-                        [](const control::NodeView* node) { return !IsWell(*node); });
+                        [](const control::v1::NodeView* node) { return !IsWell(*node); });
   chosen.resize(std::min(chosen.size(), most));
   return chosen;
 }
 
-void AddStates(const std::vector<const control::Job*>& jobs, std::vector<MetricFamily>* out) {
+void AddStates(const std::vector<const control::v1::Job*>& jobs, std::vector<MetricFamily>* out) {
   Metric metric(out, "megascale_job_state", MetricType::Gauge,
                 "1 for the state that the job is in, 0 for the others.");
-  for (const control::Job* job : jobs) {
-    for (int state = control::JobState_MIN + 1; state <= control::JobState_MAX; ++state) {
-      const auto value = static_cast<control::JobState>(state);
+  for (const control::v1::Job* job : jobs) {
+    for (int state = control::v1::JobState_MIN + 1; state <= control::v1::JobState_MAX; ++state) {
+      const auto value = static_cast<control::v1::JobState>(state);
       metric.Add({JobLabel(*job), {"state", absl::AsciiStrToLower(StateWord(value))}},
                  job->state() == value ? 1 : 0);
     }
   }
 }
 
-void AddFailures(const std::vector<const control::Job*>& jobs, const FailureHistory& failures,
+void AddFailures(const std::vector<const control::v1::Job*>& jobs, const FailureHistory& failures,
                  std::vector<MetricFamily>* out) {
   {
     Metric metric(out, "megascale_job_failures_total", MetricType::Counter,
                   "Failed attempts since the driver started, by the class of the first cause.");
-    for (const control::Job* job : jobs) {
+    for (const control::v1::Job* job : jobs) {
       for (const auto& [failure_class, count] : failures.CountsOf(job->job_id())) {
         const std::string& name = telemetry::v1::FailureClass_Name(
             static_cast<telemetry::v1::FailureClass>(failure_class));
@@ -155,17 +157,18 @@ void AddFailures(const std::vector<const control::Job*>& jobs, const FailureHist
   }
   Metric metric(out, "megascale_job_recovery_duration_seconds", MetricType::Gauge,
                 "From the newest failure to the next attempt's first completed step.");
-  for (const control::Job* job : jobs) {
+  for (const control::v1::Job* job : jobs) {
     const std::vector<ObservedFailure> seen = failures.Of(job->job_id());
     if (seen.empty() || seen.back().recovery_seconds < 0) continue;
     metric.Add({JobLabel(*job)}, seen.back().recovery_seconds);
   }
 }
 
-void AddNodes(const std::vector<const control::NodeView*>& nodes, std::vector<MetricFamily>* out) {
+void AddNodes(const std::vector<const control::v1::NodeView*>& nodes,
+              std::vector<MetricFamily>* out) {
   const auto add = [&](const char* name, const char* help, const auto& value) {
     Metric metric(out, name, MetricType::Gauge, help);
-    for (const control::NodeView* node : nodes) metric.Add({NodeLabel(*node)}, value(*node));
+    for (const control::v1::NodeView* node : nodes) metric.Add({NodeLabel(*node)}, value(*node));
   };
   add("megascale_node_up", "1 while the machine's agent reports.",
       [](const auto& node) { return node.alive() ? 1.0 : 0.0; });
@@ -179,8 +182,8 @@ void AddNodes(const std::vector<const control::NodeView*>& nodes, std::vector<Me
       [](const auto& node) { return node.evicted() ? 1.0 : 0.0; });
   Metric metric(out, "megascale_node_pool", MetricType::Gauge,
                 "1 for the pool that the machine is in.");
-  for (const control::NodeView* node : nodes) {
-    const std::string& pool = control::Pool_Name(node->pool());
+  for (const control::v1::NodeView* node : nodes) {
+    const std::string& pool = control::v1::Pool_Name(node->pool());
     const absl::string_view word = absl::StripPrefix(pool, "POOL_");
     metric.Add({NodeLabel(*node), {"pool", absl::AsciiStrToLower(word)}}, 1);
   }
@@ -205,7 +208,7 @@ std::string TextOf(const ExportedJobs& exported, size_t jobs_max, size_t nodes_m
   AddStates(jobs, &families);
   for (const JobGauge& gauge : JobGauges()) {
     Metric metric(&families, gauge.name, gauge.type, gauge.help);
-    for (const control::Job* job : jobs) {
+    for (const control::v1::Job* job : jobs) {
       if (gauge.has(*job)) metric.Add({JobLabel(*job)}, gauge.value(*job));
     }
   }

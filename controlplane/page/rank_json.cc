@@ -10,6 +10,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "controlplane/page/mesh_json.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/layout/groups.h"
@@ -21,7 +22,7 @@ namespace {
 using nlohmann::json;
 using plan::InstructionId;
 
-constexpr size_t kTextBytesMax = 500;
+constexpr size_t kRankTextBytesMax = 500;
 // How many ranks the list of waits shows for one rank; the details of the rank show more.
 constexpr size_t kWaitsOfRankMax = 4;
 constexpr size_t kMembersMax = 64;
@@ -73,7 +74,7 @@ class Dictionary {
  public:
   int IndexOf(const std::string& text) {
     const auto [found, is_new] = index_.try_emplace(text, static_cast<int>(texts_.size()));
-    if (is_new) texts_.push_back(base::Printable(text, kTextBytesMax));
+    if (is_new) texts_.push_back(base::Printable(text, kRankTextBytesMax));
     return found->second;
   }
   const std::vector<std::string>& texts() const { return texts_; }
@@ -82,10 +83,6 @@ class Dictionary {
   std::map<std::string, int> index_;
   std::vector<std::string> texts_;
 };
-
-json PositionJson(const plan::Coordinate& at) {
-  return {{"data", at.data}, {"pipeline", at.pipeline}, {"tensor", at.tensor}};
-}
 
 // The next rank on an axis, cyclic; on an axis of one rank there is none.
 json NeighboursJson(const plan::Mesh& mesh, int rank) {
@@ -116,7 +113,7 @@ std::string LastErrorOf(int rank, absl::Span<const ObservedFailure> failures) {
   for (auto failure = failures.rbegin(); failure != failures.rend(); ++failure) {
     if (failure->culprit.rank() != rank) continue;
     return absl::StrCat("attempt ", failure->culprit.attempt(), ": ",
-                        base::Printable(failure->culprit.evidence(), kTextBytesMax));
+                        base::Printable(failure->culprit.evidence(), kRankTextBytesMax));
   }
   return "";
 }
@@ -153,15 +150,8 @@ absl::StatusOr<json> RanksJson(const control::v1::Job& job) {
     waits_for.resize(std::min(waits_for.size(), kWaitsOfRankMax));
     for (const int peer : waits_for) waits.push_back({rank, peer});
   }
-  return json{{"mesh",
-               {{"data", mesh.data_size()},
-                {"pipeline", mesh.pipeline_size()},
-                {"tensor", mesh.tensor_size()}}},
-              {"nodes", nodes.texts()},
-              {"phases", phases.texts()},
-              {"doings", doing.texts()},
-              {"ranks", std::move(ranks)},
-              {"waits", std::move(waits)}};
+  return json{{"mesh", MeshJson(mesh)},  {"nodes", nodes.texts()},    {"phases", phases.texts()},
+              {"doings", doing.texts()}, {"ranks", std::move(ranks)}, {"waits", std::move(waits)}};
 }
 
 absl::StatusOr<json> RankJson(const control::v1::Job& job, int rank,
@@ -174,18 +164,18 @@ absl::StatusOr<json> RankJson(const control::v1::Job& job, int rank,
   const telemetry::v1::RankStatus& status = StatusOf(job, rank);
   const auto id = InstructionId::FromPacked(status.instruction());
   json details = {{"rank", rank},
-                  {"node", base::Printable(job.ranks(rank).node_id(), kTextBytesMax)},
-                  {"position", PositionJson(mesh.CoordinateOf(rank))},
+                  {"node", base::Printable(job.ranks(rank).node_id(), kRankTextBytesMax)},
+                  {"mesh", MeshJson(mesh)},
                   {"neighbours", NeighboursJson(mesh, rank)},
                   {"phase", PhaseWord(status.phase())},
                   {"step", status.step()},
                   {"pid", status.pid()},
-                  {"doing", base::Printable(status.doing(), kTextBytesMax)},
-                  {"recent", base::Printable(status.recent(), kTextBytesMax)},
+                  {"doing", base::Printable(status.doing(), kRankTextBytesMax)},
+                  {"recent", base::Printable(status.recent(), kRankTextBytesMax)},
                   {"instruction", id == InstructionId() ? "" : id.ToString()},
                   {"alive_seconds", Rounded(status.alive_age_seconds())},
                   {"progress_seconds", Rounded(status.progress_age_seconds())},
-                  {"device", base::Printable(status.device().name(), kTextBytesMax)},
+                  {"device", base::Printable(status.device().name(), kRankTextBytesMax)},
                   {"device_used_bytes", status.device().used_bytes()},
                   {"with", Shortened({})},
                   {"waits_for", Shortened(WaitsFor(job, mesh, rank))},

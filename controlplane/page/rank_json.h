@@ -16,7 +16,7 @@ namespace megascale::page {
 inline constexpr size_t kWaitsMax = 2000;
 absl::StatusOr<nlohmann::json> RanksJson(const control::v1::Job& job);
 
-// Returns the rank's place, its neighbours and groups, what it does and for whom it waits, and its
+// Returns the mesh, the rank's neighbours and groups, what it does and for whom it waits, and its
 // newest failure among `failures`, which are oldest first. Errors: as above; NotFound - the job has
 // no such rank.
 absl::StatusOr<nlohmann::json> RankJson(const control::v1::Job& job, int rank,

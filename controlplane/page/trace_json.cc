@@ -6,8 +6,7 @@
 #include <map>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "runtime/base/text/printable.h"
+#include "controlplane/page/mesh_json.h"
 #include "runtime/diagnose/measured_job.h"
 #include "runtime/diagnose/what_if.h"
 #include "runtime/timeline/step_breakdown.h"
@@ -84,12 +83,6 @@ json Slowdowns(const trace::JobSpans& spans, absl::Span<const TimedStep> steps) 
   return by_rank;
 }
 
-json MeshJson(const plan::Mesh& mesh) {
-  return {{"data", mesh.data_size()},
-          {"pipeline", mesh.pipeline_size()},
-          {"tensor", mesh.tensor_size()}};
-}
-
 // "forward": what colours and filters stand for.
 const char* ClassWord(plan::OpClass op_class) {
   switch (op_class) {
@@ -112,13 +105,6 @@ const char* ClassWord(plan::OpClass op_class) {
     default:
       return "other";
   }
-}
-
-std::vector<int> GroupOf(const plan::Mesh& mesh, TimelineView view, int rank) {
-  const plan::GroupKind kind = view == TimelineView::kPipeline ? plan::GroupKind::kPipeline
-                               : view == TimelineView::kData   ? plan::GroupKind::kData
-                                                               : plan::GroupKind::kTensor;
-  return mesh.Has(kind) ? mesh.GroupOf(kind, rank).ranks : std::vector<int>{rank};
 }
 
 // Returns `count` ranks of the ascending `ranks`, with `rank` in their middle where possible.
@@ -162,7 +148,7 @@ class TimelineRows {
         instructions.push_back(SpanJson(plan.instructions[i], step_.time.ranks[index][i], origin));
       }
       rows.push_back({{"rank", plan.rank},
-                      {"name", spans_.names()[index]},
+                      {"name", spans_.names()[index].Text()},
                       {"spans", std::move(instructions)}});
     }
     return rows;
@@ -276,6 +262,9 @@ json HeatMapJson(const trace::JobSpans& spans, absl::Span<const TimedStep> steps
               {"clock_error_us", Microseconds(spans.clock_error_nanos())}};
   if (!HasAllRanks(spans)) {
     for (const plan::RankPlan& plan : spans.plans()) map["ranks"].push_back(plan.rank);
+    // One rank is read of those that are at the same stage of the same replica.
+    const plan::Mesh& mesh = spans.plans().front().mesh;
+    map["ranks_each"] = mesh.world_size() / mesh.pipeline_size() / mesh.data_size();
   }
   if (count > 0) {
     map["first_step"] = newest.front().step;
@@ -287,22 +276,13 @@ json HeatMapJson(const trace::JobSpans& spans, absl::Span<const TimedStep> steps
   return map;
 }
 
-absl::StatusOr<TimelineView> TimelineViewFromWord(const std::string& word) {
-  if (word == "pipeline") return TimelineView::kPipeline;
-  if (word == "data") return TimelineView::kData;
-  if (word == "tensor") return TimelineView::kTensor;
-  return absl::InvalidArgumentError(
-      absl::StrCat("view '", base::Printable(word, 40), "': expected pipeline, data or tensor"));
+std::vector<int> TimelineRanks(const plan::Mesh& mesh, plan::Axis axis, int rank) {
+  return Around(RanksAlong(mesh, axis, rank), rank, kTimelineRanksMax);
 }
 
-std::vector<int> TimelineRanks(const plan::Mesh& mesh, TimelineView view, int rank) {
-  return Around(GroupOf(mesh, view, rank), rank, kTimelineRanksMax);
-}
-
-json TimelineJson(const trace::JobSpans& spans, const TimedStep& step, TimelineView view,
-                  int rank) {
+json TimelineJson(const trace::JobSpans& spans, const TimedStep& step, plan::Axis axis, int rank) {
   const plan::Mesh& mesh = spans.plans().front().mesh;
-  std::vector<int> ranks = TimelineRanks(mesh, view, rank);
+  std::vector<int> ranks = TimelineRanks(mesh, axis, rank);
   size_t instructions_max = 1;  // of a rank
   for (const int shown : ranks) {
     const auto index = static_cast<size_t>(spans.IndexOf(shown));
@@ -320,7 +300,7 @@ json TimelineJson(const trace::JobSpans& spans, const TimedStep& step, TimelineV
           {"streams", std::move(streams)},
           {"messages", rows.Messages()},
           {"collectives", rows.Collectives()},
-          {"ranks_left_out", GroupOf(mesh, view, rank).size() - ranks.size()},
+          {"ranks_left_out", static_cast<size_t>(mesh.size(axis)) - ranks.size()},
           {"other_ranks_known", HasAllRanks(spans)},
           {"mesh", MeshJson(mesh)}};
 }

@@ -19,12 +19,13 @@ namespace {
 
 namespace control = megascale::control::v1;
 
-// "rank 3: node b, stage 1, data 0"
-std::string NameOf(const plan::RankPlan& plan, const std::string& node_id) {
+RankName NameOf(const plan::RankPlan& plan, const std::string& node_id) {
   const plan::Coordinate at = plan.mesh.CoordinateOf(plan.rank);
-  return absl::StrCat("rank ", plan.rank, ": node ", base::Printable(node_id), ", stage ",
-                      at.pipeline, ", data ", at.data,
-                      plan.mesh.tensor_size() > 1 ? absl::StrCat(", tensor ", at.tensor) : "");
+  return {.rank = absl::StrCat("rank ", plan.rank),
+          .node = base::Printable(node_id),
+          .place = absl::StrCat(
+              "stage ", at.pipeline, ", data ", at.data,
+              plan.mesh.tensor_size() > 1 ? absl::StrCat(", tensor ", at.tensor) : "")};
 }
 
 double Seconds(int64_t nanos, int64_t count) {
@@ -43,27 +44,44 @@ std::vector<int> MachineOfRanks(const control::Job& job) {
   return machines;
 }
 
-absl::StatusOr<JobSpans> JobSpans::Create(const megascale::job::v1::JobSpec& spec,
-                                          absl::Span<const int> ranks, PlannedRanks planned) {
+absl::StatusOr<std::shared_ptr<const StagePlans>> StagePlans::Create(
+    const megascale::job::v1::JobSpec& spec) {
   ASSIGN_OR_RETURN(layout::RankLayout first, layout::RankLayoutOf(spec, 0));
   plan::PlanOptions& options = first.plan_options;
   ASSIGN_OR_RETURN(options.chunks, layout::ChunkCostsOf(spec));
+  StagePlans stages;
+  stages.steps_max_ = spec.train().steps();
+  ASSIGN_OR_RETURN(stages.plans_, plan::BuildRolePlans(options));
+  return std::make_shared<const StagePlans>(std::move(stages));
+}
+
+plan::RankPlan StagePlans::PlanOf(int rank) const { return plan::PlanOfRank(plans_, rank); }
+
+absl::StatusOr<JobSpans> JobSpans::Create(const megascale::job::v1::JobSpec& spec,
+                                          absl::Span<const int> ranks, PlannedRanks planned) {
+  ASSIGN_OR_RETURN(std::shared_ptr<const StagePlans> stages, StagePlans::Create(spec));
+  return Create(std::move(stages), ranks, planned);
+}
+
+absl::StatusOr<JobSpans> JobSpans::Create(std::shared_ptr<const StagePlans> stages,
+                                          absl::Span<const int> ranks, PlannedRanks planned) {
+  const plan::Mesh& mesh = stages->mesh();
   JobSpans spans;
-  spans.steps_max_ = spec.train().steps();
-  ASSIGN_OR_RETURN(spans.roles_, plan::BuildRolePlans(options));
+  spans.stages_ = std::move(stages);
   std::vector<int> chosen(ranks.begin(), ranks.end());
   if (chosen.empty()) {
-    chosen.resize(static_cast<size_t>(options.mesh.world_size()));
+    chosen.resize(static_cast<size_t>(mesh.world_size()));
     std::iota(chosen.begin(), chosen.end(), 0);
   }
   for (const int rank : chosen) {
-    if (!options.mesh.Contains(rank)) {
+    if (!mesh.Contains(rank)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("rank ", rank, ": the job has ranks 0 to ", options.mesh.world_size() - 1));
+          absl::StrCat("rank ", rank, ": the job has ranks 0 to ", mesh.world_size() - 1));
     }
-    spans.plans_.push_back({.mesh = options.mesh, .rank = rank});
+    spans.plans_.push_back({.mesh = mesh, .rank = rank});
     if (planned == PlannedRanks::kAll) spans.Plan(rank);
-    spans.names_.push_back(timeline::NameOf(spans.plans_.back()));
+    spans.names_.push_back(
+        {.rank = timeline::NameOf(spans.plans_.back()), .node = "", .place = ""});
   }
   spans.ranks_.resize(spans.plans_.size(), timeline::RankSpans{.known = false, .spans = {}});
   return spans;
@@ -73,7 +91,7 @@ void JobSpans::Plan(int rank) {
   const int index = IndexOf(rank);
   if (index < 0) return;
   plan::RankPlan& plan = plans_[static_cast<size_t>(index)];
-  if (plan.instructions.empty()) plan = plan::PlanOfRank(roles_, rank);
+  if (plan.instructions.empty()) plan = stages_->PlanOf(rank);
 }
 
 int JobSpans::IndexOf(int rank) const {
@@ -101,7 +119,7 @@ void JobSpans::Add(const control::StreamSpansResponse& response) {
   spans.seen_nanos = std::clamp(response.read_nanos(), int64_t{0}, kClockNanosMax) - ahead;
   for (const telemetry::v1::Span& span : response.spans()) {
     if (!is_time(span.begin_nanos()) || !is_time(span.end_nanos())) continue;
-    if (span.step() < 0 || span.step() > steps_max_) continue;
+    if (span.step() < 0 || span.step() > stages_->steps_max()) continue;
     spans.spans.push_back({.begin_nanos = span.begin_nanos() - ahead,
                            .end_nanos = span.end_nanos() == 0 ? 0 : span.end_nanos() - ahead,
                            .instruction = span.instruction(),

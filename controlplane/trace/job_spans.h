@@ -8,14 +8,17 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "controlplane/trace/rank_name.h"
 #include "proto/control.pb.h"
 #include "proto/job.pb.h"
+#include "runtime/plan/mesh.h"
 #include "runtime/plan/rank_plan.h"
 #include "runtime/timeline/measured_step.h"
 #include "runtime/timeline/timed_step.h"
@@ -26,9 +29,32 @@ namespace megascale::trace {
 // are ignored, so that sums of times do not overflow.
 inline constexpr int64_t kClockNanosMax = int64_t{1} << 60;
 
-// Of which ranks there is a plan with instructions. Those of all ranks of a large job take much
+// Which ranks have a plan with instructions. The plans of all ranks of a large job take much
 // memory; a reader of few ranks needs only theirs.
 enum class PlannedRanks { kAll, kRead };
+
+// The plan of a step for each stage of a job: all that JobSpans takes from the specification.
+// Making them is slow for a job of many instructions; once made, they serve any number of JobSpans.
+// Threads: immutable, any.
+class StagePlans {
+ public:
+  // `spec`: resolved. Errors: InvalidArgument - the specification cannot be planned.
+  static absl::StatusOr<std::shared_ptr<const StagePlans>> Create(
+      const megascale::job::v1::JobSpec& spec);
+
+  const plan::Mesh& mesh() const { return plans_.front().mesh; }
+  int64_t steps_max() const { return steps_max_; }  // of the job
+  // By stage: the plan of the stage's first rank.
+  absl::Span<const plan::RankPlan> plans() const { return plans_; }
+  // Requires: the mesh has the rank.
+  plan::RankPlan PlanOf(int rank) const;
+
+ private:
+  StagePlans() = default;
+
+  std::vector<plan::RankPlan> plans_;
+  int64_t steps_max_ = 0;
+};
 
 // Returns a number for each rank's machine, the same for all ranks on it; -1: it has none.
 std::vector<int> MachineOfRanks(const megascale::control::v1::Job& job);
@@ -42,6 +68,10 @@ class JobSpans {
   static absl::StatusOr<JobSpans> Create(const megascale::job::v1::JobSpec& spec,
                                          absl::Span<const int> ranks = {},
                                          PlannedRanks planned = PlannedRanks::kAll);
+  // The same for a job with these plans. Errors: InvalidArgument - it has no such rank.
+  static absl::StatusOr<JobSpans> Create(std::shared_ptr<const StagePlans> stages,
+                                         absl::Span<const int> ranks = {},
+                                         PlannedRanks planned = PlannedRanks::kAll);
 
   // Adds the driver's message about one rank. Implausible values are ignored, because they come
   // from other machines: times beyond kClockNanosMax, and steps that the job does not have.
@@ -53,11 +83,13 @@ class JobSpans {
   // See timeline::MeasureSteps.
   std::vector<timeline::TimedStep> Measure(int num_steps) const;
 
+  // What the plans of the ranks were made of.
+  const std::shared_ptr<const StagePlans>& stages() const { return stages_; }
   // One for each rank that it has, ascending by rank; with PlannedRanks::kRead, ranks that were not
   // read have no instructions.
   const std::vector<plan::RankPlan>& plans() const { return plans_; }
   const std::vector<timeline::RankSpans>& ranks() const { return ranks_; }  // the driver's clock
-  const std::vector<std::string>& names() const { return names_; }  // "rank 3: node b, stage 1 …"
+  const std::vector<RankName>& names() const { return names_; }
   // Returns the rank's index in these; -1: it has no such rank.
   int IndexOf(int rank) const;
 
@@ -72,11 +104,10 @@ class JobSpans {
  private:
   JobSpans() = default;
 
-  std::vector<plan::RankPlan> roles_;
+  std::shared_ptr<const StagePlans> stages_;
   std::vector<plan::RankPlan> plans_;
-  int64_t steps_max_ = 0;
   std::vector<timeline::RankSpans> ranks_;
-  std::vector<std::string> names_;
+  std::vector<RankName> names_;
   std::vector<std::string> errors_;
   int64_t num_lost_ = 0;
   std::set<int64_t> clocks_;

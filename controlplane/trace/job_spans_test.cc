@@ -47,7 +47,10 @@ class JobSpansTest : public ::testing::Test {
 TEST_F(JobSpansTest, AStagesTimeIsTheMeanOfWhatItsRanksStepsWentFor) {
   for (int rank = 0; rank < 4; ++rank) spans_.Add(ResponseOf(rank, 4));
   EXPECT_EQ(spans_.num_clocks(), 4);
-  EXPECT_EQ(spans_.names()[3], "rank 3: node n1, stage 1, data 1");
+  EXPECT_EQ(spans_.names()[3].node, "n1");
+  EXPECT_EQ(spans_.names()[3].Machine(), "node n1");
+  EXPECT_EQ(spans_.names()[3].InSentence(), "rank 3 (node n1, stage 1, data 1)");
+  EXPECT_EQ(spans_.names()[3].Text(), "rank 3: node n1, stage 1, data 1");
   const auto stages = StageTimes(spans_, spans_.Measure(3));
   ASSERT_EQ(stages.size(), 2);
   for (const StageTime& stage : stages) {

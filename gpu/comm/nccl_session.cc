@@ -18,6 +18,7 @@ namespace {
 using comm::CallInfo;
 using comm::Operation;
 using tensor::DType;
+using tensor::HostVector;
 
 // How often the watch looks while a call is under way: the time in which an abort frees the others.
 constexpr std::chrono::milliseconds kLookInterval(5);
@@ -147,8 +148,8 @@ absl::Status NcclSession::StartNccl() {
     RETURN_IF_ERROR(base::Annotate(ToStatus(nccl_, result, "ncclGetUniqueId"), Context()));
   }
   const CallInfo info = {.instruction_id = kReportInstruction, .timeout = options_.start_timeout};
-  constexpr int64_t kIdWords = sizeof(ncclUniqueId) / sizeof(int32_t);
-  RETURN_IF_ERROR(host_.Broadcast({&membership.id, DType::kI32, kIdWords}, 0, info));
+  const auto id = HostVector::OfBytes(absl::MakeSpan(&membership.id, 1), DType::kI32);
+  RETURN_IF_ERROR(host_.Broadcast(id, 0, info));
   // Once all members have the id, their time in NCCL runs out together.
   RETURN_IF_ERROR(host_.Barrier(info));
   absl::Status status = handle_.Start(membership);
@@ -185,10 +186,9 @@ absl::Status NcclSession::AgreeOnStart(bool has_started) {
 
 absl::StatusOr<std::vector<NcclSession::Report>> NcclSession::ExchangeReports(
     Report mine, absl::Duration timeout) {
-  constexpr auto kWords = static_cast<int64_t>(sizeof(Report) / sizeof(int32_t));
   std::vector<Report> reports(static_cast<size_t>(host_.size()));
-  RETURN_IF_ERROR(host_.AllGather({&mine, DType::kI32, kWords},
-                                  {reports.data(), DType::kI32, host_.size() * kWords},
+  RETURN_IF_ERROR(host_.AllGather(HostVector::OfBytes(absl::MakeSpan(&mine, 1), DType::kI32),
+                                  HostVector::OfBytes(absl::MakeSpan(reports), DType::kI32),
                                   {.instruction_id = kReportInstruction, .timeout = timeout}));
   // Nobody fails, and ends the host communicator, before all have the reports. It no longer matters
   // if that ends while a rank waits here.

@@ -27,11 +27,11 @@ struct Event {
   Kind kind = Kind::kCall;
   NcclProgress::Shared* shared = nullptr;
   LaunchedCall* call = nullptr;
-  // Of a transport, and of its steps.
+  // Set in a transport and in its steps.
   int peer = 0;
   bool is_send = false;
   int64_t step_bytes = 0;
-  // Of a step: what has been counted of it.
+  // The bytes of a step that have been counted.
   int64_t ready = 0;
   int64_t transmitted = 0;
 };

@@ -18,6 +18,11 @@ namespace megascale::emulator {
 namespace {
 
 using kernels::kLanes;
+using kernels::host::Access;
+using kernels::host::Place;
+using kernels::host::Site;
+using kernels::host::Translate;
+using kernels::host::Where;
 
 // What shared memory holds before a kernel writes it: a NaN in every type.
 constexpr int kPoison = 0xff;
@@ -97,7 +102,7 @@ class Executor {
   void Wait(int groups_left, const Site& site);
   void SyncBlock(const Site& site);
   void SyncLanes(const Site& site);
-  void Meet(void* lane, emulator::Meet meet, const char* what, const Site& site);
+  void Meet(void* lane, kernels::host::Meet meet, const char* what, const Site& site);
   // Records the first thing that is wrong; the block is given up at the thread's next wait.
   void Fail(const std::string& wrong);
   void LookAt(const void* address, size_t alignment);
@@ -317,7 +322,7 @@ void Executor::SyncLanes(const Site& site) {
       nullptr, [](void* const*) { ++TheExecutor().warp().epoch; }, "a barrier of the warp", site);
 }
 
-void Executor::Meet(void* lane, emulator::Meet meet, const char* what, const Site& site) {
+void Executor::Meet(void* lane, kernels::host::Meet meet, const char* what, const Site& site) {
   const size_t first = static_cast<size_t>(place_.thread / kLanes) * kLanes;
   current().meeting = lane;
   for (size_t i = first; i < first + kLanes; ++i) {
@@ -340,11 +345,6 @@ void Executor::Meet(void* lane, emulator::Meet meet, const char* what, const Sit
 
 }  // namespace
 
-Registration::Registration(const Kernel* kernel) {
-  const bool is_new = Kernels().emplace(kernel->name, kernel).second;
-  MEGASCALE_CHECK_MSG(is_new, absl::StrCat("two kernels are named ", kernel->name));
-}
-
 const Kernel* FindKernel(absl::string_view name) {
   const auto found = Kernels().find(name);
   return found == Kernels().end() ? nullptr : found->second;
@@ -356,30 +356,41 @@ absl::Status RunGrid(const Kernel& kernel, const GridOptions& options, const voi
 
 void SetMemoryWindow(const MemoryWindow& window) { memory_window = window; }
 
-const Place& Here() { return TheExecutor().place(); }
+}  // namespace megascale::emulator
+
+namespace megascale::kernels::host {
+
+Registration::Registration(const Kernel* kernel) {
+  const bool is_new = emulator::Kernels().emplace(kernel->name, kernel).second;
+  MEGASCALE_CHECK_MSG(is_new, absl::StrCat("two kernels are named ", kernel->name));
+}
+
+const Place& Here() { return emulator::TheExecutor().place(); }
 
 std::byte* TouchShared(size_t offset, size_t bytes, size_t alignment, Access access) {
-  return TheExecutor().Touch(offset, bytes, alignment, access);
+  return emulator::TheExecutor().Touch(offset, bytes, alignment, access);
 }
 void StartCopy(size_t to, const void* from, size_t bytes, bool is_valid) {
-  TheExecutor().Start({to, from, bytes, is_valid});
+  emulator::TheExecutor().Start({to, from, bytes, is_valid});
 }
-void CommitCopies() { TheExecutor().Commit(); }
-void WaitCopies(int groups_left, const Site& site) { TheExecutor().Wait(groups_left, site); }
-void SyncThreads(const Site& site) { TheExecutor().SyncBlock(site); }
-void SyncWarp(const Site& site) { TheExecutor().SyncLanes(site); }
+void CommitCopies() { emulator::TheExecutor().Commit(); }
+void WaitCopies(int groups_left, const Site& site) {
+  emulator::TheExecutor().Wait(groups_left, site);
+}
+void SyncThreads(const Site& site) { emulator::TheExecutor().SyncBlock(site); }
+void SyncWarp(const Site& site) { emulator::TheExecutor().SyncLanes(site); }
 void MeetLanes(void* lane, Meet meet, const char* what, const Site& site) {
-  TheExecutor().Meet(lane, meet, what, site);
+  emulator::TheExecutor().Meet(lane, meet, what, site);
 }
 
 const void* Translate(const void* address, size_t /*bytes*/, size_t alignment) {
-  TheExecutor().LookAt(address, alignment);
+  emulator::TheExecutor().LookAt(address, alignment);
   const auto at = reinterpret_cast<uintptr_t>(address);
-  if (at < memory_window.begin || at >= memory_window.end) {
-    if (memory_window.end != 0) TheExecutor().Fail("touches host memory");
+  if (at < emulator::memory_window.begin || at >= emulator::memory_window.end) {
+    if (emulator::memory_window.end != 0) emulator::TheExecutor().Fail("touches host memory");
     return address;
   }
-  return reinterpret_cast<const void*>(at + static_cast<uintptr_t>(memory_window.offset));
+  return reinterpret_cast<const void*>(at + static_cast<uintptr_t>(emulator::memory_window.offset));
 }
 
-}  // namespace megascale::emulator
+}  // namespace megascale::kernels::host

@@ -8,8 +8,8 @@
 //   RETURN_IF_ERROR(RunGrid(*kernel, {.grid = {rows, 1, 1}, .threads = 256}, &params));
 //
 // Threads: RunGrid may run on one thread at a time. The kernels are those of the .cu files in
-// gpu/kernels, compiled with the host's compiler against gpu/emulator/host_vocabulary.h; each
-// registers itself before main.
+// gpu/kernels, compiled with the host's compiler against gpu/kernels/host_vocabulary.h; each
+// registers itself before main. This library defines what they need (gpu/kernels/host_executor.h).
 #pragma once
 
 #include <array>
@@ -20,27 +20,17 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "gpu/kernels/host_executor.h"
 
 namespace megascale::emulator {
 
-struct Kernel {
-  const char* name;
-  size_t params_bytes;  // of its one argument, a struct passed by value
-  int threads_max;      // of a block
-  void (*run)(const void* params);
-};
-
-// Adds a kernel to those that FindKernel knows; `kernel` lives as long as the program.
-class Registration {
- public:
-  explicit Registration(const Kernel* kernel);
-};
+using kernels::host::Kernel;
 
 // Returns null where no kernel has the name.
 const Kernel* FindKernel(absl::string_view name);
 
 // A place in the source at which threads of a block or a warp wait for each other: "norm.cu:41", or
-// "norm.cu:41 < reduce.cuh:20" inside of a function that was called there.
+// "norm.cu:41 < reduce.h:20" inside of a function that was called there.
 using BarrierSite = std::string;
 
 struct GridOptions {

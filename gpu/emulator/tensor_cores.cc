@@ -6,11 +6,8 @@
 
 #include "gpu/kernels/vocabulary.h"
 
-namespace megascale::emulator {
+namespace megascale::kernels::host {
 namespace {
-
-using kernels::BFloat16;
-using kernels::kLanes;
 
 struct Element {
   int row = 0;
@@ -37,7 +34,7 @@ constexpr Element PlaceInC(int lane, int i) {
 
 // Element i of the registers, two to each.
 float ElementOf(const uint32_t* registers, int i) {
-  return kernels::ToFloat(BFloat16{static_cast<uint16_t>(registers[i / 2] >> (16 * (i % 2)))});
+  return ToFloat(BFloat16{static_cast<uint16_t>(registers[i / 2] >> (16 * (i % 2)))});
 }
 
 struct Product {
@@ -108,4 +105,4 @@ void LoadMatrices(uint32_t* to, size_t row, bool transposed, const Site& site) {
   MeetLanes(&load, transposed ? &Distribute<true> : &Distribute<false>, "a load of matrices", site);
 }
 
-}  // namespace megascale::emulator
+}  // namespace megascale::kernels::host

@@ -1,6 +1,6 @@
 // The words that kernels are written in. nvcc gives them the device's meaning
 // (device_vocabulary.h); the host's compiler, for tests, that of an emulator which checks every
-// access to shared memory and every barrier (gpu/emulator/host_vocabulary.h). A kernel that keeps
+// access to shared memory and every barrier (host_vocabulary.h). A kernel that keeps
 // to these words runs in both without a change.
 //
 //   MEGASCALE_KERNEL(ScaleF32, ScaleParams, 256) {        // `params` is its argument
@@ -65,7 +65,7 @@ constexpr int kLanes = 32;
 #ifdef __CUDACC__
 #include "gpu/kernels/device_vocabulary.h"
 #else
-#include "gpu/emulator/host_vocabulary.h"
+#include "gpu/kernels/host_vocabulary.h"
 #endif
 
 namespace megascale::kernels {

@@ -71,7 +71,7 @@ class Member {
     memory_.push_back(device_.Allocate("test", values.size() * sizeof(float)).value());
     const Vector vector = {memory_.back()->data(), DType::kF32, size};
     const absl::Status written = window_.Write(vector, [&](int64_t first, const HostVector& piece) {
-      std::memcpy(piece.data, values.data() + first, static_cast<size_t>(piece.bytes()));
+      std::memcpy(piece.data(), values.data() + first, static_cast<size_t>(piece.bytes()));
       return absl::OkStatus();
     });
     EXPECT_EQ(written, absl::OkStatus());
@@ -79,7 +79,7 @@ class Member {
   }
   Values Read(const Vector& vector) {
     Values values(static_cast<size_t>(vector.size));
-    EXPECT_EQ(CopyToHost(&device_, &stream_, vector, {values.data(), DType::kF32, vector.size}),
+    EXPECT_EQ(CopyToHost(&device_, &stream_, vector, HostVector::Of(absl::MakeSpan(values))),
               absl::OkStatus());
     return values;
   }

@@ -36,7 +36,7 @@ class DeviceTest : public ::testing::TestWithParam<TestDevice> {
     HostWindow window(device_.get(), stream_.get());
     EXPECT_EQ(window.Write(to,
                            [&](int64_t first, const HostVector& piece) {
-                             std::memcpy(piece.data, from.data() + first,
+                             std::memcpy(piece.data(), from.data() + first,
                                          static_cast<size_t>(piece.bytes()));
                              return absl::OkStatus();
                            }),
@@ -44,7 +44,7 @@ class DeviceTest : public ::testing::TestWithParam<TestDevice> {
   }
   std::vector<float> Download(const Vector& from) {
     std::vector<float> to(static_cast<size_t>(from.size));
-    EXPECT_EQ(CopyToHost(device_.get(), stream_.get(), from, {to.data(), DType::kF32, from.size}),
+    EXPECT_EQ(CopyToHost(device_.get(), stream_.get(), from, HostVector::Of(absl::MakeSpan(to))),
               absl::OkStatus());
     return to;
   }

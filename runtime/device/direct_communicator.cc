@@ -54,7 +54,7 @@ class DirectCommunicator final : public comm::Communicator {
   HostVector View(const Vector& vector) const {
     const HostVector view = device_.OnHost(vector);
     MEGASCALE_CHECK(view || !vector);
-    return {view.data, vector.dtype, vector.size};
+    return view ? view : HostVector::OfBytes(absl::Span<std::byte>(), vector.dtype);
   }
   absl::Span<std::byte> BytesOf(const Vector& vector) const {
     return {View(vector).as<std::byte>(), static_cast<size_t>(vector.bytes())};

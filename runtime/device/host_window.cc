@@ -23,7 +23,8 @@ HostWindow::Piece HostWindow::PieceAt(const tensor::Vector& vector, int64_t firs
   const int64_t most = static_cast<int64_t>(kPieceBytes) / element_bytes;
   std::byte* const here =
       static_cast<std::byte*>(buffer_->data()) + static_cast<size_t>(index) * kPieceBytes;
-  return {.here = {here, vector.dtype, std::min(most, vector.size - first)},
+  return {.here = tensor::HostVector::OfBytes(absl::MakeSpan(here, kPieceBytes), vector.dtype)
+                      .Slice(0, std::min(most, vector.size - first)),
           .there = vector.as<std::byte>() + first * element_bytes};
 }
 
@@ -48,7 +49,7 @@ absl::Status HostWindow::Write(const tensor::Vector& vector, Work fill) {
     if (status.ok()) status = fill(first, piece.here);
     if (!status.ok()) break;
     stream_.RunAndWait([&] {
-      stream_.Copy(piece.there, piece.here.data, static_cast<size_t>(piece.here.bytes()));
+      stream_.Copy(piece.there, piece.here.data(), static_cast<size_t>(piece.here.bytes()));
       stream_.Notify([this](const absl::Status& taken) {
         const std::lock_guard<std::mutex> lock(mutex_);
         ++num_taken_;
@@ -56,7 +57,7 @@ absl::Status HostWindow::Write(const tensor::Vector& vector, Work fill) {
         taken_.notify_all();
       });
     });
-    first += piece.here.size;
+    first += piece.here.size();
   }
   // After an error as well: the device still reads the pinned memory.
   status.Update(AwaitTaken(num_issued));
@@ -70,22 +71,22 @@ absl::Status HostWindow::Read(const tensor::Vector& vector, Work look) {
   for (int64_t first = 0; first < vector.size;) {
     const Piece piece = PieceAt(vector, first, 0);
     stream_.RunAndWait([&] {
-      stream_.Copy(piece.here.data, piece.there, static_cast<size_t>(piece.here.bytes()));
+      stream_.Copy(piece.here.data(), piece.there, static_cast<size_t>(piece.here.bytes()));
     });
     RETURN_IF_ERROR(stream_.Synchronize());
     RETURN_IF_ERROR(look(first, piece.here));
-    first += piece.here.size;
+    first += piece.here.size();
   }
   return absl::OkStatus();
 }
 
 absl::Status CopyToHost(Device* device, stream::Stream* stream, const tensor::Vector& from,
                         const tensor::HostVector& to) {
-  MEGASCALE_CHECK(from.size == to.size && from.dtype == to.dtype);
+  MEGASCALE_CHECK(from.size == to.size() && from.dtype == to.dtype());
   const auto copy = [&to](int64_t first, const tensor::HostVector& piece) {
     const auto bytes = static_cast<size_t>(piece.bytes());
-    const auto element_bytes = static_cast<int64_t>(tensor::SizeOf(piece.dtype));
-    std::memcpy(to.as<std::byte>() + first * element_bytes, piece.data, bytes);
+    const auto element_bytes = static_cast<int64_t>(tensor::SizeOf(piece.dtype()));
+    std::memcpy(to.as<std::byte>() + first * element_bytes, piece.data(), bytes);
     return absl::OkStatus();
   };
   return HostWindow(device, stream).Read(from, copy);

@@ -5,7 +5,7 @@
 //
 //   HostWindow window(&device, stream);
 //   RETURN_IF_ERROR(window.Write(weights, [&](int64_t first, HostVector piece) {
-//     return Fill(first, piece);                // piece = weights[first, first + piece.size)
+//     return Fill(first, piece);                // piece = weights[first, first + piece.size())
 //   }));
 #pragma once
 

@@ -61,7 +61,9 @@ class SoloCommunicator final : public comm::Communicator {
   void Abort(const absl::Status& reason) override { host_.Abort(reason); }
 
  private:
-  static HostVector NothingOf(const Vector& vector) { return {nullptr, vector.dtype, 0}; }
+  static HostVector NothingOf(const Vector& vector) {
+    return HostVector::OfBytes(absl::Span<std::byte>(), vector.dtype);
+  }
 
   static absl::Status CheckEqual(const Vector& input, const Vector& output) {
     if (input.size == output.size && input.dtype == output.dtype) return absl::OkStatus();

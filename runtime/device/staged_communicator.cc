@@ -99,7 +99,7 @@ class StagedCommunicator final : public comm::Communicator {
     return ForPieces({input.data, input.dtype, block}, size(),
                      [&](const Piece& piece) -> absl::Status {
                        const HostVector here = ToHost({input, piece, block}, size());
-                       const HostVector there = View(*receive_, input.dtype, here.size);
+                       const HostVector there = View(*receive_, input.dtype, here.size());
                        RETURN_IF_ERROR(Await());
                        RETURN_IF_ERROR(host_.AllToAll(here, there, info));
                        ToDevice(there, {output, piece, block}, size());
@@ -169,7 +169,9 @@ class StagedCommunicator final : public comm::Communicator {
   }
 
   static HostVector View(const Memory& memory, tensor::DType dtype, int64_t count) {
-    return {memory.data(), dtype, count};
+    const size_t bytes = static_cast<size_t>(count) * tensor::SizeOf(dtype);
+    return HostVector::OfBytes(absl::MakeSpan(static_cast<std::byte*>(memory.data()), bytes),
+                               dtype);
   }
   static absl::Span<std::byte> BytesOf(const HostVector& vector) {
     return {vector.as<std::byte>(), static_cast<size_t>(vector.bytes())};

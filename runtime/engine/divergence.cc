@@ -179,11 +179,9 @@ absl::StatusOr<Finding> FindEverywhere(const DivergedStep& step) {
   MEGASCALE_CHECK(norm != instructions.end());
   comm::HostCommunicator* const all = step.world;
   std::vector<Finding> findings(static_cast<size_t>(all->size()));
-  Finding* const here = findings.data() + all->rank();
-  *here = mine;
-  const tensor::HostVector input = {here, tensor::DType::kF64, kFindingNumbers};
-  const tensor::HostVector output = {findings.data(), tensor::DType::kF64,
-                                     kFindingNumbers * all->size()};
+  findings[static_cast<size_t>(all->rank())] = mine;
+  const auto output = tensor::HostVector::OfBytes(absl::MakeSpan(findings), tensor::DType::kF64);
+  const auto input = output.Slice(all->rank() * kFindingNumbers, kFindingNumbers);
   RETURN_IF_ERROR(all->AllGather(input, output, {norm->id.packed(), step.timeout}));
   return *std::min_element(
       findings.begin(), findings.end(), [](const Finding& a, const Finding& b) {

@@ -48,8 +48,7 @@ struct Report {
   uint64_t error = 0;      // of the message; 0: none
   uint64_t is_damage = 0;  // 1: the bytes were read, and are not those of the manifest
 };
-constexpr int64_t kReportWords = 3;
-static_assert(sizeof(Report) == kReportWords * sizeof(double));
+static_assert(sizeof(Report) % sizeof(double) == 0);
 
 // Why a reader could not read a slice, as it tells the rank that it reads for.
 struct Problem {
@@ -224,8 +223,8 @@ absl::Status Restore::GatherReports() {
   ShowWait(telemetry::v1::ACTIVITY_WAIT_FOR_READS);
   // The bytes travel as 64-bit numbers; an all-gather only copies them.
   return options_.world->AllGather(
-      {&mine, tensor::DType::kF64, kReportWords},
-      {reports_.data(), tensor::DType::kF64, kReportWords * options_.world->size()}, call());
+      tensor::HostVector::OfBytes(absl::MakeSpan(&mine, 1), tensor::DType::kF64),
+      tensor::HostVector::OfBytes(absl::MakeSpan(reports_), tensor::DType::kF64), call());
 }
 
 // Returns whether a rank on another machine has reported the same damage without being asked.
@@ -278,11 +277,10 @@ std::vector<Pair> Restore::NextPairs() {
   return pairs;
 }
 
-// Receives elements [first, first + piece.size) of a slice.
+// Receives elements [first, first + piece.size()) of a slice.
 absl::Status Restore::ReceivePiece(int reader, int64_t first, const tensor::HostVector& piece,
                                    bool* complete) {
-  const auto element_bytes = static_cast<int64_t>(tensor::SizeOf(piece.dtype));
-  for (const Block& block : BlocksOf(first, piece.size, piece.dtype)) {
+  for (const Block& block : BlocksOf(first, piece.size(), piece.dtype())) {
     uint8_t is_read = 0;
     RETURN_IF_ERROR(options_.world->Recv(reader, BytesOf(&is_read), call()));
     if (is_read == 0) {
@@ -297,8 +295,7 @@ absl::Status Restore::ReceivePiece(int reader, int64_t first, const tensor::Host
       *complete = false;
       return absl::OkStatus();
     }
-    const tensor::HostVector here = {piece.as<std::byte>() + (block.first - first) * element_bytes,
-                                     piece.dtype, block.count};
+    const tensor::HostVector here = piece.Slice(block.first - first, block.count);
     RETURN_IF_ERROR(options_.world->Recv(reader, BytesOf(here), call()));
     ShowWait(telemetry::v1::ACTIVITY_WAIT_FOR_READER, reader);
   }
@@ -330,7 +327,8 @@ absl::Status Restore::Ask(int reader) {
 absl::Status Restore::Send(int asker, const StateSlice& slice) {
   block_.resize(kBlockBytes);
   for (const Block& block : BlocksOf(0, slice.data.size, slice.data.dtype)) {
-    const tensor::HostVector here = {block_.data(), slice.data.dtype, block.count};
+    const auto here =
+        tensor::HostVector::OfBytes(absl::MakeSpan(block_), slice.data.dtype).Slice(0, block.count);
     Show({.activity = telemetry::v1::ACTIVITY_READ_FOR_PEER, .peer = asker});
     const absl::Status status = stored_.Read(slice, block.first, here);
     uint8_t is_read = status.ok() ? 1 : 0;

@@ -46,8 +46,8 @@ absl::Status CheckShape(const checkpoint::CheckpointReader& reader,
 absl::Status ReadSlice(checkpoint::CheckpointReader* reader, const optim::StateSlice& slice,
                        int64_t first, const tensor::HostVector& piece) {
   RETURN_IF_ERROR(CheckShape(*reader, slice));
-  const auto count = static_cast<size_t>(piece.size);
-  if (piece.dtype == tensor::DType::kF64) {
+  const auto count = static_cast<size_t>(piece.size());
+  if (piece.dtype() == tensor::DType::kF64) {
     return reader->ReadBox(slice.name, BoxOf(slice), slice.begin + first,
                            absl::MakeSpan(piece.as<double>(), count));
   }
@@ -131,9 +131,9 @@ absl::Status LoadInitialWeights(const job::v1::ModelSpec& model,
       return absl::OkStatus();
     };
     RETURN_IF_ERROR(window->Write(slice.data, [&](int64_t first, const tensor::HostVector& piece) {
-      const auto count = static_cast<size_t>(piece.size);
+      const auto count = static_cast<size_t>(piece.size());
       const int64_t begin = slice.begin + first;
-      if (piece.dtype == tensor::DType::kF64) {
+      if (piece.dtype() == tensor::DType::kF64) {
         return read(begin, absl::MakeSpan(piece.as<double>(), count));
       }
       return read(begin, absl::MakeSpan(piece.as<float>(), count));

@@ -299,8 +299,8 @@ struct DeviceState {
     for (const StateSlice& slice : slices) {
       const absl::Status written =
           window.Write(slice.data, [&](int64_t first, const tensor::HostVector& piece) {
-            const tensor::Vector here = {piece.data, piece.dtype, piece.size};
-            for (int64_t i = 0; i < piece.size; ++i) Set(here, i, Moment(slice, first + i));
+            const tensor::Vector here = {piece.data(), piece.dtype(), piece.size()};
+            for (int64_t i = 0; i < piece.size(); ++i) Set(here, i, Moment(slice, first + i));
             return absl::OkStatus();
           });
       ASSERT_TRUE(written.ok()) << written;
@@ -311,8 +311,8 @@ struct DeviceState {
     for (const StateSlice& slice : slices) {
       const absl::Status read =
           window.Read(slice.data, [&](int64_t first, const tensor::HostVector& piece) {
-            const tensor::Vector here = {piece.data, piece.dtype, piece.size};
-            for (int64_t i = 0; i < piece.size; ++i) {
+            const tensor::Vector here = {piece.data(), piece.dtype(), piece.size()};
+            for (int64_t i = 0; i < piece.size(); ++i) {
               EXPECT_EQ(At(here, i), Moment(slice, first + i)) << slice.name << " " << first + i;
             }
             return absl::OkStatus();

@@ -10,14 +10,13 @@
 #include "runtime/base/text/json_nesting.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/hugging_face/json_fields.h"
+#include "runtime/hugging_face/limits.h"
 
 namespace megascale::hugging_face {
 namespace {
 
 using job::v1::ModelSpec;
 using Json = nlohmann::json;
-
-constexpr size_t kShownBytesMax = 80;
 
 struct NamedArchitecture {
   Architecture architecture;

@@ -22,6 +22,7 @@
 #include "runtime/hugging_face/import.h"
 #include "runtime/hugging_face/json_fields.h"
 #include "runtime/hugging_face/kept_files.h"
+#include "runtime/hugging_face/limits.h"
 #include "runtime/hugging_face/text_files.h"
 #include "runtime/hugging_face/unfinished_folder.h"
 #include "runtime/hugging_face/weights.h"
@@ -33,8 +34,6 @@ namespace {
 using checkpoint::CheckpointReader;
 using job::v1::ModelSpec;
 using Json = nlohmann::ordered_json;
-
-constexpr int64_t kBlockElements = 1 << 20;  // read and written at a time
 
 // One of their tensors, to be written.
 struct Output {

@@ -18,6 +18,7 @@
 #include "runtime/base/text/printable.h"
 #include "runtime/checkpoint/format/safetensors.h"
 #include "runtime/hugging_face/json_fields.h"
+#include "runtime/hugging_face/limits.h"
 
 namespace megascale::hugging_face {
 namespace {
@@ -25,7 +26,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr size_t kIndexBytesMax = 64 << 20;
-constexpr size_t kShownBytesMax = 80;
 
 bool IsNameInFolder(const std::string& name) {
   return !name.empty() && name[0] != '.' && !absl::StrContains(name, "/") &&

@@ -18,14 +18,13 @@
 #include "runtime/checkpoint/format/shard.h"
 #include "runtime/checkpoint/writer.h"
 #include "runtime/hugging_face/kept_files.h"
+#include "runtime/hugging_face/limits.h"
 #include "runtime/hugging_face/weights.h"
 
 namespace megascale::hugging_face {
 namespace {
 
 using checkpoint::v1::TensorSlice;
-
-constexpr int64_t kBlockElements = 1 << 20;  // read and written at a time
 
 // Weights are what a training has before its first step.
 constexpr checkpoint::ShardMoment kMoment = {.attempt = 0, .step = 0, .next_sample = 0};

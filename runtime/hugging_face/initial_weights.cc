@@ -1,7 +1,6 @@
 #include "runtime/hugging_face/initial_weights.h"
 
 #include <google/protobuf/util/message_differencer.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -12,6 +11,7 @@
 #include "google/protobuf/descriptor.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/directory.h"
+#include "runtime/hugging_face/kept_files.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/config.h"
@@ -32,10 +32,6 @@ constexpr absl::string_view kFree[] = {
     "norm_eps",     "sliding_window",        "initializer_range",      "rope_theta",
     "rope_scaling", "partial_rotary_factor", "max_position_embeddings"};
 
-bool Exists(const std::string& directory, absl::string_view file) {
-  return ::access(absl::StrCat(directory, "/", file).c_str(), F_OK) == 0;
-}
-
 absl::StatusOr<Source> SourceOfCheckpoint(const std::string& directory) {
   ASSIGN_OR_RETURN(const checkpoint::v1::Manifest manifest, checkpoint::ReadManifest(directory));
   Source source{.path = directory, .is_checkpoint = true, .model = {}, .warnings = {}};
@@ -44,7 +40,7 @@ absl::StatusOr<Source> SourceOfCheckpoint(const std::string& directory) {
   return source;
 }
 
-std::string ValueText(const ModelSpec& model, const FieldDescriptor& field) {
+std::string FieldText(const ModelSpec& model, const FieldDescriptor& field) {
   const google::protobuf::Reflection& reflection = *model.GetReflection();
   switch (field.cpp_type()) {
     case FieldDescriptor::CPPTYPE_INT32:
@@ -144,8 +140,8 @@ absl::StatusOr<ModelSpec> MergeModels(const Source& source, const ModelSpec& giv
       CopyField(given, field, &merged);
       continue;
     }
-    const std::string wanted = ValueText(given, field);
-    const std::string found = ValueText(merged, field);
+    const std::string wanted = FieldText(given, field);
+    const std::string found = FieldText(merged, field);
     if (wanted == found) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("model.", field.name(), ": the job has ", wanted, ", ", source.path, " has ",

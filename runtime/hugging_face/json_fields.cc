@@ -5,13 +5,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/hugging_face/limits.h"
 
 namespace megascale::hugging_face {
 namespace {
 
 using Json = nlohmann::json;
-
-constexpr size_t kShownBytesMax = 80;
 
 std::string ValueText(const Json& value) {
   if (value.is_structured()) return absl::StrCat("an ", value.type_name());  // array or object

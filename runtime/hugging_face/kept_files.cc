@@ -26,6 +26,11 @@ absl::Status CopyIfThere(const std::string& from, absl::string_view name, const 
 
 }  // namespace
 
+bool Exists(const std::string& folder, absl::string_view name) {
+  std::error_code error;
+  return std::filesystem::exists(absl::StrCat(folder, "/", name), error);
+}
+
 std::string KeptFolderOf(const std::string& checkpoint) {
   return absl::StrCat(checkpoint, "/hugging_face");
 }

@@ -20,6 +20,9 @@ std::string KeptFolderOf(const std::string& checkpoint);
 // Makes a folder, or does nothing if it exists and is empty. Errors: AlreadyExists - it is not.
 absl::Status MakeEmptyFolder(const std::string& path);
 
+// True if the folder has the file.
+bool Exists(const std::string& folder, absl::string_view name);
+
 // Writes a file of this name into a folder.
 using WriteFile = std::function<absl::Status(absl::string_view name, absl::string_view text)>;
 

@@ -24,11 +24,6 @@ constexpr char kEndTokens[] = "eos_token_id";
 // Tokens that belong to the origin's tokenizer, beside the end tokens.
 constexpr const char* kOtherTokens[] = {"bos_token_id", "pad_token_id"};
 
-bool Exists(const std::string& folder, absl::string_view name) {
-  std::error_code error;
-  return std::filesystem::exists(absl::StrCat(folder, "/", name), error);
-}
-
 // Returns a folder's tokenizer file of the kinds that a checkpoint keeps; "" without one.
 std::string TokenizerNameIn(const std::string& folder) {
   for (const char* name : {"tokenizer.json", "tokenizer.model"}) {

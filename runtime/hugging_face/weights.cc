@@ -12,15 +12,13 @@
 #include "runtime/base/text/printable.h"
 #include "runtime/checkpoint/format/safetensors.h"
 #include "runtime/checkpoint/format/stored_numbers.h"
+#include "runtime/hugging_face/limits.h"
 #include "runtime/model/config.h"
 
 namespace megascale::hugging_face {
 namespace {
 
 using checkpoint::Box;
-
-constexpr size_t kShownBytesMax = 80;
-constexpr int64_t kBlockElements = 1 << 20;  // read and converted at a time
 
 bool HoldsWeights(absl::string_view dtype) {
   return dtype == "F32" || dtype == "BF16" || dtype == "F16";

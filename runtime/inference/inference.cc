@@ -216,7 +216,7 @@ absl::Status Inference::Impl::WriteTokens(absl::Span<const int32_t> tokens, Vect
   to.size = static_cast<int64_t>(tokens.size());
   return device::HostWindow(device.get(), stream.get())
       .Write(to, [tokens](int64_t first, const HostVector& piece) {
-        std::copy_n(tokens.begin() + first, piece.size, piece.as<int32_t>());
+        std::copy_n(tokens.begin() + first, piece.size(), piece.as<int32_t>());
         return absl::OkStatus();
       });
 }
@@ -334,7 +334,7 @@ absl::StatusOr<HeldOutLoss> Inference::Evaluate(const data::TokenText& text,
   }
   double nats = 0;
   RETURN_IF_ERROR(device::CopyToHost(impl.device.get(), impl.stream.get(), impl.loss_sum,
-                                     {&nats, DType::kF64, 1}));
+                                     HostVector::Of(absl::MakeSpan(&nats, 1))));
   HeldOutLoss loss;
   loss.text_tokens = text.num_tokens();
   loss.num_tokens = num_windows * impl.seq;

@@ -57,7 +57,8 @@ struct HeldOutLoss {
   std::string text;  // the measured bytes, if they are wanted
 };
 
-// Of weights alone, whose training is not known; a model with fewer positions has shorter windows.
+// The length of a window for weights alone, which do not say with what length they were trained; a
+// model with fewer positions has shorter windows.
 inline constexpr int64_t kWindowOfWeights = 1024;
 
 struct InferenceOptions {

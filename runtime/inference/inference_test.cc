@@ -55,7 +55,7 @@ void PersistInitialWeights(const std::string& root, const job::v1::JobSpec& spec
   const model::ChunkLayout layout(config, *model::MakeChunkRange(config, 1, 0), place);
   std::vector<float> weights(layout.num_elements());
   model::InitializeParameters(config, layout, {.seed = spec.train().seed()}, 0,
-                              {weights.data(), tensor::DType::kF32, layout.num_elements()});
+                              tensor::HostVector::Of(absl::MakeSpan(weights)));
   std::vector<checkpoint::v1::TensorSlice> slices;
   std::vector<const float*> data;
   for (const model::Parameter& parameter : layout.parameters()) {

@@ -36,7 +36,7 @@ int ThreadsOrAll(int num_threads) {
 }
 
 double ElementAt(const HostVector& vector, int64_t index) {
-  switch (vector.dtype) {
+  switch (vector.dtype()) {
     case DType::kF64:
       return vector.as<double>()[index];
     case DType::kBF16:
@@ -104,7 +104,7 @@ absl::Status LanguageModel::Impl::WriteNumbers(const std::vector<int32_t>& numbe
   to.size = static_cast<int64_t>(numbers.size());
   return device::HostWindow(device.get(), stream.get())
       .Write(to, [&](int64_t first, const HostVector& piece) {
-        std::copy_n(numbers.begin() + first, piece.size, piece.as<int32_t>());
+        std::copy_n(numbers.begin() + first, piece.size(), piece.as<int32_t>());
         return absl::OkStatus();
       });
 }
@@ -127,7 +127,7 @@ absl::Status LanguageModel::Impl::Run(const std::vector<int32_t>& ids,
   logits->resize(flat.size);
   return device::HostWindow(device.get(), stream.get())
       .Read(flat, [&](int64_t first, const HostVector& piece) {
-        for (int64_t i = 0; i < piece.size; ++i) (*logits)[first + i] = ElementAt(piece, i);
+        for (int64_t i = 0; i < piece.size(); ++i) (*logits)[first + i] = ElementAt(piece, i);
         return absl::OkStatus();
       });
 }

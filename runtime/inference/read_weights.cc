@@ -29,12 +29,12 @@ absl::Status ReadWeights(hugging_face::InitialWeights* source, const model::Chun
   for (const model::Parameter& parameter : layout.parameters()) {
     const checkpoint::Box whole = checkpoint::WholeBox(parameter.global_shape);
     const auto read = [&](int64_t first, const HostVector& piece) {
-      const auto count = static_cast<size_t>(piece.size);
-      if (piece.dtype == DType::kF64) {
+      const auto count = static_cast<size_t>(piece.size());
+      if (piece.dtype() == DType::kF64) {
         return source->Read(parameter.name, whole, first,
                             absl::MakeSpan(piece.as<double>(), count));
       }
-      if (piece.dtype == DType::kF32) {
+      if (piece.dtype() == DType::kF32) {
         return source->Read(parameter.name, whole, first, absl::MakeSpan(piece.as<float>(), count));
       }
       buffer.resize(count);

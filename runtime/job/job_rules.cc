@@ -1,18 +1,15 @@
 #include "runtime/job/job_rules.h"
 
-#include <cmath>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/time.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/store/redis/address.h"
+#include "runtime/job/field_checks.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/job/names.h"
 #include "runtime/job/pipeline_schedule.h"
@@ -22,8 +19,6 @@ namespace {
 
 using v1::JobSpec;
 
-// Far above any machine, and so low that products of a few sizes fit 64 bits.
-constexpr int64_t kSizeMax = 1 << 20;
 constexpr int64_t kProjectionSizeMax = 4 * kHiddenSizeMax;
 constexpr int kGpuHiddenSizeMax = 16384;
 constexpr int kGpuHeadDimMax = 256;
@@ -36,67 +31,6 @@ constexpr int kFilesMax = 10'000;
 // A job is sent whole in messages to agents, processes and everyone who watches it.
 constexpr size_t kFilesBytesMax = 256 << 10;
 constexpr size_t kNameLengthMax = 63;
-constexpr absl::Duration kDurationMax = absl::Hours(24 * 7);
-// Lower limits would repeatedly fail healthy jobs on a busy machine, or flood the driver with
-// reports.
-constexpr absl::Duration kHeartbeatIntervalMin = absl::Milliseconds(100);
-constexpr absl::Duration kHeartbeatTimeoutMin = absl::Milliseconds(500);
-constexpr absl::Duration kTimeoutMin = absl::Seconds(1);
-constexpr absl::Duration kBackoffMin = absl::Milliseconds(10);
-absl::Status Refuse(absl::string_view field, absl::string_view why) {
-  return absl::InvalidArgumentError(absl::StrCat(field, ": ", why));
-}
-
-// Returns the refusals among checks that do not depend on each other, one a line.
-absl::Status All(const std::vector<absl::Status>& checks) {
-  std::vector<absl::string_view> refusals;
-  for (const absl::Status& check : checks) {
-    if (!check.ok()) refusals.push_back(check.message());
-  }
-  if (refusals.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrJoin(refusals, "\n"));
-}
-
-struct IntegerRange {
-  int64_t least;
-  int64_t most;
-};
-
-absl::Status CheckInteger(absl::string_view field, int64_t value, IntegerRange range) {
-  if (value >= range.least && value <= range.most) return absl::OkStatus();
-  if (value == 0)
-    return Refuse(field, absl::StrCat("is missing; expected ", range.least, " to ", range.most));
-  return Refuse(
-      field, absl::StrCat(value, " is out of range; expected ", range.least, " to ", range.most));
-}
-
-// Accepts least < value < below, and value == least if `least_allowed`.
-struct NumberRange {
-  double least;
-  double below;
-  bool least_allowed = false;
-};
-
-absl::Status CheckNumber(absl::string_view field, double value, NumberRange range) {
-  const bool high_enough = range.least_allowed ? value >= range.least : value > range.least;
-  if (std::isfinite(value) && high_enough && value < range.below) return absl::OkStatus();
-  return Refuse(field, absl::StrCat(value, " is out of range; expected ",
-                                    range.least_allowed ? "at least " : "more than ", range.least,
-                                    " and less than ", range.below));
-}
-
-struct Named {
-  absl::string_view field;
-  int64_t value;
-};
-
-absl::Status CheckDivides(Named whole, Named part) {
-  if (whole.value % part.value == 0) return absl::OkStatus();
-  return Refuse(whole.field,
-                absl::StrCat(whole.value, " is not a multiple of ", part.field, " = ", part.value,
-                             " (", whole.value, " = ", whole.value / part.value, " × ", part.value,
-                             " + ", whole.value % part.value, ")"));
-}
 
 absl::Status CheckName(const std::string& name) {
   if (name.empty()) return Refuse("name", "is missing; expected a short name such as fortunes");
@@ -458,83 +392,6 @@ absl::Status CheckCheckpoint(const v1::CheckpointSpec& checkpoint) {
   return All({directory.empty() ? absl::OkStatus() : CheckPath("checkpoint.directory", directory),
               CheckInteger("checkpoint.interval", checkpoint.interval(), {0, kStepsMax}),
               CheckInteger("checkpoint.keep", checkpoint.keep(), {1, kSizeMax})});
-}
-
-struct NamedDuration {
-  absl::string_view field;
-  absl::Duration value;
-  absl::Duration least = kTimeoutMin;
-};
-
-absl::Status CheckDuration(NamedDuration named) {
-  if (named.value >= named.least && named.value <= kDurationMax) return absl::OkStatus();
-  return Refuse(
-      named.field,
-      absl::StrCat(absl::FormatDuration(named.value), " is out of range; expected ",
-                   absl::FormatDuration(named.least), " to ", absl::FormatDuration(kDurationMax)));
-}
-
-absl::Status CheckShorter(NamedDuration shorter, NamedDuration longer) {
-  if (shorter.value < longer.value) return absl::OkStatus();
-  return Refuse(longer.field,
-                absl::StrCat(absl::FormatDuration(longer.value), " must be longer than ",
-                             shorter.field, " = ", absl::FormatDuration(shorter.value)));
-}
-
-NamedDuration HeartbeatInterval(const v1::FaultSpec& fault) {
-  return {"fault.heartbeat_interval", ToDuration(fault.heartbeat_interval()),
-          kHeartbeatIntervalMin};
-}
-NamedDuration HeartbeatTimeout(const v1::FaultSpec& fault) {
-  return {"fault.heartbeat_timeout", ToDuration(fault.heartbeat_timeout()), kHeartbeatTimeoutMin};
-}
-NamedDuration ProgressTimeout(const v1::FaultSpec& fault) {
-  return {"fault.progress_timeout", ToDuration(fault.progress_timeout())};
-}
-NamedDuration StartTimeout(const v1::FaultSpec& fault) {
-  return {"fault.start_timeout", ToDuration(fault.start_timeout())};
-}
-
-// What the adapters can do: five and three bits. A time of 0 would be one without end.
-constexpr IntegerRange kNcclIbTimeoutRange = {1, 31};
-constexpr IntegerRange kNcclIbRetryCountRange = {0, 7};
-
-// One mistake for each field: of the device, or of the value.
-absl::Status CheckNccl(const v1::FaultSpec& fault, v1::Device device) {
-  const auto check = [device](absl::string_view field, int value, IntegerRange range) {
-    // Zero is a value here, not a missing one.
-    if (value < range.least || value > range.most) {
-      return Refuse(field, absl::StrCat(value, " is out of range; expected ", range.least, " to ",
-                                        range.most));
-    }
-    if (device == v1::DEVICE_CUDA) return absl::OkStatus();
-    return Refuse(field, "is for GPUs; expected device = cuda, or no value");
-  };
-  return All(
-      {fault.has_nccl_ib_timeout()
-           ? check("fault.nccl_ib_timeout", fault.nccl_ib_timeout(), kNcclIbTimeoutRange)
-           : absl::OkStatus(),
-       fault.has_nccl_ib_retry_count()
-           ? check("fault.nccl_ib_retry_count", fault.nccl_ib_retry_count(), kNcclIbRetryCountRange)
-           : absl::OkStatus()});
-}
-
-absl::Status CheckFaultFields(const v1::FaultSpec& fault, v1::Device device) {
-  return All(
-      {CheckDuration(HeartbeatInterval(fault)), CheckDuration(HeartbeatTimeout(fault)),
-       CheckDuration(ProgressTimeout(fault)), CheckDuration(StartTimeout(fault)),
-       CheckDuration({"fault.restart_backoff", ToDuration(fault.restart_backoff()), kBackoffMin}),
-       CheckDuration({"fault.checkpoint_timeout", ToDuration(fault.checkpoint_timeout())}),
-       CheckInteger("fault.max_restarts_without_progress", fault.max_restarts_without_progress(),
-                    {1, kSizeMax}),
-       CheckNccl(fault, device)});
-}
-
-absl::Status CheckFault(const v1::FaultSpec& fault) {
-  const NamedDuration interval = HeartbeatInterval(fault);
-  return All({CheckShorter(interval, HeartbeatTimeout(fault)),
-              CheckShorter(interval, ProgressTimeout(fault)),
-              CheckShorter(interval, StartTimeout(fault))});
 }
 
 absl::Status CheckStore(const std::string& store) {

@@ -8,6 +8,8 @@
 
 namespace megascale::job {
 
+// Far above any machine, and so low that products of a few sizes fit 64 bits.
+constexpr int64_t kSizeMax = 1 << 20;
 constexpr int64_t kHiddenSizeMax = 1 << 16;
 constexpr int kLearntVocabularyMin = 257;  // bytes and the end token
 constexpr int kLearntVocabularyMax = 1 << 20;
@@ -24,5 +26,10 @@ absl::Status CheckTogether(const v1::JobSpec& spec);
 
 // Checks the fields of a data section that say how files become tokens. Part of CheckFields.
 absl::Status CheckTokens(const v1::DataSpec& data);
+
+// Check the fields of a fault section, each by itself and together. Parts of CheckFields and of
+// CheckTogether.
+absl::Status CheckFaultFields(const v1::FaultSpec& fault, v1::Device device);
+absl::Status CheckFault(const v1::FaultSpec& fault);
 
 }  // namespace megascale::job

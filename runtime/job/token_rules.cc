@@ -8,6 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/job/field_checks.h"
 #include "runtime/job/job_rules.h"
 #include "runtime/job/names.h"
 
@@ -18,10 +19,6 @@ constexpr size_t kTextBytesMax = 256;
 constexpr double kWeightMin = 1e-6;
 constexpr double kWeightMax = 1e6;
 constexpr size_t kWeightBytesShown = 20;
-
-absl::Status Refuse(absl::string_view field, absl::string_view why) {
-  return absl::InvalidArgumentError(absl::StrCat(field, ": ", why));
-}
 
 absl::Status CheckText(absl::string_view field, const std::string& text) {
   if (base::IsUtf8(text) && text.size() <= kTextBytesMax) return absl::OkStatus();

@@ -29,7 +29,8 @@ struct ArithmeticOptions {
   Tamper tamper = {};                               // changes a product
 };
 // Multiplies matrices of small whole numbers with the operators that ranks use, in fp32 and bf16.
-// Such products are exact in whatever order they are added. Fails if a core computes another one.
+// The products of such matrices are exact, whatever the order of the additions. Fails if a core
+// computes another product.
 PartResult CheckArithmetic(const ArithmeticOptions& options);
 
 }  // namespace megascale::machine

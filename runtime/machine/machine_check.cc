@@ -58,6 +58,7 @@ size_t MemoryBytes(const Budgets& budgets) {
 struct Part {
   std::string name;
   std::function<PartResult()> run;
+  bool uses_job_directory = false;
 };
 
 std::vector<Part> PartsOf(const CheckOptions& options, const Budgets& budgets) {
@@ -88,7 +89,8 @@ std::vector<Part> PartsOf(const CheckOptions& options, const Budgets& budgets) {
                              {"disk", directory(options.own_directory, /*is_own=*/true)}};
   for (int i = 0; i < std::min(kDirectoriesMax, options.request.directories_size()); ++i) {
     const std::string& path = options.request.directories(i);
-    parts.push_back({absl::StrCat("directory ", path), directory(path, /*is_own=*/false)});
+    parts.push_back({absl::StrCat("directory ", path), directory(path, /*is_own=*/false),
+                     /*uses_job_directory=*/true});
   }
   return parts;
 }
@@ -160,11 +162,13 @@ MachineTest CheckMachine(const CheckOptions& options,
   const bool is_full = options.request.kind() == megascale::agent::v1::TEST_KIND_FULL;
   for (const Part& part : PartsOf(options, is_full ? kFull : kQuick)) {
     test.set_part(part.name);
+    test.set_uses_job_directory(part.uses_job_directory);
     on_part(test);
     const absl::Duration begin = base::RealClock().Monotonic();
     const PartResult result = part.run();
     AddResult(Told(part.name, result, base::RealClock().Monotonic() - begin), &test);
   }
+  test.set_uses_job_directory(false);
   if (options.make_devices) {
     test.set_part("devices");
     on_part(test);

@@ -185,10 +185,12 @@ TEST(MachineCheckTest, AQuickCheckRunsEveryPartAndPasses) {
   const MachineTest test = CheckMachine(options, [&](const MachineTest& running) {
     EXPECT_EQ(running.state(), MachineTest::STATE_RUNNING);
     announced.push_back(running.part());
+    EXPECT_EQ(running.uses_job_directory(), running.part() == "directory /no/such/folder");
   });
   EXPECT_THAT(announced, ElementsAre("memory", "arithmetic", "training", "loopback", "disk",
                                      "directory /no/such/folder"));
   EXPECT_EQ(test.state(), MachineTest::STATE_PASSED) << test.evidence();
+  EXPECT_FALSE(test.uses_job_directory());
   EXPECT_EQ(test.id(), 7);
   ASSERT_EQ(test.results_size(), 6);
   EXPECT_THAT(test.results(5).note(), HasSubstr("No such file"));

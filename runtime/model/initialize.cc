@@ -57,7 +57,7 @@ NormalPair Normals(uint64_t key, uint64_t even_index) {
 
 void Store(const HostVector& master, int64_t index, double value) {
   const float rounded = static_cast<float>(value);
-  if (master.dtype == DType::kF64) {
+  if (master.dtype() == DType::kF64) {
     master.as<double>()[index] = rounded;
   } else {
     master.as<float>()[index] = rounded;
@@ -86,8 +86,8 @@ void StoreNormals(uint64_t key, int64_t index, double range, const HostVector& m
 
 void InitializeBlock(const ModelConfig& config, const ChunkLayout& layout, uint64_t seed,
                      int64_t begin, const HostVector& master) {
-  for (int64_t i = 0; i < master.size; ++i) Store(master, i, 0.0);
-  for (const ParameterSlice& slice : layout.SlicesOf({begin, master.size})) {
+  for (int64_t i = 0; i < master.size(); ++i) Store(master, i, 0.0);
+  for (const ParameterSlice& slice : layout.SlicesOf({begin, master.size()})) {
     const Parameter& parameter = layout.parameters()[slice.parameter_index];
     const int64_t first = parameter.offset + slice.begin - begin;
     const bool is_matrix = parameter.shape.size() > 1;
@@ -115,18 +115,16 @@ void InitializeBlock(const ModelConfig& config, const ChunkLayout& layout, uint6
 void InitializeParameters(const ModelConfig& config, const ChunkLayout& layout,
                           const InitializeOptions& options, int64_t begin,
                           const HostVector& master) {
-  MEGASCALE_CHECK(master.dtype == DType::kF32 || master.dtype == DType::kF64);
-  const int64_t share = master.size / std::max(options.num_threads, 1) + 1;
+  MEGASCALE_CHECK(master.dtype() == DType::kF32 || master.dtype() == DType::kF64);
+  const int64_t share = master.size() / std::max(options.num_threads, 1) + 1;
   const int64_t block_elements = std::clamp(share, kBlockElementsMin, kBlockElementsMax);
-  const int64_t num_blocks = (master.size + block_elements - 1) / block_elements;
+  const int64_t num_blocks = (master.size() + block_elements - 1) / block_elements;
   std::atomic<int64_t> next_block = 0;
   const auto take_blocks = [&] {
     for (int64_t block = next_block++; block < num_blocks; block = next_block++) {
       const int64_t first = block * block_elements;
-      const int64_t count = std::min(block_elements, master.size - first);
-      std::byte* const data =
-          master.as<std::byte>() + first * static_cast<int64_t>(tensor::SizeOf(master.dtype));
-      InitializeBlock(config, layout, options.seed, begin + first, {data, master.dtype, count});
+      const int64_t count = std::min(block_elements, master.size() - first);
+      InitializeBlock(config, layout, options.seed, begin + first, master.Slice(first, count));
       if (options.on_progress) options.on_progress();
     }
   };

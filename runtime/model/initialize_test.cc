@@ -39,7 +39,7 @@ Tensors Initialized(const ModelConfig& config, int num_chunks, int num_shards) {
           SplitEvenly({0, layout.padded_elements(num_shards)}, num_shards, shard);
       std::vector<float> master(range.count, -1.0f);
       InitializeParameters(config, layout, {.seed = kSeed}, range.begin,
-                           {master.data(), DType::kF32, range.count});
+                           tensor::HostVector::Of(absl::MakeSpan(master)));
       for (const ParameterSlice& slice : layout.SlicesOf(range)) {
         const Parameter& parameter = layout.parameters()[slice.parameter_index];
         const auto first = master.begin() + (parameter.offset + slice.begin - range.begin);
@@ -58,7 +58,7 @@ Tensors InitializedByTensorRanks(const ModelConfig& config, int tensor_size) {
     const ChunkLayout layout(config, *MakeChunkRange(config, 1, 0), {tensor_size, index});
     std::vector<float> master(layout.num_elements(), -1.0f);
     InitializeParameters(config, layout, {.seed = kSeed}, 0,
-                         {master.data(), DType::kF32, layout.num_elements()});
+                         tensor::HostVector::Of(absl::MakeSpan(master)));
     for (const ParameterSlice& slice : layout.SlicesOf({0, layout.num_elements()})) {
       const Parameter& parameter = layout.parameters()[slice.parameter_index];
       std::vector<float>& values = tensors[parameter.name];
@@ -123,8 +123,10 @@ TEST(InitializeParameters, Float64HoldsTheValuesOfFloat32AndPaddingIsZero) {
   const int64_t padded = layout.padded_elements(7);
   std::vector<float> single(padded, -1.0f);
   std::vector<double> twice(padded, -1.0);
-  InitializeParameters(config, layout, {.seed = kSeed}, 0, {single.data(), DType::kF32, padded});
-  InitializeParameters(config, layout, {.seed = kSeed}, 0, {twice.data(), DType::kF64, padded});
+  InitializeParameters(config, layout, {.seed = kSeed}, 0,
+                       tensor::HostVector::Of(absl::MakeSpan(single)));
+  InitializeParameters(config, layout, {.seed = kSeed}, 0,
+                       tensor::HostVector::Of(absl::MakeSpan(twice)));
   for (int64_t i = 0; i < padded; ++i) ASSERT_EQ(twice[i], single[i]);
   for (int64_t i = layout.num_elements(); i < padded; ++i) ASSERT_EQ(single[i], 0.0f);
 }
@@ -135,11 +137,12 @@ TEST(InitializeParameters, DoesNotDependOnThreadsAndShowsThatItGoesOn) {
   const ChunkLayout layout(config, *MakeChunkRange(config, 1, 0));
   const int64_t size = layout.num_elements() - 1;  // begins at an odd element
   std::vector<float> alone(size), together(size);
-  InitializeParameters(config, layout, {.seed = kSeed}, 1, {alone.data(), DType::kF32, size});
+  InitializeParameters(config, layout, {.seed = kSeed}, 1,
+                       tensor::HostVector::Of(absl::MakeSpan(alone)));
   std::atomic<int> num_calls = 0;
   InitializeParameters(config, layout,
                        {.seed = kSeed, .num_threads = 3, .on_progress = [&] { ++num_calls; }}, 1,
-                       {together.data(), DType::kF32, size});
+                       tensor::HostVector::Of(absl::MakeSpan(together)));
   EXPECT_EQ(alone, together);
   EXPECT_EQ(num_calls, (size + (1 << 20) - 1) >> 20);
 }

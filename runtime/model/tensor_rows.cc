@@ -29,6 +29,11 @@ Vector Flat(const Matrix& matrix) {
   return {matrix.data, matrix.dtype, matrix.rows * matrix.cols};
 }
 
+Vector First(const Vector& vector, int64_t count) {
+  MEGASCALE_CHECK(count <= vector.size);
+  return {vector.data, vector.dtype, count};
+}
+
 Matrix TensorRows::All(const Matrix& own_RC, const Matrix& all_NC) const {
   return group_ == nullptr ? own_RC : Rows(all_NC, own_RC.rows * size());
 }

@@ -25,6 +25,8 @@ Matrix Rows(const Matrix& matrix, int64_t rows);
 Matrix RowsFrom(const Matrix& matrix, int64_t first, int64_t rows);
 // Returns the elements of a matrix as a vector. Requires: no padding between rows.
 Vector Flat(const Matrix& matrix);
+// Returns the first `count` elements.
+Vector First(const Vector& vector, int64_t count);
 
 // All ranks' rows; some may still be on their way.
 struct GatheredRows {

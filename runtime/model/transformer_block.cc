@@ -18,12 +18,6 @@ Matrix Columns(const Matrix& matrix, int64_t begin, int64_t count) {
   return columns;
 }
 
-Vector First(const Vector& vector, int64_t count) {
-  Vector first = vector;
-  first.size = count;
-  return first;
-}
-
 Vector Part(const Vector& vector, int64_t begin, int64_t count) {
   char* data = vector.as<char>() + begin * static_cast<int64_t>(SizeOf(vector.dtype));
   return {data, vector.dtype, count};

@@ -104,12 +104,6 @@ int64_t RowsOfVocabulary(const ChunkOptions& options) {
   return std::min(rows, vocab_size - options.tensor.index * rows);
 }
 
-Vector First(Vector vector, int64_t size) {
-  MEGASCALE_CHECK(size <= vector.size);
-  vector.size = size;
-  return vector;
-}
-
 absl::Status CheckTensorSize(const ChunkOptions& options) {
   const int size = options.tensor.size;
   if (CutsEvenly(options.config, size) && options.seq % size == 0) return absl::OkStatus();

@@ -63,7 +63,7 @@ TEST(DeviceWeightsTest, AreMadeByAllThreadsAtOnceWithTheBitsOfTheHosts) {
             int64_t{2} * static_cast<int64_t>(device::HostWindow::kPieceBytes));
   std::vector<float> expected(static_cast<size_t>(range.count));
   model::InitializeParameters(shard.config, shard.layout(), {.seed = 5}, range.begin,
-                              {expected.data(), DType::kF32, range.count});
+                              tensor::HostVector::Of(absl::MakeSpan(expected)));
 
   const auto device = device::StrictDevice::Create();
   device::DeviceArenas memory(device.get());
@@ -89,7 +89,7 @@ TEST(DeviceWeightsTest, AreMadeByAllThreadsAtOnceWithTheBitsOfTheHosts) {
   EXPECT_FALSE(meeting.timed_out());
   std::vector<float> made(expected.size());
   ASSERT_EQ(device::CopyToHost(device.get(), stream.get(), weights,
-                               {made.data(), DType::kF32, range.count}),
+                               tensor::HostVector::Of(absl::MakeSpan(made))),
             absl::OkStatus());
   EXPECT_TRUE(made == expected);
 }

@@ -4,8 +4,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace megascale::device {
+class HostMemory;
+}  // namespace megascale::device
 
 namespace megascale::tensor {
 
@@ -40,6 +46,18 @@ struct BFloat16 {
 BFloat16 ToBFloat16(float value);
 float ToFloat(BFloat16 value);
 
+// DTypeOf<float>::value is the element type of float.
+template <typename T>
+struct DTypeOf;
+template <>
+struct DTypeOf<double> : std::integral_constant<DType, DType::kF64> {};
+template <>
+struct DTypeOf<float> : std::integral_constant<DType, DType::kF32> {};
+template <>
+struct DTypeOf<BFloat16> : std::integral_constant<DType, DType::kBF16> {};
+template <>
+struct DTypeOf<int32_t> : std::integral_constant<DType, DType::kI32> {};
+
 // `size` contiguous elements.
 struct Vector {
   void* data = nullptr;
@@ -54,20 +72,49 @@ struct Vector {
   int64_t bytes() const { return size * static_cast<int64_t>(SizeOf(dtype)); }
 };
 
-// `size` contiguous elements in host memory: what code of this process may read and write. A Vector
-// may lie in a device's memory, so no conversion leads from one to the other; only a device whose
-// memory is the host's makes a HostVector of a Vector (runtime/device).
-struct HostVector {
-  void* data = nullptr;
-  DType dtype = DType::kF32;
-  int64_t size = 0;
+// A view of contiguous elements in host memory: what code of this process may read and write. A
+// Vector may lie in a device's memory, so no conversion leads from one to the other, and nobody can
+// wrap an untyped pointer: a view comes from memory that has a C++ type, from another view, or from
+// a device whose memory is the host's (runtime/device/host_memory.h).
+class HostVector {
+ public:
+  HostVector() = default;  // empty
 
+  // `T`: double, float, BFloat16 or int32_t.
+  template <typename T>
+  static HostVector Of(absl::Span<T> elements) {
+    return {elements.data(), DTypeOf<T>::value, static_cast<int64_t>(elements.size())};
+  }
+  // Views the bytes of `objects` as elements of `dtype`, as many as they have room for. Requires:
+  // aligned for the type.
+  template <typename T>
+  static HostVector OfBytes(absl::Span<T> objects, DType dtype) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    const size_t bytes = objects.size() * sizeof(T);
+    return {objects.data(), dtype, static_cast<int64_t>(bytes / SizeOf(dtype))};
+  }
+  // Returns elements [first, first + count) of this view. Requires: it has them.
+  HostVector Slice(int64_t first, int64_t count) const {
+    return {as<std::byte>() + first * static_cast<int64_t>(SizeOf(dtype_)), dtype_, count};
+  }
+
+  void* data() const { return data_; }
+  DType dtype() const { return dtype_; }
+  int64_t size() const { return size_; }
+  int64_t bytes() const { return size_ * static_cast<int64_t>(SizeOf(dtype_)); }
   template <typename T>
   T* as() const {
-    return static_cast<T*>(data);
+    return static_cast<T*>(data_);
   }
-  explicit operator bool() const { return data != nullptr; }
-  int64_t bytes() const { return size * static_cast<int64_t>(SizeOf(dtype)); }
+  explicit operator bool() const { return data_ != nullptr; }
+
+ private:
+  friend class device::HostMemory;
+  HostVector(void* data, DType dtype, int64_t size) : data_(data), dtype_(dtype), size_(size) {}
+
+  void* data_ = nullptr;
+  DType dtype_ = DType::kF32;
+  int64_t size_ = 0;
 };
 
 // rows x cols elements, row-major, rows `stride` elements apart.

@@ -3,8 +3,11 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
+#include "absl/types/span.h"
 #include "gtest/gtest.h"
 #include "runtime/tensor/arena.h"
 
@@ -91,6 +94,28 @@ TEST(ArenaDeathTest, DiesWhenItIsExhausted) {
   ASSERT_TRUE(arena.ok()) << arena.status();
   arena->Allocate(DType::kF32, 16);
   EXPECT_DEATH(arena->Allocate(DType::kF32, 1), "64 of 64 are used");
+}
+
+// A device's pointer is not host memory: only memory with a C++ type, or another view, makes a
+// view.
+static_assert(!std::is_constructible_v<HostVector, void*, DType, int64_t>);
+static_assert(!std::is_constructible_v<HostVector, float*, DType, int64_t>);
+static_assert(!std::is_constructible_v<HostVector, Vector> && !std::is_aggregate_v<HostVector>);
+
+TEST(HostVectorTest, ViewsElementsBytesAndPartsOfAView) {
+  std::vector<float> numbers = {1, 2, 3, 4, 5};
+  const auto all = HostVector::Of(absl::MakeSpan(numbers));
+  EXPECT_EQ(all.dtype(), DType::kF32);
+  EXPECT_EQ(all.size(), 5);
+  EXPECT_EQ(all.bytes(), 20);
+  const HostVector part = all.Slice(1, 3);
+  EXPECT_EQ(part.size(), 3);
+  EXPECT_EQ(part.as<float>()[2], 4);
+  const auto halves = HostVector::OfBytes(absl::MakeSpan(part.as<std::byte>(), 11), DType::kBF16);
+  EXPECT_EQ(halves.size(), 5) << "whole elements alone";
+  EXPECT_EQ(halves.data(), &numbers[1]);
+  EXPECT_FALSE(HostVector());
+  EXPECT_EQ(HostVector::OfBytes(absl::Span<double>(), DType::kF64).dtype(), DType::kF64);
 }
 
 }  // namespace

@@ -67,12 +67,12 @@ class Rates {
   void Fill(const Vector& vector, const Value& value) {
     device::HostWindow window(&device_, stream_.get());
     const absl::Status status = window.Write(vector, [&](int64_t first, const HostVector& piece) {
-      for (int64_t i = 0; i < piece.size; ++i) {
+      for (int64_t i = 0; i < piece.size(); ++i) {
         const double x = value(first + i);
-        if (piece.dtype == DType::kF64) piece.as<double>()[i] = x;
-        if (piece.dtype == DType::kF32) piece.as<float>()[i] = static_cast<float>(x);
-        if (piece.dtype == DType::kI32) piece.as<int32_t>()[i] = static_cast<int32_t>(x);
-        if (piece.dtype == DType::kBF16) {
+        if (piece.dtype() == DType::kF64) piece.as<double>()[i] = x;
+        if (piece.dtype() == DType::kF32) piece.as<float>()[i] = static_cast<float>(x);
+        if (piece.dtype() == DType::kI32) piece.as<int32_t>()[i] = static_cast<int32_t>(x);
+        if (piece.dtype() == DType::kBF16) {
           piece.as<tensor::BFloat16>()[i] = tensor::ToBFloat16(static_cast<float>(x));
         }
       }

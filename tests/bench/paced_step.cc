@@ -143,10 +143,9 @@ class PacedRank {
       RETURN_IF_ERROR(sends ? tell() : hear());
       RETURN_IF_ERROR(sends ? hear() : tell());
     } else {
-      constexpr int64_t kNumbers = sizeof(Part) / sizeof(double);
       RETURN_IF_ERROR(communicator.AllGather(
-          {&mine, tensor::DType::kF64, kNumbers},
-          {parts.data(), tensor::DType::kF64, kNumbers * communicator.size()}, info));
+          tensor::HostVector::OfBytes(absl::MakeSpan(&mine, 1), tensor::DType::kF64),
+          tensor::HostVector::OfBytes(absl::MakeSpan(parts), tensor::DType::kF64), info));
     }
     for (const Part& part : parts) {
       mine.ready = std::max(mine.ready, part.ready);

@@ -83,8 +83,9 @@ void Compare(const model::ModelConfig& config, int first_layers, int num_threads
   const int64_t most = LargestLayer(config);
   std::vector<float> buffer(static_cast<size_t>(most));
   const MakeLayer on_host = [&](const model::ChunkLayout& layout, int threads) {
-    model::InitializeParameters(config, layout, {.seed = 1234, .num_threads = threads}, 0,
-                                {buffer.data(), tensor::DType::kF32, layout.num_elements()});
+    model::InitializeParameters(
+        config, layout, {.seed = 1234, .num_threads = threads}, 0,
+        tensor::HostVector::Of(absl::MakeSpan(buffer)).Slice(0, layout.num_elements()));
   };
   const auto device = device::StrictDevice::Create();
   const auto stream = device->MakeStream("weights").value();

@@ -6,7 +6,7 @@
 
 #include "absl/strings/numbers.h"
 #include "cli/program.h"
-#include "gpu/emulator/emulated_gpu.h"
+#include "gpu/emulator/assembled/emulated_gpu.h"
 #include "runtime/device/cpu_device.h"
 #include "runtime/job/job_spec.h"
 

@@ -119,7 +119,8 @@ void RunEvidence(absl::string_view input) {
   diagnosis.findings.cause = "exchange";
   const std::vector<int> members = {0, 1, 2, 3};
   const std::vector<int> machines = {0, 0, 1, 1};
-  const std::vector<std::string> names = {"rank 0", "rank 1", "rank 2", "rank 3"};
+  const std::vector<trace::RankName> names = {
+      {"rank 0", "", ""}, {"rank 1", "", ""}, {"rank 2", "", ""}, {"rank 3", "", ""}};
   if (!responses.empty() && responses[0].evidence().running_size() > 0) {
     const auto instruction =
         plan::InstructionId::FromPacked(responses[0].evidence().running(0).instruction());

@@ -1,4 +1,4 @@
-#include "gpu/emulator/emulated_gpu.h"
+#include "gpu/emulator/assembled/emulated_gpu.h"
 
 #include "gpu/emulator/emulated_cuda.h"
 #include "runtime/base/status.h"

@@ -9,8 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "gpu/assembly.h"
+#include "gpu/emulator/assembled/emulated_gpu.h"
 #include "gpu/emulator/emulated_cuda.h"
-#include "gpu/emulator/emulated_gpu.h"
 #include "runtime/engine/testing/test_job.h"
 
 namespace megascale::engine {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "gpu/emulator/emulated_gpu.h"
+#include "gpu/emulator/assembled/emulated_gpu.h"
 #include "runtime/engine/testing/test_job.h"
 
 namespace megascale::engine {

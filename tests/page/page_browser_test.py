@@ -81,7 +81,7 @@ def check_overview(browser):
         check(words in suspect, f"{words}: {suspect}")
 
 
-# Of the first chart: pixels in the colour of a new attempt, --alert, which no other part of a chart has.
+# Counts the first chart's pixels in the colour of a new attempt, --alert, which no other part of a chart has.
 RED_PIXELS = """(() => {
   const canvas = document.querySelector('#charts .plot canvas');
   const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
@@ -264,6 +264,30 @@ def check_hostile(browser, base):
     check(browser.eval("document.title").endswith("megascale"), browser.eval("document.title"))
 
 
+def check_further_axis(browser):
+    """The scripts take the axes from the server: heat map and mesh show one that jobs do not have yet."""
+    words = browser.eval("""(() => {
+      const axes = [['pipeline', 2, 24, 'stage'], ['data', 3, 8, 'data'], ['expert', 4, 2, 'expert'], ['tensor', 2, 1, 'tensor']];
+      const mesh = {axes: axes.map(([name, size, stride, position]) =>
+          ({name, size, stride, position, plural: position + 's', members: '', flow: ''}))};
+      const all = Array.from({length: 48}, (_, rank) => rank);
+      const zeros = all.map(() => 0);
+      const ranks = {mesh, nodes: ['n'], ranks: {node: zeros, step: zeros, progress_seconds: zeros}, waits: [[0, 47]]};
+      const views = [heatMapView({onChoose() {}}), meshView({onChoose() {}})];
+      views.forEach(view => document.querySelector('main').append(view.element));
+      views[0].update(null, ranks, '');
+      views[1].update(ranks);
+      views[1].element.querySelector('canvas').dispatchEvent(new KeyboardEvent('keydown', {key: '}'}));
+      const inside = all.every(rank => rankAt(mesh, placeOf(mesh, rank)) === rank);
+      const text = [placeText(mesh, 29), inside, views[1].rank(), views[0].element.innerText, views[1].element.innerText].join('; ');
+      views.forEach(view => view.element.remove());
+      return text;
+    })()""")
+    check(words.startswith("stage 1, data 0, expert 2, tensor 1; true; 1; "), words)
+    for part in ("Rows are stages; columns are datas, with their experts, with their tensors side by side", "{ } along tensors"):
+        check(part in words, f"{part}: {words}")
+
+
 def check_errors(browser):
     """The page shows an error in plain text as it is, and one in JSON by its words."""
     for status, body in ((503, "ask for less\\n"), (409, '{"error": "ask for less"}')):
@@ -360,6 +384,7 @@ def main():
         check_clicks(browser, url)
         check_hostile(browser, url)
         check_errors(browser)
+        check_further_axis(browser)
         check(not browser.errors, f"errors in the browser: {browser.errors}")
         files = [browser.eval(f"fetch('{name}').then(answer => answer.text())") for name in ("page.css", "charts.js")]
         print(f"colours: least distance {color_check.check(*files):.0f}")

@@ -229,7 +229,7 @@ TEST_F(PageTest, AGroupThatIsTooLargeIsShownAroundTheChosenRank) {
   const auto shown = [&](const std::string& rank) {
     const json timeline = json::parse(
         page.Answer({.path = "/api/timeline",
-                     .query = {{"job", TestFleet::kJobId}, {"view", "data"}, {"rank", rank}}})
+                     .query = {{"job", TestFleet::kJobId}, {"axis", "data"}, {"rank", rank}}})
             .body);
     std::vector<int> ranks;
     for (const json& row : timeline["rows"]) ranks.push_back(row["rank"]);
@@ -243,9 +243,9 @@ TEST_F(PageTest, AGroupThatIsTooLargeIsShownAroundTheChosenRank) {
 }
 
 TEST_F(PageTest, TheTimelineConnectsTheMembersOfACollective) {
-  for (const char* view : {"data", "tensor"}) {
-    const json timeline = GetJson("/api/timeline", {{"view", view}, {"rank", "13"}});
-    ASSERT_FALSE(timeline["collectives"].empty()) << view;
+  for (const char* axis : {"data", "tensor"}) {
+    const json timeline = GetJson("/api/timeline", {{"axis", axis}, {"rank", "13"}});
+    ASSERT_FALSE(timeline["collectives"].empty()) << axis;
     const auto span = [&](const json& at) {
       return timeline["rows"][at[0].get<size_t>()]["spans"][at[1].get<size_t>()];
     };
@@ -262,13 +262,13 @@ TEST_F(PageTest, TheTimelineConnectsTheMembersOfACollective) {
       EXPECT_EQ(rows.size(), members.size());
       ++came_last[timeline["rows"][members[0][0].get<size_t>()]["rank"].get<int>()];
     }
-    EXPECT_GT(came_last[TestFleet::kSlowRank] + came_last[TestFleet::kSlowRank - 1], 0) << view;
+    EXPECT_GT(came_last[TestFleet::kSlowRank] + came_last[TestFleet::kSlowRank - 1], 0) << axis;
   }
 }
 
-TEST_F(PageTest, TheTimelineHasTheRanksOfItsViewAndMessagesBetweenThem) {
-  const auto ranks_of = [&](const std::string& view) {
-    const json timeline = GetJson("/api/timeline", {{"view", view}, {"rank", "13"}});
+TEST_F(PageTest, TheTimelineHasTheRanksOfItsAxisAndMessagesBetweenThem) {
+  const auto ranks_of = [&](const std::string& axis) {
+    const json timeline = GetJson("/api/timeline", {{"axis", axis}, {"rank", "13"}});
     std::vector<int> ranks;
     for (const json& row : timeline["rows"]) ranks.push_back(row["rank"]);
     return ranks;
@@ -276,7 +276,7 @@ TEST_F(PageTest, TheTimelineHasTheRanksOfItsViewAndMessagesBetweenThem) {
   EXPECT_THAT(ranks_of("pipeline"), ElementsAre(5, 13, 21, 29));
   EXPECT_THAT(ranks_of("data"), ElementsAre(9, 11, 13, 15));
   EXPECT_THAT(ranks_of("tensor"), ElementsAre(12, 13));
-  const json timeline = GetJson("/api/timeline", {{"view", "pipeline"}, {"rank", "13"}});
+  const json timeline = GetJson("/api/timeline", {{"axis", "pipeline"}, {"rank", "13"}});
   ASSERT_FALSE(timeline["messages"].empty());
   for (const json& message : timeline["messages"]) {
     const json& send =
@@ -287,13 +287,13 @@ TEST_F(PageTest, TheTimelineHasTheRanksOfItsViewAndMessagesBetweenThem) {
     EXPECT_EQ(receive[1], "receive");
     EXPECT_LE(send[2].get<double>(), receive[3].get<double>());
   }
-  EXPECT_EQ(Get("/api/timeline", {{"job", TestFleet::kJobId}, {"view", "x"}}).status, 400);
+  EXPECT_EQ(Get("/api/timeline", {{"job", TestFleet::kJobId}, {"axis", "x"}}).status, 400);
   EXPECT_EQ(Get("/api/timeline", {{"job", TestFleet::kJobId}, {"rank", "32"}}).status, 400);
 }
 
 TEST_F(PageTest, ARankHasItsPlaceItsNeighboursAndForWhomItWaits) {
   const json rank = GetJson("/api/rank", {{"rank", "21"}});
-  EXPECT_EQ(rank["position"], json({{"data", 2}, {"pipeline", 2}, {"tensor", 1}}));
+  EXPECT_EQ(rank["mesh"]["axes"].size(), 3);
   EXPECT_EQ(rank["instruction"], "RA.c2.m3");
   EXPECT_EQ(rank["waits_for"]["ranks"], json({13}));
   json pipeline;
@@ -470,8 +470,8 @@ TEST_F(LargePageTest, NoAnswerIsLongerThanAMegabyte) {
                            "/api/timeline", "/api/rank", "/api/exchanges", "/api/log"}) {
     Large(path);
   }
-  for (const char* view : {"data", "pipeline", "tensor"}) {
-    Large("/api/timeline", {{"view", view}, {"rank", "6000"}, {"steps", "50"}});
+  for (const char* axis : {"data", "pipeline", "tensor"}) {
+    Large("/api/timeline", {{"axis", axis}, {"rank", "6000"}, {"steps", "50"}});
   }
   EXPECT_EQ(LargeJson("/api/steps", {{"points", "4000"}})["step"].size(), 4000);
   Large("/api/machine-metrics", {{"node", large_.job().ranks(0).node_id()}});
@@ -523,7 +523,7 @@ TEST_F(LargePageTest, TheHeatMapReadsOneRankOfEachStageOfAReplica) {
 }
 
 TEST_F(LargePageTest, TheTimelineReadsTheRanksThatItShows) {
-  const json timeline = LargeJson("/api/timeline", {{"view", "data"}, {"rank", "1000"}});
+  const json timeline = LargeJson("/api/timeline", {{"axis", "data"}, {"rank", "1000"}});
   EXPECT_LE(large_.num_ranks_read(), 64);
   std::vector<int> ranks;
   for (const json& row : timeline["rows"]) ranks.push_back(row["rank"]);
@@ -531,7 +531,7 @@ TEST_F(LargePageTest, TheTimelineReadsTheRanksThatItShows) {
   EXPECT_EQ(ranks.size() + timeline["ranks_left_out"].get<size_t>(), 192);
   EXPECT_EQ(timeline["step"], 4000);
   EXPECT_EQ(timeline["other_ranks_known"], false);
-  LargeJson("/api/timeline", {{"view", "pipeline"}, {"rank", "1000"}});
+  LargeJson("/api/timeline", {{"axis", "pipeline"}, {"rank", "1000"}});
   EXPECT_EQ(large_.num_ranks_read(), 8);
   EXPECT_EQ(large_.num_span_reads(), 2);
 }

@@ -72,6 +72,8 @@ REFLOWED_SAMPLES = [
     "  //   auto cluster = Start(options);  // forks, so it is the first thing in main. cluster->Stop();",
     "// -----------------------------------------------------------------------------",
 ]
+# A comment that begins with a bare "Of" or "Such": its reader does not know yet what is spoken of.
+RIDDLE = re.compile(r"^\s*// (Of|Such) ")
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|not (yet )?implemented|unimplemented|placeholder)\b", re.IGNORECASE)
 
 
@@ -137,7 +139,7 @@ def own_includes(path):
 
 def is_test_only(path):
     name = path.name
-    return name.endswith("_test.cc") or name.startswith("test_") or name.endswith("_benchmark.cc") or {"testing", "emulator"} & set(path.parts)
+    return name.endswith("_test.cc") or name.startswith("test_") or name.endswith("_benchmark.cc") or "testing" in path.parts
 
 
 def page_findings():
@@ -152,6 +154,13 @@ def page_findings():
                 continue
             if len(line) > PAGE_COLUMNS:
                 yield f"{path.relative_to(ROOT)}:{number}: {len(line)} columns; prose has at most {PAGE_COLUMNS}"
+
+
+def riddle_findings():
+    for path in [*sources(), *(ROOT / "proto").glob("*.proto")]:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if RIDDLE.search(line):
+                yield f"{path.relative_to(ROOT)}:{number}: begins with a bare Of or Such; write a sentence: {line.strip()}"
 
 
 def folder_findings():
@@ -232,6 +241,7 @@ def main():
     if len(files) < 50:
         sys.exit(f"tidy: only {len(files)} sources under {ROOT}: not run over the source tree")
     findings = [finding for path in files for finding in findings_in(path, path.read_text())]
+    findings += riddle_findings()
     findings += folder_findings()
     findings += page_findings()
     findings += circles()

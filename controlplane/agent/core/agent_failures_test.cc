@@ -395,7 +395,12 @@ TEST_F(MachineCheckTest, TimeInWhichTheAgentDidNotRunIsNotTheTests) {
 TEST_F(MachineCheckTest, ADirectoryOfAJobThatHangsIsNoFaultOfTheMachine) {
   WantTest(7);
   Apply();
-  Tell(1, 7, v1::MachineTest::STATE_RUNNING, "directory /mnt/c");
+  v1::MachineTest test;
+  test.set_id(7);
+  test.set_state(v1::MachineTest::STATE_RUNNING);
+  test.set_part("checkpoints in /mnt/c");  // words for people decide nothing
+  test.set_uses_job_directory(true);
+  core_.OnTestMessage(1, test);
   Let(absl::Minutes(1));
   End(1, Ours());
   EXPECT_EQ(Test().state(), v1::MachineTest::STATE_PASSED);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "controlplane/agent/core/exit_class.h"
 #include "controlplane/launch/process_keeper.h"
@@ -12,12 +11,9 @@ namespace {
 
 // The pause after the first start. Each later one is twice as long.
 constexpr absl::Duration kPause = absl::Seconds(1);
-// The agent looks at a running test this often. Of a longer time between two looks, no more counts:
-// the agent was suspended, and the test perhaps with it.
+// The agent looks at a running test this often. A longer time between two looks counts as this
+// much: the agent was suspended, and the test perhaps with it.
 constexpr absl::Duration kLookInterval = absl::Seconds(1);
-
-// A directory of a job may lie on storage that hangs for every machine.
-bool IsOfJobs(absl::string_view part) { return absl::StartsWith(part, "directory "); }
 
 }  // namespace
 
@@ -92,7 +88,7 @@ void MachineCheckCore::OnEnded(const ProcessEnd& end, absl::Duration now) {
   const std::string where = part.empty() ? "its start" : part;
   if (!overdue_ && killed_) {  // it was not wanted any more
     test_.Clear();
-  } else if (IsOfJobs(part)) {
+  } else if (test_.uses_job_directory()) {  // its storage may hang for every machine
     FinishWithNote(part, overdue_ ? "gave no answer in time" : launch::DescribeExit(end.status));
   } else if (overdue_) {
     OnOverdue(where, now);
@@ -110,6 +106,7 @@ void MachineCheckCore::Finish(v1::MachineTest::State state, const std::string& e
   test_.set_state(state);
   test_.set_evidence(evidence);
   test_.clear_part();
+  test_.clear_uses_job_directory();
 }
 
 void MachineCheckCore::Reconcile(bool is_free, absl::Duration now, int64_t* last_process_id,

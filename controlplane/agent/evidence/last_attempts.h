@@ -26,8 +26,8 @@ class LastAttempts {
  public:
   static constexpr size_t kJobsMax = 4;                 // those that left last
   static constexpr size_t kBytesMax = size_t{1} << 20;  // about, of a job
-  // Of each rank: the spans of this many steps, and this many calls; of the machine: the samples of
-  // this many seconds.
+  // It keeps the spans of this many steps and this many calls of each rank, and the machine's
+  // samples of this many seconds.
   static constexpr int64_t kSteps = 2;
   static constexpr int kCalls = 64;
   static constexpr int kSamples = 60;

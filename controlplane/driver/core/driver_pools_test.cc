@@ -4,6 +4,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/core/recovery.h"
 #include "controlplane/driver/core/testing/test_core.h"
 
 namespace megascale::driver {
@@ -111,6 +112,28 @@ TEST_F(DriverPoolsTest, AMachineThatRefusesIsLeftAndTheJobGoesOn) {
   Do(Passed("j", 3, "n3"));
   EXPECT_EQ(job().stage(), v1::STAGE_RUN);
   EXPECT_EQ(job().restore().step(), 10);
+}
+
+TEST(RefusalTest, IsKnownByItsAttemptAndInOlderSnapshotsByItsText) {
+  JobRecord job;
+  job.set_attempt(2);
+  job.mutable_culprit()->set_node_id("n2");
+  job.mutable_culprit()->set_rank(-1);
+  job.mutable_culprit()->set_failure_class(megascale::telemetry::v1::FAILURE_CLASS_REFUSED);
+  job.mutable_culprit()->set_attempt(2);
+  job.mutable_culprit()->set_evidence("refused: /data is empty; see the log");
+  auto* refusing = job.add_refusing();
+  refusing->set_node_id("n2");
+  refusing->set_message("/data is empty");
+  refusing->set_attempt(2);
+  EXPECT_TRUE(WasRefusedByNode(job));
+  job.mutable_culprit()->set_attempt(3);
+  job.mutable_culprit()->set_evidence("/data is empty");
+  EXPECT_FALSE(WasRefusedByNode(job)) << "another attempt";
+  refusing->clear_attempt();
+  EXPECT_TRUE(WasRefusedByNode(job));
+  job.mutable_culprit()->set_evidence("train.steps: 3 is not more than the 5 steps");
+  EXPECT_FALSE(WasRefusedByNode(job)) << "another reason";
 }
 
 TEST_F(DriverPoolsTest, ARefusalIsForgottenWhenThatAgentStartsAgainOrIsUncordoned) {

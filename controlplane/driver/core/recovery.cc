@@ -209,10 +209,14 @@ void ForgetFailures(JobRecord* job) {
 }
 
 bool WasRefusedByNode(const JobRecord& job) {
-  return job.culprit().failure_class() == telemetry::FAILURE_CLASS_REFUSED &&
+  const Culprit& culprit = job.culprit();
+  return culprit.failure_class() == telemetry::FAILURE_CLASS_REFUSED &&
          std::any_of(job.refusing().begin(), job.refusing().end(), [&](const auto& refusing) {
-           return refusing.node_id() == job.culprit().node_id() &&
-                  absl::EndsWith(job.culprit().evidence(), refusing.message());
+           if (refusing.node_id() != culprit.node_id()) return false;
+           // A snapshot of an older driver does not say which attempt was refused.
+           return refusing.attempt() > 0
+                      ? refusing.attempt() == culprit.attempt() && culprit.rank() < 0
+                      : absl::EndsWith(culprit.evidence(), refusing.message());
          });
 }
 

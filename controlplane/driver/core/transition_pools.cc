@@ -205,6 +205,7 @@ void Transition::RefuseNode(JobRecord* job, const PreflightRefusal& refusal) {
   refusing->set_node_id(refusal.node_id);
   refusing->set_incarnation(node->hello().incarnation());
   refusing->set_message(refusal.message);
+  refusing->set_attempt(job->attempt());
   pb::Failure found;
   found.mutable_culprit()->set_node_id(refusal.node_id);
   found.mutable_culprit()->set_rank(-1);

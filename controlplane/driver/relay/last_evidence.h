@@ -25,7 +25,7 @@ std::string LastEvidencePath(const megascale::control::v1::Job& job);
 
 struct CollectOptions {
   size_t bytes_max = kLastEvidenceBytesMax;
-  // Of the spans that are in memory at once, in bytes, beside those of the culprit.
+  // The most bytes of spans that are in memory at once, beside those of the culprit.
   size_t spans_max = kLastEvidenceTextMax;
   // True: asks no further node, and keeps what was read. Null: never. Called by one thread at a
   // time.

@@ -33,7 +33,8 @@ constexpr double kQuietSecondsMin = 3;
 
 // At most this many of the ranks that are awaited are read before the next walk.
 constexpr size_t kRanksOfRound = 64;
-// Of each group of the named rank, this many ranks may wait for it.
+// At most this many ranks of each group of the named rank are read, to see whether they wait for
+// it.
 constexpr size_t kMembersRead = 16;
 constexpr size_t kSilentRead = 10;
 

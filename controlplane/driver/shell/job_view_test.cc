@@ -84,7 +84,8 @@ TEST_F(JobViewTest, AnMfuThatDeclinesIsShownWithTheStepFromWhich) {
             "MFU has declined since step 129: 800 tokens/s, usually 1000 (80 %)");
 }
 
-// Such a step is never logged: the attempt ends, and its failure says where the number began.
+// A step with a number that is not finite is never logged: the attempt ends, and its failure says
+// where the number came from.
 TEST_F(JobViewTest, ANumberThatIsNotFiniteIsShownWithItsOperator) {
   Run(10);
   job_.set_best_step(10);

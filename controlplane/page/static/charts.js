@@ -285,9 +285,9 @@ function accountView(spans) {
 
 // Stacked bars: where the step of each stage went, means over its ranks. `map`: of /api/heat-map.
 function stageBars(map) {
-  const ranksOfStage = map.mesh.data * map.mesh.tensor;
+  const {size: numStages, stride: ranksOfStage, position} = map.mesh.axes[0];
   const stages = [];
-  for (let stage = 0; stage < map.mesh.pipeline; ++stage) {
+  for (let stage = 0; stage < numStages; ++stage) {
     const mean = {};
     for (const [kind] of KINDS) {
       const values = map.kinds[kind]
@@ -304,11 +304,11 @@ function stageBars(map) {
     viewBox: `0 0 ${width} ${stages.length * row + 4}`,
     width: '100%',
     role: 'img',
-    'aria-label': 'where the time of a mean step of each stage went; the table below has the numbers'
+    'aria-label': `where the time of a mean step of each ${position} went; the table below has the numbers`
   });
   stages.forEach((mean, stage) => {
     let at = left;
-    picture.append(s('text', {x: left - 8, y: stage * row + 16, 'text-anchor': 'end'}, `stage ${stage}`));
+    picture.append(s('text', {x: left - 8, y: stage * row + 16, 'text-anchor': 'end'}, `${position} ${stage}`));
     for (const [kind, words] of KINDS) {
       const size = mean[kind] / longest * (width - left - right);
       if (size <= 0) continue;
@@ -335,7 +335,7 @@ function stageBars(map) {
         h('tbody', {},
           stages.map(
               (mean, stage) =>
-                  h('tr', {}, h('td', {}, `stage ${stage}`),
+                  h('tr', {}, h('td', {}, `${position} ${stage}`),
                     used.map(([kind]) => h('td', {class: 'number'}, format.number(mean[kind], 3)))))));
   return h('div', {}, legend, picture, h('details', {}, h('summary', {class: 'hint'}, 'the numbers'), table));
 }

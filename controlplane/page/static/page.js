@@ -101,7 +101,7 @@ function jobHead() {
     title.replaceChildren(
         h('h1', {id: 'job-title'}, job.id), stateLabel(job),
         h('span', {class: 'muted'},
-          `data ${job.mesh.data} × pipeline ${job.mesh.pipeline} × tensor ${job.mesh.tensor}, ` +
+          `${job.mesh_sizes}, ` +
               `attempt ${job.attempt}${
                   job.restarts ? `, ${job.restarts} restart${job.restarts > 1 ? 's' : ''}` : ''}`));
     message.textContent = job.message;
@@ -311,10 +311,7 @@ function ranksTab(id) {
 function timelineTab(id, rank) {
   const head = jobHead();
   const view = timelineView();
-  const select = h('select', {id: 'view'}, [
-    ['pipeline', 'pipeline: the stages of a replica'], ['data', 'data: the replicas of a stage'],
-    ['tensor', 'tensor: the ranks that share a layer']
-  ].map(([value, words]) => h('option', {value}, words)));
+  const select = h('select', {id: 'view'});
   const around = h('input', {id: 'around', type: 'number', min: 0, value: rank || 0, size: 6});
   const hold =
       h('button', {
@@ -331,7 +328,7 @@ function timelineTab(id, rank) {
     last = Date.now();
     try {
       const data =
-          await get('api/timeline', {job: id, steps: 3, view: select.value, rank: around.value || 0});
+          await get('api/timeline', {job: id, steps: 3, axis: select.value, rank: around.value || 0});
       note.textContent = '';
       shown = data;
       view.update(data);
@@ -351,6 +348,10 @@ function timelineTab(id, rank) {
     async update() {
       const job = await get('api/job', {job: id});
       head.update(job, 'timeline');
+      if (!select.options.length) {
+        select.append(...job.mesh.axes.map(
+            axis => h('option', {value: axis.name}, `${axis.name}: ${axis.members}`)));
+      }
       around.max = Math.max(0, job.ranks - 1);
       const held = hold.getAttribute('aria-pressed') === 'true' ||
           view.element.querySelector('canvas') === document.activeElement;

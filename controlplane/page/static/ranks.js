@@ -21,22 +21,27 @@ function contextOf(canvas) {
   return {context, width: box.width, height: box.height};
 }
 
-// Rank of a place: tensor fastest, then data, then pipeline.
-const rankAt = (mesh, at) => (at.pipeline * mesh.data + at.data) * mesh.tensor + at.tensor;
-const placeOf = (mesh, rank) => ({
-  tensor: rank % mesh.tensor,
-  data: Math.floor(rank / mesh.tensor) % mesh.data,
-  pipeline: Math.floor(rank / mesh.tensor / mesh.data)
-});
-const sizeOf = mesh => mesh.data * mesh.pipeline * mesh.tensor;
+// The server tells the axes of a mesh (mesh_json.h), the one whose neighbours have the most distant
+// ranks first, with names and words for people: nothing here knows an axis.
 
-// The answer of /api/heat-map, with the arrays of all ranks. Of a large job it has one rank of each
-// tensor-parallel group, which stands for the others: they do each pass together.
+// A place is an object with a position for each axis, by name.
+const rankAt = (mesh, at) => mesh.axes.reduce((rank, axis) => rank + at[axis.name] * axis.stride, 0);
+const placeOf = (mesh, rank) =>
+    Object.fromEntries(mesh.axes.map(axis => [axis.name, Math.floor(rank / axis.stride) % axis.size]));
+const sizeOf = mesh => mesh.axes.reduce((size, axis) => size * axis.size, 1);
+// "stage 1, data 2, tensor 1"
+const placeText = (mesh, rank) => {
+  const at = placeOf(mesh, rank);
+  return mesh.axes.map(axis => `${axis.position} ${at[axis.name]}`).join(', ');
+};
+
+// The answer of /api/heat-map, with the arrays of all ranks. In the answer for a large job, each rank
+// stands for the ranks after it, with which it does every pass.
 function wholeMap(map) {
   if (!map.ranks) return map;
   const spread = (values, rest) => {
     const whole = new Array(sizeOf(map.mesh)).fill(rest);
-    map.ranks.forEach((rank, i) => whole.fill(values[i], rank, rank + map.mesh.tensor));
+    map.ranks.forEach((rank, i) => whole.fill(values[i], rank, rank + map.ranks_each));
     return whole;
   };
   const kinds = {};
@@ -68,14 +73,12 @@ function heatMapView({onChoose}) {
   const canvas = canvasFor(360);
   const scale = h('div', {class: 'controls'});
   const chosen = h('p', {id: 'heat-chosen', role: 'status', class: 'mono'}, ' ');
+  const hint = h('p', {class: 'hint'});
   const element =
       h('div', {},
         h('div', {class: 'controls'}, h('label', {}, 'colour: ', select),
           h('label', {}, 'mean of ', steps, ' steps'), note),
-        canvas, chosen, scale,
-        h('p', {class: 'hint'},
-          'Rows are pipeline stages; columns are replicas, with their tensor-parallel ranks side by side. ' +
-              'Arrow keys move, Enter opens the rank in the mesh.'));
+        canvas, chosen, scale, hint);
   let map = null, ranks = null, rank = 0;
 
   const valuesOf = measure => {
@@ -91,18 +94,20 @@ function heatMapView({onChoose}) {
 
   function geometry(width) {
     const mesh = (map || ranks).mesh;
-    const columns = mesh.data * mesh.tensor;
+    const [rows, ...rest] = mesh.axes;
+    const columns = rows.stride;
     const left = 56, top = 18;
     const cellWidth = Math.min(96, (width - left) / columns);
-    const cellHeight = Math.max(2, Math.min(38, 900 / mesh.pipeline));
-    return {mesh, columns, left, top, cellWidth, cellHeight};
+    const cellHeight = Math.max(2, Math.min(38, 900 / rows.size));
+    return {mesh, rows, rest, columns, left, top, cellWidth, cellHeight};
   }
 
   function draw() {
     if (!map && !ranks) return;
     const values = valuesOf(select.value) || [];
-    const {mesh, columns, left, top, cellWidth, cellHeight} = geometry(canvas.getBoundingClientRect().width);
-    canvas.style.height = top + mesh.pipeline * cellHeight + 2 + 'px';
+    const {mesh, rows, rest, columns, left, top, cellWidth, cellHeight} =
+        geometry(canvas.getBoundingClientRect().width);
+    canvas.style.height = top + rows.size * cellHeight + 2 + 'px';
     const {context} = contextOf(canvas);
     const shown = values.filter((_, i) => known(i));
     let low = Math.min(...shown), high = Math.max(...shown);
@@ -137,21 +142,26 @@ function heatMapView({onChoose}) {
     context.fillStyle = colorOf('muted');
     context.textAlign = 'right';
     const every = Math.ceil(14 / cellHeight);
-    for (let row = 0; row < mesh.pipeline; row += every)
-      context.fillText('stage ' + row, left - 8, top + (row + 0.5) * cellHeight);
+    for (let row = 0; row < rows.size; row += every)
+      context.fillText(`${rows.position} ${row}`, left - 8, top + (row + 0.5) * cellHeight);
     context.textAlign = 'left';
-    const dataWidth = cellWidth * mesh.tensor;
-    for (let data = 0; data < mesh.data; data += Math.ceil(60 / dataWidth)) {
-      context.fillText('data ' + data, left + data * dataWidth, 8);
+    if (rest.length) {
+      const [{size, stride, position}] = rest;
+      const width = cellWidth * stride;
+      for (let i = 0; i < size; i += Math.ceil(60 / width)) {
+        context.fillText(`${position} ${i}`, left + i * width, 8);
+      }
     }
+    hint.textContent = `Rows are ${rows.plural}; columns are ${
+        rest.map(axis => axis.plural).join(', with their ')} side by side. ` +
+        'Arrow keys move, Enter opens the rank in the mesh.';
     drawScale(low, high, shown.length);
-    const at = placeOf(mesh, rank);
     const nodes =
         ranks && ranks.ranks.node[rank] !== undefined ? ', ' + ranks.nodes[ranks.ranks.node[rank]] : '';
     chosen.textContent =
-        `rank ${rank}: stage ${at.pipeline}, data ${at.data}, tensor ${at.tensor}${nodes} – ` +
+        `rank ${rank}: ${placeText(mesh, rank)}${nodes} – ` +
         `${MEASURES[select.value][0]} ${known(rank) ? show(values[rank]) : 'unknown'}` +
-        (isOfAnother(rank) ? `, as rank ${map.read[rank]}, which is read for its tensor-parallel group` : '');
+        (isOfAnother(rank) ? `, as rank ${map.read[rank]}, which is read for the ${map.ranks_each} from it on` : '');
     canvas.setAttribute(
         'aria-label',
         `heat map of ${sizeOf(mesh)} ranks: ${MEASURES[select.value][0]} from ${show(low)} to ${
@@ -193,10 +203,10 @@ function heatMapView({onChoose}) {
     if (open) onChoose(rank);
   };
   const at = event => {
-    const {columns, left, top, cellWidth, cellHeight, mesh} = geometry(canvas.getBoundingClientRect().width);
+    const {rows, columns, left, top, cellWidth, cellHeight} = geometry(canvas.getBoundingClientRect().width);
     const [column, row] =
         [Math.floor((event.offsetX - left) / cellWidth), Math.floor((event.offsetY - top) / cellHeight)];
-    return column < 0 || column >= columns || row < 0 || row >= mesh.pipeline ? -1 : row * columns + column;
+    return column < 0 || column >= columns || row < 0 || row >= rows.size ? -1 : row * columns + column;
   };
   canvas.addEventListener('pointermove', event => (map || ranks) && choose(at(event), false));
   canvas.addEventListener('click', event => (map || ranks) && choose(at(event), true));
@@ -214,31 +224,42 @@ function heatMapView({onChoose}) {
 
 const STALLED_SECONDS = 5;
 
-// Stages from left to right, replicas from front to back, tensor-parallel ranks upwards. An arrow
-// goes from a rank that waits to the one that it waits for.
+// The keys that move along an axis, back and forth: of the first axis, of the second, and so on.
+const MOVES = [['ArrowLeft', 'ArrowRight', '← →'], ['ArrowDown', 'ArrowUp', '↓ ↑'], ['[', ']', '[ ]'], ['{', '}', '{ }']];
+
+// How far apart ranks are drawn in one direction, which shows these axes, the outermost first: an
+// inner axis lies within each step of an outer one, with a gap before the next.
+function directionOf(axes) {
+  const steps = {};
+  let count = 1;
+  for (const axis of [...axes].reverse()) {
+    steps[axis.name] = count === 1 ? 1 : count + 1;
+    count += (axis.size - 1) * steps[axis.name];
+  }
+  return {count, of: at => axes.reduce((sum, {name}) => sum + at[name] * steps[name], 0)};
+}
+
+// The first axis from left to right, the second from front to back, the third upwards, and
+// so on again. An arrow goes from a rank that waits to the one that it waits for.
 function meshView({onChoose}) {
   const canvas = canvasFor(460);
   const legend = h('ul', {class: 'legend'});
-  const element = h(
-      'div', {}, canvas, legend,
-      h('p', {class: 'hint'},
-        'Arrow keys move along stages and replicas, ' +
-            '[ and ] along tensor-parallel ranks; drag to turn. Activations flow to higher stages, gradients back.'));
+  const hint = h('p', {class: 'hint'});
+  const element = h('div', {}, canvas, legend, hint);
   let ranks = null, rank = 0, yaw = -0.5, pitch = 0.5, spots = [];
 
   function project(mesh, width, height) {
-    const extent = Math.max(mesh.pipeline, mesh.data, mesh.tensor, 2) - 1;
+    const axes = mesh.axes;
+    const directions = [0, 1, 2].map(d => directionOf(axes.filter((_, i) => i % 3 === d)));
+    const extent = Math.max(...directions.map(({count}) => count), 2) - 1;
     // A long axis must not squeeze the others into a line.
-    const stretch = size => (size > 1 ? Math.max(0.45, (size - 1) / extent) / (size - 1) : 0);
-    const [px, py, pz] = [stretch(mesh.pipeline), stretch(mesh.data), stretch(mesh.tensor)];
+    const stretch = count => (count > 1 ? Math.max(0.45, (count - 1) / extent) / (count - 1) : 0);
     const scale = Math.min(width * 0.62, height * 0.85);
     const [sinYaw, cosYaw, sinPitch, cosPitch] =
         [Math.sin(yaw), Math.cos(yaw), Math.sin(pitch), Math.cos(pitch)];
     return i => {
       const at = placeOf(mesh, i);
-      const x = (at.pipeline - (mesh.pipeline - 1) / 2) * px;
-      const y = (at.data - (mesh.data - 1) / 2) * py;
-      const z = (at.tensor - (mesh.tensor - 1) / 2) * pz;
+      const [x, y, z] = directions.map(({count, of}) => (of(at) - (count - 1) / 2) * stretch(count));
       const depth = x * sinYaw + y * cosYaw;
       return [
         width / 2 + (x * cosYaw - y * sinYaw) * scale, height / 2 - (z * cosPitch + depth * sinPitch) * scale,
@@ -277,9 +298,9 @@ function meshView({onChoose}) {
       context.beginPath();
       for (let i = 0; i < count; ++i) {
         const at = placeOf(mesh, i);
-        for (const axis of ['pipeline', 'data', 'tensor']) {
-          if (at[axis] + 1 >= mesh[axis]) continue;
-          const to = spots[rankAt(mesh, {...at, [axis]: at[axis] + 1})];
+        for (const {name, size, stride} of mesh.axes) {
+          if (at[name] + 1 >= size) continue;
+          const to = spots[i + stride];
           context.moveTo(spots[i][0], spots[i][1]);
           context.lineTo(to[0], to[1]);
         }
@@ -325,20 +346,22 @@ function meshView({onChoose}) {
     }
     context.fillStyle = colorOf('ink');
     context.font = '12px ' + colorOf('mono');
-    for (const [axis, words] of [['pipeline', 'stage'], ['data', 'data'], ['tensor', 'tensor']]) {
-      if (mesh[axis] < 2) continue;
-      const [x, y] = spots[rankAt(mesh, {pipeline: 0, data: 0, tensor: 0, [axis]: mesh[axis] - 1})];
+    mesh.axes.forEach((axis, i) => {
+      if (axis.size < 2) return;
+      const [x, y] = spots[(axis.size - 1) * axis.stride];
       context.textAlign = 'center';
-      context.fillText(`${words} ${mesh[axis] - 1}`, x, axis === 'tensor' ? y - size - 8 : y + size + 14);
-    }
+      context.fillText(`${axis.position} ${axis.size - 1}`, x, i % 3 === 2 ? y - size - 8 : y + size + 14);
+    });
     context.textAlign = 'left';
     const stalledCount = spots.filter((_, i) => stalled(i)).length;
     canvas.setAttribute(
         'aria-label',
-        `mesh of ${count} ranks: ${mesh.pipeline} stages, ${mesh.data} replicas, ` +
-            `${mesh.tensor} tensor-parallel; ${waiting.size} wait for others, ${
+        `mesh of ${count} ranks: ${mesh.axes.map(axis => `${axis.size} ${axis.plural}`).join(', ')}; ` +
+            `${waiting.size} wait for others, ${
                 stalledCount} without progress for ` +
             `${STALLED_SECONDS} s; rank ${rank} is chosen`);
+    const moves = mesh.axes.slice(0, MOVES.length).map(({plural}, i) => `${MOVES[i][2]} along ${plural}`);
+    hint.textContent = `Keys move: ${moves.join(', ')}; drag to turn.`;
     legend.replaceChildren(
         h('li', {}, '● works'), h('li', {}, `○ waits for another rank (${waiting.size})`),
         h('li', {}, `✕ no progress for ${STALLED_SECONDS} s (${stalledCount})`),
@@ -374,18 +397,12 @@ function meshView({onChoose}) {
     choose(best);
   });
   canvas.addEventListener('keydown', event => {
-    const move = {
-      ArrowLeft: ['pipeline', -1],
-      ArrowRight: ['pipeline', 1],
-      ArrowDown: ['data', -1],
-      ArrowUp: ['data', 1],
-      '[': ['tensor', -1],
-      ']': ['tensor', 1]
-    }[event.key];
-    if (!move || !ranks) return;
+    const index = MOVES.findIndex(keys => keys.slice(0, 2).includes(event.key));
+    if (index < 0 || !ranks || index >= ranks.mesh.axes.length) return;
     event.preventDefault();
+    const {name, size} = ranks.mesh.axes[index];
     const at = placeOf(ranks.mesh, rank);
-    at[move[0]] = (at[move[0]] + move[1] + ranks.mesh[move[0]]) % ranks.mesh[move[0]];
+    at[name] = (at[name] + (event.key === MOVES[index][1] ? 1 : size - 1)) % size;
     choose(rankAt(ranks.mesh, at));
   });
   return {
@@ -411,17 +428,13 @@ function rankPanel(details, open) {
           group.total > group.ranks.length ? ` and ${group.total - group.ranks.length} more` : '') :
                                              'none';
   };
-  const flow = {
-    pipeline: ' (sends activations to the next, gradients to the previous)',
-    data: ' (reduces gradients together)',
-    tensor: ' (shares each layer)'
+  const flowOf = name => {
+    const {flow} = details.mesh.axes.find(axis => axis.name === name);
+    return flow ? ` (${flow})` : '';
   };
   const rows = [
     ['machine', details.node],
-    [
-      'position',
-      `stage ${details.position.pipeline}, data ${details.position.data}, tensor ${details.position.tensor}`
-    ],
+    ['position', placeText(details.mesh, details.rank)],
     ['phase', details.phase],
     ['step', format.integer(details.step)],
     ['does now', details.doing || '–'],
@@ -447,7 +460,7 @@ function rankPanel(details, open) {
             n =>
                 [h('dt', {}, n.axis),
                  h('dd', {}, n.previous === n.next ? '' : [link(n.previous), ' · '], link(n.next),
-                   h('span', {class: 'hint'}, flow[n.axis] || ''))])));
+                   h('span', {class: 'hint'}, flowOf(n.axis)))])));
 }
 
 // The calls of communicators in which a rank is now, and the newest ones that it left. `open`: shows another rank.

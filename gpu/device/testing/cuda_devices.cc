@@ -1,6 +1,6 @@
 // The device of tests that link this library: a CUDA device of an emulated machine,
 // with the operators of jobs.
-#include "gpu/emulator/emulated_gpu.h"
+#include "gpu/emulator/assembled/emulated_gpu.h"
 #include "runtime/device/testing/test_devices.h"
 
 namespace megascale::device {

@@ -21,6 +21,7 @@ constexpr size_t kWorkspaceAlignment = 256;
 
 using Kind = CublasLtKind;
 using Object = CublasLtObject;
+using kernels::host::Translate;
 using Operand = CublasLtOperand;
 using Problem = CublasLtProblem;
 using Words = AlgorithmWords;

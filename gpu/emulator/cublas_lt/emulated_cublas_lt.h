@@ -4,7 +4,7 @@
 // rounded once to the type of its result, so that all algorithms give the same bits.
 //
 // Products run in the order of their stream, by the `enqueue` that the emulated runtime gives, and
-// find device memory with emulator::Translate. What an algorithm owns of the workspace is
+// find device memory with kernels::host::Translate. What an algorithm owns of the workspace is
 // overwritten with NaNs, as is the end of what it was given.
 //
 // It is stricter than the library where that finds bugs: an attribute that it does not emulate may

@@ -10,6 +10,7 @@
 namespace megascale::emulator {
 namespace {
 
+using kernels::host::Translate;
 using Operand = CublasLtOperand;
 
 // Numbers one behind the other, column-major, where the host can read them.

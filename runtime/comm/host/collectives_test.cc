@@ -83,7 +83,7 @@ Bytes Sum(int num_ranks, DType dtype, int64_t size, int salt) {
 }
 
 HostVector View(Bytes& bytes, DType dtype) {
-  return {bytes.data(), dtype, static_cast<int64_t>(bytes.size() / tensor::SizeOf(dtype))};
+  return HostVector::OfBytes(absl::MakeSpan(bytes), dtype);
 }
 
 Bytes Slice(const Bytes& bytes, int index, int count) {
@@ -230,7 +230,7 @@ TEST(CollectivesInPlaceTest, ReduceScatterAndAllGatherWorkWithinOneBuffer) {
     const int64_t size = 5001;
     Bytes buffer = Input(rank, DType::kF32, 3 * size, 1);
     HostVector whole = View(buffer, DType::kF32);
-    HostVector own = {buffer.data() + rank * size * 4, DType::kF32, size};
+    HostVector own = whole.Slice(rank * size, size);
     ASSERT_EQ(comm->ReduceScatter(whole, own, {}), absl::OkStatus());
     ASSERT_EQ(comm->AllGather(own, whole, {}), absl::OkStatus());
     EXPECT_TRUE(buffer == Sum(3, DType::kF32, 3 * size, 1));
@@ -253,8 +253,9 @@ TEST(CollectivesInPlaceTest, TensorsMayLieInSharedMemory) {
     const Bytes input = Input(rank, DType::kF32, 3 * size, 1);
     const Bytes sum = Sum(3, DType::kF32, 3 * size, 1);
     std::byte* data = memory->data() + 64;
-    const HostVector whole = {data, DType::kF32, 3 * size};
-    const HostVector own = {data + rank * size * 4, DType::kF32, size};
+    const auto whole =
+        HostVector::OfBytes(absl::MakeSpan(data, static_cast<size_t>(3 * size) * 4), DType::kF32);
+    const HostVector own = whole.Slice(rank * size, size);
     std::memcpy(data, input.data(), input.size());
     ASSERT_EQ(comm->ReduceScatter(whole, own, {}), absl::OkStatus());
     ASSERT_EQ(comm->AllGather(own, whole, {}), absl::OkStatus());
@@ -285,7 +286,7 @@ TEST(GroupsTest, ARankTalksInEachOfItsGroupsInTheirOwnOrder) {
   world.RunConnected([&](int rank, Fabric& fabric) {
     auto row = fabric.Make(rank < 2 ? "row" : "other-row").value();
     float value = static_cast<float>(rank + 1);
-    ASSERT_EQ(row->AllReduce({&value, DType::kF32, 1}, {}), absl::OkStatus());
+    ASSERT_EQ(row->AllReduce(HostVector::Of(absl::MakeSpan(&value, 1)), {}), absl::OkStatus());
     EXPECT_EQ(value, rank < 2 ? 3 : 7);
     auto column = fabric.Make("column");
     if (rank % 2 != 0) {
@@ -293,7 +294,8 @@ TEST(GroupsTest, ARankTalksInEachOfItsGroupsInTheirOwnOrder) {
       return;
     }
     EXPECT_EQ((*column)->rank(), rank == 2 ? 0 : 1);
-    ASSERT_EQ((*column)->AllReduce({&value, DType::kF32, 1}, {}), absl::OkStatus());
+    ASSERT_EQ((*column)->AllReduce(HostVector::Of(absl::MakeSpan(&value, 1)), {}),
+              absl::OkStatus());
     EXPECT_EQ(value, 10);
     EXPECT_EQ(fabric.Make("column").status().code(), absl::StatusCode::kFailedPrecondition);
   });
@@ -315,7 +317,7 @@ TEST(GroupsTest, TheObserverSeesEveryCallEnterAndLeave) {
     auto comm = fabric->Make("all").value();
     float value = 0;
     ASSERT_EQ(comm->Barrier({3}), absl::OkStatus());
-    ASSERT_EQ(comm->AllReduce({&value, DType::kF32, 1}, {9}), absl::OkStatus());
+    ASSERT_EQ(comm->AllReduce(HostVector::Of(absl::MakeSpan(&value, 1)), {9}), absl::OkStatus());
     const auto bytes = absl::MakeSpan(reinterpret_cast<std::byte*>(&value), 4);
     ASSERT_EQ(rank == 0 ? comm->Send(1, bytes, {8}) : comm->Recv(0, bytes, {8}), absl::OkStatus());
   });
@@ -355,8 +357,7 @@ TEST(GroupsTest, CallsShowTheirProgress) {
     ASSERT_EQ(fabric->Connect(), absl::OkStatus());
     auto comm = fabric->Make("all").value();
     std::vector<float> values(100'000, 1.0F);
-    const auto size = static_cast<int64_t>(values.size());
-    ASSERT_EQ(comm->AllReduce({values.data(), DType::kF32, size}, {}), absl::OkStatus());
+    ASSERT_EQ(comm->AllReduce(HostVector::Of(absl::MakeSpan(values)), {}), absl::OkStatus());
     ASSERT_EQ(comm->Barrier({}), absl::OkStatus());
   });
   for (int rank = 0; rank < 3; ++rank) {
@@ -395,7 +396,7 @@ TEST(StreamsTest, ACollectiveOnItsOwnStreamOverlapsWithComputeOnAnother) {
     float value = static_cast<float>(rank + 1);
     if (rank == 1) computed.Wait(*collectives, 1);
     collectives->Enqueue([&](stream::Stream&) {
-      EXPECT_EQ(comm->AllReduce({&value, DType::kF32, 1}, {}), absl::OkStatus());
+      EXPECT_EQ(comm->AllReduce(HostVector::Of(absl::MakeSpan(&value, 1)), {}), absl::OkStatus());
     });
     if (rank == 0) {
       compute->Enqueue([&](stream::Stream&) {

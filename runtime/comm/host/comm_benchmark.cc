@@ -83,7 +83,7 @@ class Bench {
     RETURN_IF_ERROR(Perform(call));
     double wrong = 0;
     for (size_t k = 0; k < data_.size(); ++k) wrong += IsWrong(call, static_cast<int64_t>(k));
-    RETURN_IF_ERROR(comm_.AllReduce({&wrong, DType::kF64, 1}, {}));
+    RETURN_IF_ERROR(comm_.AllReduce(HostVector::Of(absl::MakeSpan(&wrong, 1)), {}));
     return static_cast<int64_t>(wrong);
   }
 
@@ -94,7 +94,7 @@ class Bench {
     }
   }
   static HostVector View(absl::Span<float> data, int64_t begin, int64_t size) {
-    return {data.data() + begin, DType::kF32, size};
+    return HostVector::Of(data).Slice(begin, size);
   }
   bool IsWrong(Call call, int64_t k) const {
     const int rank = comm_.rank();

@@ -34,6 +34,12 @@ constexpr int64_t kSize = kNumRanks * (1 << 20);  // 12 MiB: more than rings and
 constexpr CallInfo kShort{77, absl::Milliseconds(700)};
 constexpr CallInfo kLong{77, absl::Seconds(25)};
 
+// Returns a view of the same memory as elements of another type.
+HostVector BytesAs(DType dtype, const HostVector& view) {
+  return HostVector::OfBytes(
+      absl::MakeSpan(view.as<std::byte>(), static_cast<size_t>(view.bytes())), dtype);
+}
+
 enum class Way {
   kAllReduce,
   kReduceScatter,
@@ -51,8 +57,8 @@ enum class Way {
 // One call in which the victim has a part.
 absl::Status PerformOnce(Way way, HostCommunicator& comm, const CallInfo& info) {
   std::vector<float> data(kSize);
-  HostVector whole{data.data(), DType::kF32, kSize};
-  HostVector part{data.data() + comm.rank() * kSize / kNumRanks, DType::kF32, kSize / kNumRanks};
+  const auto whole = HostVector::Of(absl::MakeSpan(data));
+  const HostVector part = whole.Slice(comm.rank() * kSize / kNumRanks, kSize / kNumRanks);
   const auto bytes = absl::MakeSpan(reinterpret_cast<std::byte*>(data.data()), kSize * 4);
   switch (way) {
     case Way::kAllReduce:
@@ -71,7 +77,7 @@ absl::Status PerformOnce(Way way, HostCommunicator& comm, const CallInfo& info) 
       return comm.Reduce(whole, whole, 0, info);
     case Way::kAllToAll: {
       std::vector<float> output(kSize);
-      return comm.AllToAll(whole, {output.data(), DType::kF32, kSize}, info);
+      return comm.AllToAll(whole, HostVector::Of(absl::MakeSpan(output)), info);
     }
     case Way::kBarrier:
       return comm.Barrier(info);
@@ -101,7 +107,7 @@ absl::Status UseNextAttempt(ProcessWorld& world, int rank) {
   ASSIGN_OR_RETURN(auto fabric, world.JoinNext(rank));
   ASSIGN_OR_RETURN(auto comm, fabric->Make("all"));
   std::vector<float> data(kSize, static_cast<float>(rank + 1));
-  const HostVector whole{data.data(), DType::kF32, kSize};
+  const auto whole = HostVector::Of(absl::MakeSpan(data));
   RETURN_IF_ERROR(comm->AllReduce(whole, {78}));
   RETURN_IF_ERROR(comm->Broadcast(whole, 1, {79}));
   const auto bytes = absl::MakeSpan(reinterpret_cast<std::byte*>(data.data()), kSize * 4);
@@ -184,7 +190,8 @@ TEST(DeadlineTest, NamesGroupSequenceInstructionAndWhoHasNotArrived) {
         return;
       }
       float value = 0;
-      result = comm->AllReduce({&value, DType::kF32, 1}, {42, absl::Milliseconds(100)});
+      result =
+          comm->AllReduce(HostVector::Of(absl::MakeSpan(&value, 1)), {42, absl::Milliseconds(100)});
       is_done = 1;
     });
     EXPECT_EQ(result.code(), absl::StatusCode::kDeadlineExceeded);
@@ -278,7 +285,7 @@ struct Mismatch {
 TEST(MismatchTest, IsAnInternalErrorThatNamesBothCalls) {
   const auto reduce = [](int64_t size, uint64_t instruction) {
     return [=](HostCommunicator& comm, HostVector v) {
-      return comm.AllReduce({v.data, DType::kF32, size}, {instruction});
+      return comm.AllReduce(v.Slice(0, size), {instruction});
     };
   };
   const std::vector<Mismatch> cases = {
@@ -286,7 +293,7 @@ TEST(MismatchTest, IsAnInternalErrorThatNamesBothCalls) {
       {reduce(64, 1), reduce(64, 2), {"instruction 1", "instruction 2"}},
       {reduce(64, 1),
        [](HostCommunicator& comm, HostVector v) {
-         return comm.AllReduce({v.data, DType::kBF16, 64}, {1});
+         return comm.AllReduce(BytesAs(DType::kBF16, v).Slice(0, 64), {1});
        },
        {"F32", "BF16"}},
       {reduce(64, 1),
@@ -309,7 +316,7 @@ TEST(MismatchTest, IsAnInternalErrorThatNamesBothCalls) {
       auto comm = fabric.Make("all").value();
       std::vector<float> data(64);
       const auto& call = rank == 0 ? mismatch.first : mismatch.second;
-      results[rank] = call(*comm, {data.data(), DType::kF32, 64});
+      results[rank] = call(*comm, HostVector::Of(absl::MakeSpan(data)));
       // With two different roots, both ranks only send; the next call detects the mismatch.
       if (results[rank].ok()) results[rank] = comm->Barrier({3});
     });
@@ -327,22 +334,23 @@ TEST(ArgumentsTest, BadOnesAreRefusedBeforeAnythingIsSent) {
   world.RunConnected([&](int rank, Fabric& fabric) {
     auto comm = fabric.Make("all").value();
     std::vector<float> data(8);
-    const auto floats = [&](int64_t size) { return HostVector{data.data(), DType::kF32, size}; };
+    const auto all = HostVector::Of(absl::MakeSpan(data));
+    const auto floats = [&](int64_t size) { return all.Slice(0, size); };
     const auto invalid = absl::StatusCode::kInvalidArgument;
-    EXPECT_EQ(comm->AllReduce({data.data(), DType::kI32, 8}, {}).code(), invalid);
+    EXPECT_EQ(comm->AllReduce(BytesAs(DType::kI32, all), {}).code(), invalid);
     EXPECT_EQ(comm->ReduceScatter(floats(8), floats(3), {}).code(), invalid);
     EXPECT_EQ(comm->AllGather(floats(3), floats(8), {}).code(), invalid);
-    EXPECT_EQ(comm->AllGather(floats(4), {data.data(), DType::kF64, 8}, {}).code(), invalid);
+    EXPECT_EQ(comm->AllGather(floats(2), BytesAs(DType::kF64, all), {}).code(), invalid);
     EXPECT_EQ(comm->Broadcast(floats(8), 2, {}).code(), invalid);
     EXPECT_EQ(comm->Reduce(floats(8), floats(8), -1, {}).code(), invalid);
     EXPECT_EQ(comm->Reduce(floats(8), floats(7), rank, {}).code(), invalid);
-    const HostVector whole_numbers{data.data(), DType::kI32, 8};
+    const HostVector whole_numbers = BytesAs(DType::kI32, all);
     EXPECT_EQ(comm->Reduce(whole_numbers, whole_numbers, 0, {}).code(), invalid);
-    const HostVector other_half{data.data() + 4, DType::kF32, 4};
+    const HostVector other_half = all.Slice(4, 4);
     EXPECT_EQ(comm->AllToAll(floats(3), other_half, {}).code(), invalid);
-    EXPECT_EQ(comm->AllToAll(floats(3), {data.data() + 4, DType::kF32, 3}, {}).code(), invalid);
-    EXPECT_EQ(comm->AllToAll(floats(4), {data.data() + 4, DType::kI32, 4}, {}).code(), invalid);
-    EXPECT_EQ(comm->AllToAll(floats(4), {data.data() + 3, DType::kF32, 4}, {}).code(), invalid);
+    EXPECT_EQ(comm->AllToAll(floats(3), all.Slice(4, 3), {}).code(), invalid);
+    EXPECT_EQ(comm->AllToAll(floats(4), BytesAs(DType::kI32, other_half), {}).code(), invalid);
+    EXPECT_EQ(comm->AllToAll(floats(4), all.Slice(3, 4), {}).code(), invalid);
     EXPECT_EQ(comm->AllToAll(floats(4), other_half, {}).code(), absl::StatusCode::kOk);
     EXPECT_EQ(comm->Send(rank, {}, {}).code(), invalid);
     EXPECT_EQ(comm->Recv(-1, {}, {}).code(), invalid);

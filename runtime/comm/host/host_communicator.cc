@@ -18,17 +18,17 @@ bool IsSummable(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kF64 || dtype == DType::kBF16;
 }
 
-size_t Bytes(HostVector vector) { return vector.size * tensor::SizeOf(vector.dtype); }
+size_t Bytes(HostVector vector) { return static_cast<size_t>(vector.bytes()); }
 
 // Returns elements [index * block, (index + 1) * block), as far as they exist.
 HostVector Block(HostVector vector, int index, int64_t block) {
-  const int64_t begin = std::min(index * block, vector.size);
-  const int64_t end = std::min(begin + block, vector.size);
-  return {vector.as<std::byte>() + begin * tensor::SizeOf(vector.dtype), vector.dtype, end - begin};
+  const int64_t begin = std::min(index * block, vector.size());
+  const int64_t end = std::min(begin + block, vector.size());
+  return vector.Slice(begin, end - begin);
 }
 
 void Copy(HostVector from, HostVector to) {
-  if (from.data != to.data && Bytes(from) > 0) std::memcpy(to.data, from.data, Bytes(from));
+  if (from.data() != to.data() && Bytes(from) > 0) std::memcpy(to.data(), from.data(), Bytes(from));
 }
 
 }  // namespace
@@ -43,17 +43,17 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Endpoint> endpoint, Options o
 }
 
 absl::Status HostCommunicator::AllReduce(HostVector buffer, const CallInfo& info) {
-  if (!IsSummable(buffer.dtype)) return Invalid(Operation::kAllReduce, "no sums of this type");
+  if (!IsSummable(buffer.dtype())) return Invalid(Operation::kAllReduce, "no sums of this type");
   Call call = Begin(Collective(Operation::kAllReduce, buffer), info, -1);
   // Blocks are multiples of a cache line; the last ones are shorter or empty.
   constexpr int64_t kGrain = 16;
-  const int64_t share = (buffer.size + size() - 1) / size();
+  const int64_t share = (buffer.size() + size() - 1) / size();
   const int64_t block = (share + kGrain - 1) / kGrain * kGrain;
   const HostVector own = Block(buffer, rank(), block);
   Exchange scatter(call.header);
   for (int i = 0; i < size(); ++i) {
     const HostVector other = Block(buffer, i, block);
-    if (i != rank()) scatter.Send(i, other.data, Bytes(other));
+    if (i != rank()) scatter.Send(i, other.data(), Bytes(other));
   }
   scatter.ReceiveSum(
       {rank(), size(), own.as<std::byte>(), own.as<std::byte>(), static_cast<size_t>(Bytes(own))});
@@ -67,18 +67,19 @@ absl::Status HostCommunicator::AllReduce(HostVector buffer, const CallInfo& info
 
 absl::Status HostCommunicator::ReduceScatter(HostVector input, HostVector output,
                                              const CallInfo& info) {
-  if (!IsSummable(input.dtype)) return Invalid(Operation::kReduceScatter, "no sums of this type");
-  if (input.dtype != output.dtype || input.size != output.size * size()) {
-    return Invalid(Operation::kReduceScatter,
-                   absl::StrCat("input of ", input.size, " elements and output of ", output.size,
-                                ", expected ", size(), " times as many, of one type"));
+  if (!IsSummable(input.dtype())) return Invalid(Operation::kReduceScatter, "no sums of this type");
+  if (input.dtype() != output.dtype() || input.size() != output.size() * size()) {
+    return Invalid(
+        Operation::kReduceScatter,
+        absl::StrCat("input of ", input.size(), " elements and output of ", output.size(),
+                     ", expected ", size(), " times as many, of one type"));
   }
   Call call = Begin(Collective(Operation::kReduceScatter, input), info, -1);
   Exchange exchange(call.header);
   for (int i = 0; i < size(); ++i) {
-    if (i != rank()) exchange.Send(i, Block(input, i, output.size).data, Bytes(output));
+    if (i != rank()) exchange.Send(i, Block(input, i, output.size()).data(), Bytes(output));
   }
-  const HostVector own = Block(input, rank(), output.size);
+  const HostVector own = Block(input, rank(), output.size());
   exchange.ReceiveSum({rank(), size(), own.as<std::byte>(), output.as<std::byte>(), Bytes(output)});
   if (size() == 1) Copy(own, output);
   return End(call, endpoint_->Run(exchange, call.deadline));
@@ -86,14 +87,15 @@ absl::Status HostCommunicator::ReduceScatter(HostVector input, HostVector output
 
 absl::Status HostCommunicator::AllGather(HostVector input, HostVector output,
                                          const CallInfo& info) {
-  if (input.dtype != output.dtype || input.size * size() != output.size) {
-    return Invalid(Operation::kAllGather,
-                   absl::StrCat("input of ", input.size, " elements and output of ", output.size,
-                                ", expected ", size(), " times as many, of one type"));
+  if (input.dtype() != output.dtype() || input.size() * size() != output.size()) {
+    return Invalid(
+        Operation::kAllGather,
+        absl::StrCat("input of ", input.size(), " elements and output of ", output.size(),
+                     ", expected ", size(), " times as many, of one type"));
   }
   Call call = Begin(Collective(Operation::kAllGather, output), info, -1);
-  Copy(input, Block(output, rank(), input.size));
-  return End(call, GatherBlocks(call, output, input.size));
+  Copy(input, Block(output, rank(), input.size()));
+  return End(call, GatherBlocks(call, output, input.size()));
 }
 
 absl::Status HostCommunicator::GatherBlocks(const Call& call, HostVector output, int64_t block) {
@@ -108,17 +110,17 @@ absl::Status HostCommunicator::GatherBlocks(const Call& call, HostVector output,
 }
 
 void HostCommunicator::SendToOthers(Exchange& exchange, HostVector data) const {
-  if (endpoint_->has_windows()) return exchange.SendToAll(rank(), data.data, Bytes(data));
+  if (endpoint_->has_windows()) return exchange.SendToAll(rank(), data.data(), Bytes(data));
   for (int i = 0; i < size(); ++i) {
-    if (i != rank()) exchange.Send(i, data.data, Bytes(data));
+    if (i != rank()) exchange.Send(i, data.data(), Bytes(data));
   }
 }
 
 void HostCommunicator::ReceiveFrom(Exchange& exchange, int peer, HostVector data) const {
   if (endpoint_->has_windows()) {
-    exchange.ReceiveFromWindow(peer, data.data, Bytes(data));
+    exchange.ReceiveFromWindow(peer, data.data(), Bytes(data));
   } else {
-    exchange.Receive(peer, data.data, Bytes(data));
+    exchange.Receive(peer, data.data(), Bytes(data));
   }
 }
 
@@ -140,14 +142,14 @@ absl::Status HostCommunicator::Broadcast(HostVector buffer, int root, const Call
 
 absl::Status HostCommunicator::Reduce(HostVector input, HostVector output, int root,
                                       const CallInfo& info) {
-  if (!IsSummable(input.dtype)) return Invalid(Operation::kReduce, "no sums of this type");
+  if (!IsSummable(input.dtype())) return Invalid(Operation::kReduce, "no sums of this type");
   if (root < 0 || root >= size()) {
     return Invalid(Operation::kReduce, absl::StrCat("no member ", root, " to be the root"));
   }
-  if (rank() == root && (input.dtype != output.dtype || input.size != output.size)) {
+  if (rank() == root && (input.dtype() != output.dtype() || input.size() != output.size())) {
     return Invalid(Operation::kReduce,
-                   absl::StrCat("input of ", input.size, " elements and output of ", output.size,
-                                ", expected equally many, of one type"));
+                   absl::StrCat("input of ", input.size(), " elements and output of ",
+                                output.size(), ", expected equally many, of one type"));
   }
   MessageHeader header = Collective(Operation::kReduce, input);
   header.root = root;
@@ -158,7 +160,7 @@ absl::Status HostCommunicator::Reduce(HostVector input, HostVector output, int r
   Call call = Begin(header, patient, -1);
   Exchange exchange(call.header);
   if (rank() != root) {
-    exchange.Send(root, input.data, Bytes(input));
+    exchange.Send(root, input.data(), Bytes(input));
   } else {
     exchange.ReceiveSum(
         {rank(), size(), input.as<std::byte>(), output.as<std::byte>(), Bytes(output)});
@@ -168,10 +170,11 @@ absl::Status HostCommunicator::Reduce(HostVector input, HostVector output, int r
 }
 
 absl::Status HostCommunicator::AllToAll(HostVector input, HostVector output, const CallInfo& info) {
-  if (input.dtype != output.dtype || input.size != output.size || input.size % size() != 0) {
+  if (input.dtype() != output.dtype() || input.size() != output.size() ||
+      input.size() % size() != 0) {
     return Invalid(
         Operation::kAllToAll,
-        absl::StrCat("input of ", input.size, " elements and output of ", output.size,
+        absl::StrCat("input of ", input.size(), " elements and output of ", output.size(),
                      ", expected equally many, a multiple of ", size(), ", of one type"));
   }
   const std::byte* begin = input.as<std::byte>();
@@ -180,15 +183,15 @@ absl::Status HostCommunicator::AllToAll(HostVector input, HostVector output, con
     return Invalid(Operation::kAllToAll, "input and output overlap");
   }
   Call call = Begin(Collective(Operation::kAllToAll, input), info, -1);
-  const int64_t block = input.size / size();
+  const int64_t block = input.size() / size();
   Copy(Block(input, rank(), block), Block(output, rank(), block));
   Exchange exchange(call.header);
   for (int step = 1; step < size(); ++step) {
     // so that members do not all read from the same one at once
     const int i = (rank() + step) % size();
     const HostVector theirs = Block(input, i, block);
-    exchange.Send(i, theirs.data, Bytes(theirs));
-    exchange.Receive(i, Block(output, i, block).data, Bytes(theirs));
+    exchange.Send(i, theirs.data(), Bytes(theirs));
+    exchange.Receive(i, Block(output, i, block).data(), Bytes(theirs));
   }
   return End(call, endpoint_->Run(exchange, call.deadline));
 }
@@ -237,7 +240,7 @@ absl::Status HostCommunicator::CheckPeer(Operation operation, int peer) const {
 MessageHeader HostCommunicator::Collective(Operation operation, HostVector buffer) {
   MessageHeader header;
   header.operation = operation;
-  header.dtype = buffer.dtype;
+  header.dtype = buffer.dtype();
   header.sequence = num_collectives_++;
   header.call_bytes = Bytes(buffer);
   return header;

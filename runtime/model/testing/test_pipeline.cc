@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "runtime/base/check.h"
 #include "runtime/model/initialize.h"
 
@@ -49,8 +50,9 @@ void FillParameters(const ModelConfig& config, const ChunkLayout& layout, ops::O
   const DType accumulation = AccumulationType(ops->compute());
   Arena arena = *Arena::Create(Arena::BytesFor(accumulation, layout.num_elements()));
   const Vector master = arena.Allocate(accumulation, layout.num_elements());
+  const auto bytes = absl::MakeSpan(master.as<std::byte>(), static_cast<size_t>(master.bytes()));
   InitializeParameters(config, layout, {.seed = kSeed}, 0,
-                       {master.data, master.dtype, master.size});
+                       tensor::HostVector::OfBytes(bytes, accumulation));
   for (const Parameter& parameter : layout.parameters()) {
     if (parameter.shape.size() > 1) continue;
     for (const ParameterBox& box : parameter.boxes) {

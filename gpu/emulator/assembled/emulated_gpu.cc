@@ -1,4 +1,4 @@
-#include "gpu/emulator/emulated_gpu.h"
+#include "gpu/emulator/assembled/emulated_gpu.h"
 
 #include "gpu/assembly.h"
 #include "gpu/emulator/cublas_lt/emulated_cublas_lt.h"

@@ -1,5 +1,5 @@
-// The vocabulary of kernels on the host: see gpu/kernels/vocabulary.h for the words and
-// block_executor.h for what is looked for. Seen by tests only.
+// The vocabulary of kernels on the host: vocabulary.h explains the words, host_executor.h has what
+// they need there. Seen by tests only.
 #pragma once
 
 #include <algorithm>
@@ -7,64 +7,23 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <source_location>
 #include <type_traits>
 
-#include "gpu/emulator/block_executor.h"
+#include "gpu/kernels/host_executor.h"
 
 #define MEGASCALE_KERNEL(kernel_name, Params, threads_max_of_it)                    \
   static void kernel_name##_body(const Params& params);                             \
-  static const ::megascale::emulator::Kernel kernel_name##_kernel = {               \
+  static const ::megascale::kernels::host::Kernel kernel_name##_kernel = {          \
       #kernel_name, sizeof(Params), threads_max_of_it, [](const void* its_params) { \
         kernel_name##_body(*static_cast<const Params*>(its_params));                \
       }};                                                                           \
-  static const ::megascale::emulator::Registration kernel_name##_registration(      \
+  static const ::megascale::kernels::host::Registration kernel_name##_registration( \
       &kernel_name##_kernel);                                                       \
   static void kernel_name##_body(const Params& params)
 
-namespace megascale::emulator {
-
-using Where = std::source_location;
-
-// The running thread's place.
-struct Place {
-  int thread = 0, num_threads = 0;
-  int block[3] = {0, 0, 0};
-  int grid[3] = {1, 1, 1};
-};
-const Place& Here();
-
-// A place in the source, and that of the caller which passed its own on.
-struct Site {
-  Where here;
-  Where caller;
-};
-
-// What a thread does with shared memory. Each looks for conflicts.
-enum class Access : uint8_t { kRead, kWrite };
-std::byte* TouchShared(size_t offset, size_t bytes, size_t alignment, Access access);
-void StartCopy(size_t to, const void* from, size_t bytes, bool is_valid);
-void CommitCopies();
-void WaitCopies(int groups_left, const Site& site);
-
-void SyncThreads(const Site& site);
-void SyncWarp(const Site& site);
-
-// Waits until all lanes of the warp have come here; then `meet` is called once with what each of
-// them gave.
-using Meet = void (*)(void* const* lanes);
-void MeetLanes(void* lane, Meet meet, const char* what, const Site& site);
-void LoadMatrices(uint32_t* to, size_t row, bool transposed, const Site& site);
-void MultiplyAdd(float* d, const uint32_t* a, const uint32_t* b, const Site& site);
-
-// Where the host finds the byte at an address of the device.
-const void* Translate(const void* address, size_t bytes, size_t alignment);
-
-}  // namespace megascale::emulator
-
 namespace megascale::kernels {
 
-using emulator::Where;
+using host::Where;
 using std::max;
 using std::min;
 
@@ -92,7 +51,7 @@ class Global {
   template <typename Element>
   Element* At(int64_t i) const {
     return static_cast<Element*>(
-        const_cast<void*>(emulator::Translate(data_ + i, sizeof(Element), alignof(Element))));
+        const_cast<void*>(host::Translate(data_ + i, sizeof(Element), alignof(Element))));
   }
   T* data_;
 };
@@ -104,14 +63,13 @@ class SharedElement {
   explicit SharedElement(size_t offset) : offset_(offset) {}
   operator T() const {
     T value;
-    std::memcpy(&value,
-                emulator::TouchShared(offset_, sizeof(T), alignof(T), emulator::Access::kRead),
+    std::memcpy(&value, host::TouchShared(offset_, sizeof(T), alignof(T), host::Access::kRead),
                 sizeof(T));
     return value;
   }
   const SharedElement& operator=(const T& value) const {
-    std::memcpy(emulator::TouchShared(offset_, sizeof(T), alignof(T), emulator::Access::kWrite),
-                &value, sizeof(T));
+    std::memcpy(host::TouchShared(offset_, sizeof(T), alignof(T), host::Access::kWrite), &value,
+                sizeof(T));
     return *this;
   }
   const SharedElement& operator=(const SharedElement& other) const {
@@ -152,22 +110,22 @@ Shared<T> DynamicShared(int byte_offset) {
   return Shared<T>(static_cast<size_t>(byte_offset));
 }
 
-inline int ThreadIndex() { return emulator::Here().thread; }
-inline int NumThreads() { return emulator::Here().num_threads; }
+inline int ThreadIndex() { return host::Here().thread; }
+inline int NumThreads() { return host::Here().num_threads; }
 inline int Lane() { return ThreadIndex() % kLanes; }
 inline int Warp() { return ThreadIndex() / kLanes; }
 inline int NumWarps() { return NumThreads() / kLanes; }
-inline int BlockIndex() { return emulator::Here().block[0]; }
-inline int BlockIndexY() { return emulator::Here().block[1]; }
-inline int BlockIndexZ() { return emulator::Here().block[2]; }
-inline int NumBlocks() { return emulator::Here().grid[0]; }
-inline int NumBlocksY() { return emulator::Here().grid[1]; }
+inline int BlockIndex() { return host::Here().block[0]; }
+inline int BlockIndexY() { return host::Here().block[1]; }
+inline int BlockIndexZ() { return host::Here().block[2]; }
+inline int NumBlocks() { return host::Here().grid[0]; }
+inline int NumBlocksY() { return host::Here().grid[1]; }
 
 inline void SyncThreads(Where caller = {}, Where here = Where::current()) {
-  emulator::SyncThreads({here, caller});
+  host::SyncThreads({here, caller});
 }
 inline void SyncWarp(Where caller = {}, Where here = Where::current()) {
-  emulator::SyncWarp({here, caller});
+  host::SyncWarp({here, caller});
 }
 
 template <typename T>
@@ -177,14 +135,14 @@ T Shuffle(T value, int lane, Where caller = {}, Where here = Where::current()) {
     int from;
     T result;
   } args = {value, lane, value};
-  emulator::MeetLanes(&args,
-                      [](void* const* lanes) {
-                        for (int i = 0; i < kLanes; ++i) {
-                          auto* mine = static_cast<Args*>(lanes[i]);
-                          mine->result = static_cast<Args*>(lanes[mine->from % kLanes])->value;
-                        }
-                      },
-                      "a shuffle", {here, caller});
+  host::MeetLanes(&args,
+                  [](void* const* lanes) {
+                    for (int i = 0; i < kLanes; ++i) {
+                      auto* mine = static_cast<Args*>(lanes[i]);
+                      mine->result = static_cast<Args*>(lanes[mine->from % kLanes])->value;
+                    }
+                  },
+                  "a shuffle", {here, caller});
   return args.result;
 }
 template <typename T>
@@ -194,25 +152,25 @@ T ShuffleXor(T value, int mask, Where caller = {}, Where here = Where::current()
 
 template <int kBytes, typename T>
 void CopyAsync(const Shared<T>& to, const Global<const T>& from, bool is_valid = true) {
-  emulator::StartCopy(to.offset(), from.data(), kBytes, is_valid);
+  host::StartCopy(to.offset(), from.data(), kBytes, is_valid);
 }
-inline void CommitCopies() { emulator::CommitCopies(); }
+inline void CommitCopies() { host::CommitCopies(); }
 template <int kGroupsLeft>
 void WaitCopies(Where caller = {}, Where here = Where::current()) {
-  emulator::WaitCopies(kGroupsLeft, {here, caller});
+  host::WaitCopies(kGroupsLeft, {here, caller});
 }
 
 inline void LoadMatrices(uint32_t (&to)[4], const Shared<BFloat16>& row, Where caller = {},
                          Where here = Where::current()) {
-  emulator::LoadMatrices(to, row.offset(), /*transposed=*/false, {here, caller});
+  host::LoadMatrices(to, row.offset(), /*transposed=*/false, {here, caller});
 }
 inline void LoadMatricesTransposed(uint32_t (&to)[4], const Shared<BFloat16>& row,
                                    Where caller = {}, Where here = Where::current()) {
-  emulator::LoadMatrices(to, row.offset(), /*transposed=*/true, {here, caller});
+  host::LoadMatrices(to, row.offset(), /*transposed=*/true, {here, caller});
 }
 inline void MultiplyAdd(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                         Where caller = {}, Where here = Where::current()) {
-  emulator::MultiplyAdd(d, a, b, {here, caller});
+  host::MultiplyAdd(d, a, b, {here, caller});
 }
 
 inline float Reciprocal(float x) { return 1.0f / x; }

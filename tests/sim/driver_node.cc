@@ -14,6 +14,8 @@ namespace {
 
 constexpr char kStateDirectory[] = "/state";
 constexpr int64_t kSnapshotIntervalEvents = 40;
+// A loss log that works again for less than this may not be noticed.
+constexpr absl::Duration kLossLogRetry = absl::Seconds(2);
 constexpr absl::Duration kRestartMin = absl::Milliseconds(200);
 constexpr absl::Duration kRestartMax = absl::Seconds(4);
 
@@ -207,7 +209,11 @@ std::string DriverNode::LossLogOf(const std::string& job_id) {
 
 void DriverNode::FailJobFiles(absl::Duration how_long) {
   world_.Say("fault", absl::StrCat("the files of jobs fail for ", absl::FormatDuration(how_long)));
-  job_files_fail_until_ = world_.timeline.now() + how_long;
+  const absl::Duration now = world_.timeline.now();
+  if (now >= job_files_fail_until_ + kLossLogRetry) job_files_fail_since_ = now;
+  job_files_fail_until_ = now + how_long;
+  may_lack_steps_ = may_lack_steps_ ||
+                    job_files_fail_until_ - job_files_fail_since_ >= driver::JobLogs::kPatience;
 }
 
 void DriverNode::CorruptLossLog() {

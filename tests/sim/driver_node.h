@@ -66,6 +66,9 @@ class DriverNode {
   // The state that is durable in the log.
   const DriverState& durable() const { return durable_; }
   bool IsLossLogCorrupt(const std::string& job_id) const { return corrupt_.count(job_id) > 0; }
+  // Returns true once the files of jobs have failed for so long that the driver may have set loss
+  // logs aside: then steps are missing there.
+  bool MayLackSteps() const { return may_lack_steps_; }
   // Returns the loss log of a job as it is on the disk; empty: there is no loss log.
   std::string LossLogOf(const std::string& job_id);
 
@@ -104,7 +107,9 @@ class DriverNode {
   DriverState durable_;
   bool dying_ = false;
   bool fail_next_write_ = false;
+  absl::Duration job_files_fail_since_ = absl::ZeroDuration();
   absl::Duration job_files_fail_until_ = absl::ZeroDuration();
+  bool may_lack_steps_ = false;
   std::set<std::string> corrupt_;  // jobs whose loss logs were changed
   std::optional<driver::LogContents> backup_;
   std::optional<int64_t> effects_left_;

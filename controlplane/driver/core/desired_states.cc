@@ -109,17 +109,49 @@ bool DesiredStates::WantsTest(const NodeRecord& node) const {
 
 const DesiredParts::Part& DesiredParts::Of(const JobRecord& job) {
   const auto [found, is_new] = parts_.try_emplace(JobId(job));
-  Part& part = found->second;
-  if (!is_new) return part;
-  part.first_node = NodeOfRank(job, 0);
-  part.attempt = AttemptOf(job);
-  part.common = CommonOf(job);
-  part.print = base::Sha256Hex(
-      absl::StrCat(part.attempt.SerializeAsString(), part.common.SerializeAsString()));
+  if (is_new) Make(job, &found->second);
+  return found->second;
+}
+
+std::set<std::string> DesiredParts::Update(const IndexedState& state,
+                                           const JobIndex::Touched& touched) {
+  std::set<std::string> nodes = touched.nodes;
+  nodes.insert(touched.node_records.begin(), touched.node_records.end());
+  for (const std::string& job_id : touched.jobs) {
+    const int place = state.index().PlaceOf(job_id);
+    if (place < 0 || !HoldsSlots(state.state().jobs(place))) {
+      parts_.erase(job_id);
+    } else if (Refresh(state.state().jobs(place))) {
+      const std::vector<std::string>& of_job = state.index().NodesAt(place);
+      nodes.insert(of_job.begin(), of_job.end());
+    }
+  }
+  return nodes;
+}
+
+bool DesiredParts::Refresh(const JobRecord& job) {
+  Part& part = parts_[JobId(job)];
+  const std::string print = part.print;
+  const std::string first_print = part.first_print;
+  Make(job, &part);
+  return part.print != print || part.first_print != first_print;
+}
+
+// Only a new attempt places ranks again; within an attempt the placements may only be cleared.
+void DesiredParts::Make(const JobRecord& job, Part* part) {
+  if (part->number != job.attempt() || part->num_ranks != job.placements_size()) {
+    part->number = job.attempt();
+    part->num_ranks = job.placements_size();
+    part->first_node = NodeOfRank(job, 0);
+    part->attempt = AttemptOf(job);
+    part->attempt_print = base::Sha256Hex(part->attempt.SerializeAsString());
+  }
+  part->common = CommonOf(job);
+  part->print =
+      base::Sha256Hex(absl::StrCat(part->attempt_print, part->common.SerializeAsString()));
   agent::DesiredJob first;
   AddFirst(job, &first);
-  part.first_print = base::Sha256Hex(first.SerializeAsString());
-  return part;
+  part->first_print = base::Sha256Hex(first.SerializeAsString());
 }
 
 DesiredStates::DesiredStates(const DriverState& state, const JobIndex& index, DesiredParts* parts)

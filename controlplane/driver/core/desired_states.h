@@ -20,18 +20,26 @@ namespace megascale::driver {
 class DesiredParts {
  public:
   struct Part {
+    int64_t number = -1;                       // of the attempt
+    int num_ranks = 0;                         // placed
     std::string first_node;                    // node of rank 0
     megascale::agent::v1::DesiredJob attempt;  // fields that stay the same during an attempt
+    std::string attempt_print;                 // covers `attempt`
     megascale::agent::v1::DesiredJob common;   // other fields that are equal for all agents
     std::string print;                         // covers `attempt` and `common`
     std::string first_print;                   // covers fields for the agent of rank 0 only
   };
-  // Returns the part of a job that holds slots. It stays until the job is dropped.
+  // Returns the part of a job that holds slots. It stays until the job is touched.
   const Part& Of(const JobRecord& job);
-  // Call when the job has changed.
-  void Drop(const std::string& job_id) { parts_.erase(job_id); }
+  // Call when events have touched jobs. Returns the nodes whose agents may have to be told
+  // something else now, unless any may (touched.all_node_records).
+  std::set<std::string> Update(const IndexedState& state, const JobIndex::Touched& touched);
 
  private:
+  // Returns false if all agents of the job are to be told the same as before.
+  bool Refresh(const JobRecord& job);
+  static void Make(const JobRecord& job, Part* part);
+
   std::unordered_map<std::string, Part> parts_;  // by job
 };
 
@@ -39,7 +47,7 @@ class DesiredParts {
 class DesiredStates {
  public:
   // Requires: all outlive the object, and the state does not change. `parts` has no job that was
-  // touched since its part was made.
+  // touched since its last Update.
   DesiredStates(const DriverState& state, const JobIndex& index, DesiredParts* parts);
   // Makes the index and the parts.
   explicit DesiredStates(const DriverState& state);

@@ -238,6 +238,7 @@ bool Transition::OnPreflightPassed(const pb::PreflightPassed& passed) {
   const auto known =
       std::find_if(preflights->begin(), preflights->end(),
                    [&](const auto& preflight) { return preflight.node_id() == passed.node_id(); });
+  if (known != preflights->end()) index_.TouchLists(*job);
   pb::NodePreflight& preflight = known != preflights->end() ? *known : *preflights->Add();
   preflight.set_node_id(passed.node_id());
   *preflight.mutable_preflight() = passed.preflight();
@@ -307,7 +308,8 @@ bool Transition::OnRankFailed(const pb::RankFailed& failed) {
   }
   if (failed.rank() >= 0) {
     if (NodeOfRank(*job, failed.rank()) != failed.node_id()) return false;
-    if (FindEnded(*job, failed.rank()) != nullptr) return false;
+    if (index_.HasEnded(*job, failed.rank())) return false;
+    index_.NoteNode(failed.node_id());
     auto* ended = job->add_ended();
     ended->set_rank(failed.rank());
     ended->set_failed(true);
@@ -332,7 +334,7 @@ bool Transition::OnRankFailed(const pb::RankFailed& failed) {
 
 bool Transition::OnRankEnded(const pb::RankEnded& ended) {
   JobRecord* job = Current(ended.job_id(), ended.attempt());
-  if (job == nullptr || FindEnded(*job, ended.rank()) != nullptr) return false;
+  if (job == nullptr || index_.HasEnded(*job, ended.rank())) return false;
   if (job->stage() != pb::STAGE_RUN && !StopsAtStep(*job)) return false;
   auto* record = job->add_ended();
   record->set_rank(ended.rank());
@@ -384,12 +386,20 @@ void Transition::Fail(JobRecord* job, pb::Failure found) {
   SetStatus(job, control::JOB_STATE_RECOVERING, ReasonOf(culprit), Describe(culprit));
 }
 
+// As NodesToFence, without its look at all nodes of the job.
+bool Transition::MustFence(const JobRecord& job, const std::string& node_id) const {
+  const NodeRecord* node = FindNode(state_, node_id);
+  if (node == nullptr || !node->alive()) return false;
+  if (IsFencedEverywhere(state_, job)) return !HasFencedEpoch(state_, *node);
+  return index_.On(node_id).count(index_.PlaceOf(JobId(job))) > 0;
+}
+
 bool Transition::OnNodeFenced(const pb::NodeFenced& fenced) {
   JobRecord* job = Current(fenced.job_id(), fenced.attempt());
-  if (job == nullptr || IsFenced(*job, fenced.node_id())) return false;
+  if (job == nullptr || index_.HasFenced(*job, fenced.node_id())) return false;
   if (!IsHold(job->stage()) && !StopsAtStep(*job)) return false;
-  const std::vector<std::string> live = NodesToFence(state_, *job);
-  if (std::find(live.begin(), live.end(), fenced.node_id()) == live.end()) return false;
+  if (!MustFence(*job, fenced.node_id())) return false;
+  index_.NoteNode(fenced.node_id());
   auto* entry = job->add_fenced();
   entry->set_node_id(fenced.node_id());
   // An evicted or draining node does not keep them.

@@ -602,6 +602,46 @@ TEST_F(MachineTestsTest, AJobIsPlacedElsewhereWhileATestHangs) {
 
 // --- counts -------------------------------------------------------------------------------------
 
+// Job "j" of 5 ranks on the nodes a to e, with f beside them. It waits for its backoff, in which
+// nobody counts its nodes: e is lost, and a, b, c and d are fenced, in this order.
+class FencedInBackoffTest : public DriverCoreTest {
+ protected:
+  void SetUp() override {
+    DriverCoreTest::SetUp();
+    Do(Submitted("j", SpecOf(5, 1, 30)));
+    for (const char* node_id : {"a", "b", "c", "d", "e"}) Do(Joined(node_id, "1", 1));
+    for (const char* node_id : {"a", "b", "c", "d", "e"}) Do(Passed("j", 1, node_id));
+    Do(Joined("f", "1", 1));
+    Do(Lost("e", "1"));
+    for (const char* node_id : {"a", "b", "c", "d"}) Do(Fenced(1, node_id, {}));
+    ASSERT_EQ(job().stage(), v1::STAGE_BACKOFF);
+    Do(Lost("a", "1"));
+    Do(Lost("d", "1"));
+    Do(Joined("e", "2", 1));
+    Do(Fenced(1, "e", {}));
+    Do(Joined("d", "2", 1));
+    Do(Fenced(1, "d", {}));
+    // As many as before, and the same node is the newest.
+    ASSERT_THAT(job().fenced(), SizeIs(4));
+    ASSERT_EQ(job().fenced(3).node_id(), "d");
+  }
+};
+
+TEST_F(FencedInBackoffTest, ANodeThatWasFencedInPlaceOfAnotherCounts) {
+  BackoffElapsed(1);
+  EXPECT_EQ(job().attempt(), 2) << "b, c, d and e are fenced, and a is lost";
+}
+
+TEST_F(FencedInBackoffTest, ANodeThatWasFencedBeforeItWasLostDoesNotCount) {
+  Do(Joined("a", "2", 1));
+  Do(Lost("e", "2"));
+  BackoffElapsed(1);
+  EXPECT_EQ(job().stage(), v1::STAGE_WAIT_FOR_SLOTS) << "a may still have processes of attempt 1";
+  EXPECT_THAT(UnfencedNodesOf(state_, job()), ElementsAre("a"));
+  Do(Fenced(1, "a", {}));
+  EXPECT_EQ(job().attempt(), 2);
+}
+
 // A job of 6 ranks on the nodes a, b and c, all of which live.
 class AttemptCountsTest : public ::testing::Test {
  protected:
@@ -664,6 +704,21 @@ TEST_F(AttemptCountsTest, NodesAreLostAndComeBack) {
   Expect(2, 4);
   job_.clear_fenced();  // it came back: what was fenced counts no more
   Expect(3, 6);
+}
+
+TEST_F(AttemptCountsTest, SingleRanksAndNodesAreLookedUp) {
+  End(2);
+  job_.mutable_ended(0)->set_failed(true);
+  End(9);  // a rank and a node that are not the job's
+  Fence("b");
+  Fence("elsewhere");
+  for (int rank = -1; rank < 11; ++rank) {
+    EXPECT_EQ(counts_.HasEnded(job_, rank), FindEnded(job_, rank) != nullptr) << rank;
+  }
+  for (const char* node_id : {"a", "b", "c", "elsewhere", "nowhere"}) {
+    EXPECT_EQ(counts_.HasFenced(job_, node_id), IsFenced(job_, node_id)) << node_id;
+  }
+  EXPECT_EQ(counts_.NumFailed(job_), 1);
 }
 
 TEST_F(AttemptCountsTest, AnotherAttemptBeginsAnew) {

@@ -27,8 +27,19 @@ class AttemptCounts {
   int NumUnfenced(const DriverState& state, const JobRecord& job, int64_t node_changes);
   // Ranks that have neither ended nor are on a fenced node; 0: AllGone.
   int NumRunning(const JobRecord& job);
+  // Ranks that ended by a failure.
+  int NumFailed(const JobRecord& job);
   // As FindEnded, without its look at all ranks that have ended.
   bool HasEnded(const JobRecord& job, int rank);
+  // As IsFenced, without its look at all fenced nodes.
+  bool HasFenced(const JobRecord& job, const std::string& node_id);
+
+  // Takes in what changed in the job. Call it after each event that changed the job: a node that is
+  // taken out of JobRecord.fenced is noticed because there are fewer of them, and not once others
+  // were added.
+  void CatchUp(const JobRecord& job);
+  // How many times the counts began anew: ranks or nodes changed in another way than at their ends.
+  int64_t num_begun() const { return num_begun_; }
 
  private:
   struct Node {
@@ -36,10 +47,9 @@ class AttemptCounts {
     bool fenced = false;
     bool lives = false;
   };
-  void CatchUp(const JobRecord& job);
   bool IsCurrent(const JobRecord& job) const;
   void Begin(const JobRecord& job);
-  void TakeEnded(const JobRecord& job, int rank);
+  void TakeEnded(const JobRecord& job, const v1::EndedRank& ended);
   void TakeFenced(const std::string& node_id);
 
   int64_t attempt_ = -1;
@@ -51,7 +61,9 @@ class AttemptCounts {
   std::unordered_map<std::string, Node> nodes_;
   std::vector<bool> ended_;  // by rank
   int num_running_ = 0;
+  int num_failed_ = 0;
   int num_unfenced_ = 0;  // nodes that live and are not fenced
+  int64_t num_begun_ = 0;
 };
 
 class JobIndex {
@@ -75,6 +87,10 @@ class JobIndex {
   const Places& restored() const { return restored_; }
   // Those of them that hold slots and have ranks on the node.
   const Places& On(const std::string& node_id) const;
+  // As NodesOf of the job at this place, if it holds slots; else there are no nodes.
+  const std::vector<std::string>& NodesAt(int place) const {
+    return entries_[static_cast<size_t>(place)].nodes;
+  }
   // The latest time of submission of the jobs up to this place. The clock may have stepped back.
   int64_t SubmittedBy(int place) const { return entries_[static_cast<size_t>(place)].submitted; }
   // As AllFenced and AllGone of driver_state.h, by counts that are kept, with `job` in `state`.
@@ -85,6 +101,7 @@ class JobIndex {
   int NumUnfenced(const DriverState& state, const JobRecord& job) const;
   int NumRunning(const JobRecord& job) const;
   bool HasEnded(const JobRecord& job, int rank) const;
+  bool HasFenced(const JobRecord& job, const std::string& node_id) const;
 
   // --- for Apply
   // Adds the last job of the state, which is new.
@@ -104,6 +121,8 @@ class JobIndex {
   void Touch(int place) { touched_.insert(place); }
   void Touch(absl::string_view job_id);
   void TouchOpen() { touched_.insert(open_.begin(), open_.end()); }
+  // Notes that a rank of a job failed on the node, or that the job was fenced there.
+  void NoteNode(const std::string& node_id) { news_.nodes.insert(node_id); }
   // The jobs that the present event touches.
   const Places& touched() const { return touched_; }
   // Ends an event: takes over what it changed in the jobs that it touched.
@@ -112,12 +131,37 @@ class JobIndex {
   void Removed(const DriverState& state);
   // Counts the jobs that an event settled.
   void NoteSettled(size_t num_jobs) { num_settled_ += static_cast<int64_t>(num_jobs); }
+  // Notes that elements of the lists that ListsOf is about change in place.
+  void TouchLists(const JobRecord& job);
+
+  // --- for Apply: placing the jobs that wait, which looks at all nodes and jobs. What it decided
+  // is kept for as long as nothing that it depends on changes.
+  struct Placed {
+    // The times in which the ages of the waiting jobs decide the same; `until` is the first after.
+    int64_t from_unix_nanos = 0;
+    int64_t until_unix_nanos = 0;
+    int refused = -1;         // the place of a queued job for which there are no slots
+    std::string why_refused;  // for people
+  };
+  enum class Change { kNothing, kQueue, kSlots };
+  // Returns what has changed since NotePlaced. kQueue: only jobs that are queued, or were. Call it
+  // before the jobs that wait are placed.
+  Change ChangeSincePlaced(const DriverState& state, int64_t now_unix_nanos) const;
+  // Returns why there are no slots for a queued job; null: it must be found out anew. Requires:
+  // ChangeSincePlaced returned kQueue.
+  const std::string* WhyRefused(int place) const;
+  // Ends a placement that began no attempt.
+  void NotePlaced(const DriverState& state, Placed placed);
+  // Ends a placement that began one: there are other slots for the other jobs now.
+  void NoteAttemptBegun() { placed_.reset(); }
+  // Counts a look for slots for a job.
+  void NotePlacementTry() { ++num_placement_tries_; }
 
   // --- for the users of Apply
   // What events have touched since the last call.
   struct Touched {
     std::set<std::string> jobs;          // ids
-    std::set<std::string> nodes;         // on which these have, or had, ranks
+    std::set<std::string> nodes;         // where these got or lost ranks, or as NoteNode says
     std::set<std::string> node_records;  // that may have changed
     bool all_node_records = false;       // any of them may have changed
   };
@@ -126,21 +170,45 @@ class JobIndex {
   int64_t num_settled() const { return num_settled_; }
   // Returns how many nodes of jobs all events together noted.
   int64_t num_noted() const { return num_noted_; }
+  // Returns how many times all events together looked for slots for a job.
+  int64_t num_placement_tries() const { return num_placement_tries_; }
+  // Returns a number that stays the same for as long as the placements of a job that holds slots
+  // stay the same, and elements are only added at the ends of its lists of preflights, ended ranks
+  // and fenced nodes. No other job ever has it. 0: there is no such job.
+  int64_t ListsOf(absl::string_view job_id) const;
 
  private:
+  // What the placement of other jobs depends on.
+  struct Claim {
+    v1::Stage stage = v1::STAGE_UNSPECIFIED;  // RUN for all stages in which processes may run
+    int64_t attempt = 0;
+    int num_ranks = 0;  // placed
+    int num_fenced = 0;
+    bool is_cancelled = false;
+    bool operator==(const Claim&) const = default;
+  };
   struct Entry {
     int64_t submitted = 0;
     int64_t attempt = -1;
     int num_ranks = 0;
     bool holds = false;
     std::vector<std::string> nodes;  // while it holds slots
-    int64_t noted = -1;              // in which of the users' looks its nodes were noted last
+    Claim claim;
+    int num_gone = 0;   // NumGone
+    int64_t lists = 0;  // ListsOf
+    int64_t begun = 0;  // AttemptCounts::num_begun
     mutable AttemptCounts counts;
   };
+  static Claim ClaimOf(const JobRecord& job);
+  Change ChangeOf(const JobRecord& job, const Entry& entry) const;
+  // Returns a number that grows when fewer nodes are busy with the processes of the job, which
+  // holds slots.
+  static int NumGone(const JobRecord& job, const Entry& entry);
   void Build(const DriverState& state);
   void UpdateJob(const DriverState& state, int place);
   void UpdateNodes(const JobRecord& job, int place);
-  void NoteNodes(Entry* entry);
+  void UpdateLists(const JobRecord& job, Entry* entry);
+  void NoteNodes(const Entry& entry);
 
   std::unordered_map<std::string, int> place_of_;
   std::vector<Entry> entries_;  // by place
@@ -149,11 +217,15 @@ class JobIndex {
   Places restored_;
   std::unordered_map<std::string, Places> on_node_;
   Places touched_;
+  std::optional<Placed> placed_;
+  int64_t placed_node_changes_ = 0;  // node_changes_ at that time
+  bool tests_due_ = false;           // at that time: tests wait for processes of jobs to end
   Touched news_;
-  int64_t num_looks_ = 0;  // of the users
   int64_t node_changes_ = 0;
   int64_t num_settled_ = 0;
   int64_t num_noted_ = 0;
+  int64_t num_placement_tries_ = 0;
+  int64_t num_lists_ = 0;
 };
 
 // A state and its index, for reading.

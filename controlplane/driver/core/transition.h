@@ -4,6 +4,7 @@
 // the events. Private to this folder.
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -77,6 +78,12 @@ class Transition {
   JobIndex::Places Waiting() const;
   // As Queue of driver_state.h.
   std::vector<JobRecord*> QueueNow();
+  // Places jobs that wait for slots, unless nothing changed that their placement depends on.
+  void PlaceWaiting();
+  // Notes at which times around the event's no waiting job's age decides otherwise than now.
+  void NoteAges();
+  // As PlaceJob, and counts the look.
+  PlacementResult TryToPlace(const JobRecord& job, const std::set<std::string>& givers = {});
   // Places jobs that wait for slots as drivers with rules 1 did. A log of schema 1 has only such
   // events, and rocksdb_log.cc upgrades it by replaying them, so this stays for as long as that
   // schema is accepted.
@@ -90,8 +97,11 @@ class Transition {
   void PlaceQueued(const JobRecord* recovering);
   // As PlaceQueued, since rules 5.
   void PlaceQueue();
+  // Begins the first attempt of the job. Returns false if there are no slots for it: then `placed_`
+  // says why.
+  bool TryQueued(JobRecord* job);
   // Returns true if queued jobs may start although this one, which recovers, waits for slots.
-  bool MayBePassed(const JobRecord& job) const;
+  bool MayBePassed(const JobRecord& job);
   bool PlaceByTaking(JobRecord* job);
   void SettlePreflight(JobRecord* job);
   void SettleRun(JobRecord* job);
@@ -118,6 +128,8 @@ class Transition {
            const std::string& message);
   void Complete(JobRecord* job);
   void EndUnfenced(JobRecord* job);
+  // Returns whether the job, of which processes may exist, must be fenced on the node.
+  bool MustFence(const JobRecord& job, const std::string& node_id) const;
   // Quarantines the nodes whose processes of the job cannot be ended. The job goes on without them.
   // Returns false if there is no such node: each one that is left came, or came back, later.
   bool GiveUpUnfenced(JobRecord* job);
@@ -159,6 +171,10 @@ class Transition {
   DriverState& state_;
   JobIndex& index_;
   bool nodes_changed_ = false;
+  // Of the placement of waiting jobs:
+  bool attempt_begun_ = false;
+  JobIndex::Change change_ = JobIndex::Change::kSlots;
+  JobIndex::Placed placed_;
 };
 
 }  // namespace megascale::driver

@@ -185,15 +185,15 @@ bool Transition::OnNodeDraining(const pb::NodeDraining& draining) {
 }
 
 void Transition::Leave(const std::string& node_id, const std::string& reason) {
-  const JobIndex::Places open = index_.open();
-  for (const int place : open) {
+  const JobIndex::Places there = index_.On(node_id);
+  for (const int place : there) {
     JobRecord& job = *state_.mutable_jobs(place);
-    if (!HoldsSlots(job)) continue;
-    const std::vector<std::string> nodes = NodesOf(job);
-    if (!std::binary_search(nodes.begin(), nodes.end(), node_id)) continue;
+    if (!HoldsSlots(job)) continue;  // this event ended it
     Touch(job);
     for (auto& fenced : *job.mutable_fenced()) {
-      if (fenced.node_id() == node_id) fenced.clear_snapshots();  // the agent drops them
+      if (fenced.node_id() != node_id) continue;
+      fenced.clear_snapshots();  // the agent drops them
+      index_.TouchLists(job);
     }
     // A job whose ranks have all ended is about to complete, or to fail.
     const bool trains = job.stage() == pb::STAGE_RUN && job.ended_size() < WorldSize(job);
@@ -209,17 +209,15 @@ void Transition::Leave(const std::string& node_id, const std::string& reason) {
 }
 
 void Transition::LoseProcesses(const std::string& node_id, const pb::Failure& found) {
-  const JobIndex::Places open = index_.open();
-  for (const int place : open) {
+  const JobIndex::Places there = index_.On(node_id);
+  for (const int place : there) {
     JobRecord& job = *state_.mutable_jobs(place);
-    if (!HoldsSlots(job)) continue;
-    const std::vector<std::string> nodes = NodesOf(job);
-    if (!std::binary_search(nodes.begin(), nodes.end(), node_id)) continue;
+    if (!HoldsSlots(job)) continue;  // this event ended it
     Touch(job);
     base::EraseIf(job.mutable_fenced(),
                   [&](const auto& entry) { return entry.node_id() == node_id; });
     for (const auto& placement : job.placements()) {
-      if (placement.node_id() != node_id || FindEnded(job, placement.rank()) != nullptr) continue;
+      if (placement.node_id() != node_id || index_.HasEnded(job, placement.rank())) continue;
       auto* ended = job.add_ended();
       ended->set_rank(placement.rank());
       ended->set_failed(true);

@@ -2,6 +2,7 @@
 #include <google/protobuf/util/message_differencer.h>
 
 #include <algorithm>
+#include <limits>
 #include <set>
 #include <string>
 #include <utility>
@@ -41,8 +42,47 @@ void Transition::Settle() {
   const JobIndex::Places places = nodes_changed_ ? index_.open() : index_.touched();
   for (const int place : places) SettleStage(state_.mutable_jobs(place));
   index_.NoteSettled(places.size());
-  const JobRecord* recovering = PlaceRecovering();
-  state_.rules() < 5 ? PlaceQueued(recovering) : PlaceQueue();
+  PlaceWaiting();
+}
+
+void Transition::PlaceWaiting() {
+  change_ = index_.ChangeSincePlaced(state_, event_.time_unix_nanos());
+  if (change_ == JobIndex::Change::kNothing) return;
+  if (state_.rules() < 5) {
+    PlaceQueued(PlaceRecovering());
+  } else {
+    // Who is queued means nothing to jobs that recover.
+    if (change_ == JobIndex::Change::kSlots) PlaceRecovering();
+    PlaceQueue();
+  }
+  NoteAges();
+  attempt_begun_ ? index_.NoteAttemptBegun() : index_.NotePlaced(state_, std::move(placed_));
+}
+
+// PlaceQueue moves the beginning of a wait that is later than now, and MayBePassed ends.
+void Transition::NoteAges() {
+  const int64_t now = event_.time_unix_nanos();
+  int64_t from = std::numeric_limits<int64_t>::min();
+  int64_t until = std::numeric_limits<int64_t>::max();
+  for (const int place : Waiting()) {
+    const JobRecord& job = state_.jobs(place);
+    const int64_t since = job.waiting_since_unix_nanos();
+    const int64_t end = since + absl::ToInt64Nanoseconds(kPassedMax);
+    from = std::max(from, since);
+    if (job.stage() != pb::STAGE_WAIT_FOR_SLOTS) continue;
+    if (now < end) {
+      until = std::min(until, end);
+    } else {
+      from = std::max(from, end);
+    }
+  }
+  placed_.from_unix_nanos = from;
+  placed_.until_unix_nanos = until;
+}
+
+PlacementResult Transition::TryToPlace(const JobRecord& job, const std::set<std::string>& givers) {
+  index_.NotePlacementTry();
+  return PlaceJob(state_, job, givers);
 }
 
 JobIndex::Places Transition::Waiting() const {
@@ -137,7 +177,7 @@ void Transition::PlaceByRules1() {
       SetStatus(&job, job.state(), "WaitingInQueue", absl::StrCat("waits behind job ", waits));
       continue;
     }
-    PlacementResult placement = PlaceJob(state_, job);
+    PlacementResult placement = TryToPlace(job);
     if (!placement.placements.empty()) {
       StartAttempt(&job, std::move(placement));
       continue;
@@ -153,7 +193,7 @@ const JobRecord* Transition::PlaceRecovering() {
     JobRecord& job = *state_.mutable_jobs(place);
     if (job.stage() == pb::STAGE_WAIT_FOR_SLOTS && index_.AllFenced(state_, job) &&
         !WaitsForTests(&job)) {
-      PlacementResult placement = PlaceJob(state_, job);
+      PlacementResult placement = TryToPlace(job);
       if (!placement.placements.empty()) {
         StartAttempt(&job, std::move(placement));
       } else if (!PlaceByTaking(&job)) {
@@ -185,7 +225,7 @@ bool Transition::PlaceByTaking(JobRecord* job) {
         later.stage() == pb::STAGE_WAIT_FOR_SLOTS || later.stage() == pb::STAGE_BACKOFF;
     if (!waits || later.placements().empty() || !index_.AllFenced(state_, later)) continue;
     givers.insert(JobId(later));
-    PlacementResult placement = PlaceJob(state_, *job, givers);
+    PlacementResult placement = TryToPlace(*job, givers);
     if (placement.placements.empty()) continue;
     StartAttempt(job, std::move(placement));
     const std::vector<std::string> taken = NodesOf(*job);
@@ -213,7 +253,7 @@ void Transition::PlaceQueued(const JobRecord* recovering) {
     JobRecord& job = *state_.mutable_jobs(place);
     if (job.stage() != pb::STAGE_QUEUED) continue;
     if (before.empty()) {
-      PlacementResult placement = PlaceJob(state_, job);
+      PlacementResult placement = TryToPlace(job);
       if (!placement.placements.empty()) {
         StartAttempt(&job, std::move(placement));
         continue;
@@ -231,10 +271,14 @@ void Transition::PlaceQueued(const JobRecord* recovering) {
 
 // A recovering job that needs more slots than there are is not served by idle ones: others may pass
 // it, but not for long, or they would hold the slots when its machines are back.
-bool Transition::MayBePassed(const JobRecord& job) const {
+bool Transition::MayBePassed(const JobRecord& job) {
   const int64_t waited = event_.time_unix_nanos() - job.waiting_since_unix_nanos();
-  return job.stage() == pb::STAGE_WAIT_FOR_SLOTS && waited < absl::ToInt64Nanoseconds(kPassedMax) &&
-         index_.AllFenced(state_, job) && NeedsMoreThanThereIs(state_, job);
+  if (job.stage() != pb::STAGE_WAIT_FOR_SLOTS || waited >= absl::ToInt64Nanoseconds(kPassedMax) ||
+      !index_.AllFenced(state_, job)) {
+    return false;
+  }
+  index_.NotePlacementTry();
+  return NeedsMoreThanThereIs(state_, job);
 }
 
 void Transition::PlaceQueue() {
@@ -260,22 +304,38 @@ void Transition::PlaceQueue() {
       SetStatus(&job, job.state(), "WaitingInQueue",
                 absl::StrCat("position ", position, " in the queue, behind ", before, "; ",
                              NeededSlots(job)));
-    } else if (PlacementResult placement = PlaceJob(state_, job); !placement.placements.empty()) {
-      StartAttempt(&job, std::move(placement));
+    } else if (TryQueued(&job)) {
       --position;
       continue;
     } else {
       SetStatus(&job, job.state(), "WaitingForSlots",
-                absl::StrCat("position ", position, " in the queue; ", placement.message));
+                absl::StrCat("position ", position, " in the queue; ", placed_.why_refused));
     }
     before = absl::StrCat("job ", JobId(job));
   }
+}
+
+bool Transition::TryQueued(JobRecord* job) {
+  placed_.refused = index_.PlaceOf(JobId(*job));
+  const std::string* known = change_ == JobIndex::Change::kQueue && !attempt_begun_
+                                 ? index_.WhyRefused(placed_.refused)
+                                 : nullptr;
+  if (known != nullptr) {
+    placed_.why_refused = *known;
+    return false;
+  }
+  PlacementResult placement = TryToPlace(*job);
+  placed_.why_refused = placement.message;
+  if (placement.placements.empty()) return false;
+  StartAttempt(job, std::move(placement));
+  return true;
 }
 
 void Transition::StartAttempt(JobRecord* job, PlacementResult placement) {
   const agent::RestorePoint restore = ChooseRestore(*job, placement.placements);
   const std::vector<std::string> before = NodesOf(*job);
   Touch(*job);
+  attempt_begun_ = true;
   if (job->stage() != pb::STAGE_QUEUED) {
     job->set_attempt_reason(job->has_leave() ? job->leave().reason() : ReasonOf(job->culprit()));
   }
@@ -346,6 +406,9 @@ PreflightRefusal JudgePreflights(const JobRecord& job) {
 }  // namespace
 
 void Transition::SettlePreflight(JobRecord* job) {
+  // Thousands of nodes pass one after the other.
+  const size_t num_nodes = index_.NodesAt(index_.PlaceOf(JobId(*job))).size();
+  if (static_cast<size_t>(job->preflights_size()) < num_nodes) return;
   if (!HasAllPreflights(state_, *job)) return;
   const bool is_first = !job->has_restore();
   const PreflightRefusal refusal = JudgePreflights(*job);
@@ -456,6 +519,7 @@ void Transition::AfterFailure(JobRecord* job) {
     End(job, control::JOB_STATE_FAILED, ReasonOf(culprit), Describe(culprit));
     return;
   }
+  index_.TouchLists(*job);  // the next two may drop snapshots of fenced nodes
   if (older_rules) StepOverCorruptByRules2(job);
   if (!older_rules && CouldNotRead(*job)) {
     if (!AfterFailedRead(job)) return;

@@ -9,6 +9,15 @@ namespace megascale::driver {
 
 namespace agent = megascale::agent::v1;
 
+namespace {
+
+// Returns the place of the node in a sorted list, or where it would be.
+size_t PlaceOf(const std::vector<std::string>& nodes, const std::string& node_id) {
+  return static_cast<size_t>(std::lower_bound(nodes.begin(), nodes.end(), node_id) - nodes.begin());
+}
+
+}  // namespace
+
 void AgentReports::Advance(absl::Duration now) {
   awake_ += std::clamp(now - now_, absl::ZeroDuration(), kStallMax);
   now_ = std::max(now_, now);
@@ -65,6 +74,7 @@ const google::protobuf::RepeatedPtrField<agent::ActualJob>& AgentReports::JobsOn
 
 const agent::ActualJob* AgentReports::LastReport(const std::string& node_id,
                                                  const std::string& job_id) const {
+  ++num_looks_;
   for (const auto& job : JobsOn(node_id)) {
     if (job.job_id() == job_id) return &job;
   }
@@ -77,13 +87,26 @@ const agent::ActualJob* AgentReports::ReportOfAttempt(const std::string& node_id
   return last != nullptr && last->attempt() == job.attempt() ? last : nullptr;
 }
 
-const std::vector<std::string>& AgentReports::Nodes(const JobRecord& job) const {
+const AgentReports::JobNodes& AgentReports::NodesOfAttempt(const JobRecord& job) const {
   JobNodes& known = job_nodes_[JobId(job)];
   // Only a new attempt places ranks again; within an attempt the placements may only be cleared.
-  if (known.attempt != job.attempt() || known.num_ranks != job.placements_size()) {
-    known = JobNodes{job.attempt(), job.placements_size(), NodesOf(job)};
-  }
-  return known.nodes;
+  if (known.attempt == job.attempt() && known.num_ranks == job.placements_size()) return known;
+  known = JobNodes{job.attempt(), job.placements_size(), NodesOf(job), {}};
+  known.ranks_on.resize(known.nodes.size());
+  for (const auto& placement : job.placements())
+    ++known.ranks_on[PlaceOf(known.nodes, placement.node_id())];
+  return known;
+}
+
+const std::vector<std::string>& AgentReports::Nodes(const JobRecord& job) const {
+  return NodesOfAttempt(job).nodes;
+}
+
+int AgentReports::NumRanksOn(const JobRecord& job, const std::string& node_id) const {
+  const JobNodes& known = NodesOfAttempt(job);
+  const size_t place = PlaceOf(known.nodes, node_id);
+  const bool is_on = place < known.nodes.size() && known.nodes[place] == node_id;
+  return is_on ? known.ranks_on[place] : 0;
 }
 
 bool AgentReports::IsOn(const JobRecord& job, const std::string& node_id) const {

@@ -65,6 +65,8 @@ class AgentReports {
   // Returns NodesOf(job), cached for an attempt because every report asks for it.
   const std::vector<std::string>& Nodes(const JobRecord& job) const;
   bool IsOn(const JobRecord& job, const std::string& node_id) const;
+  // Returns how many ranks of the job are placed on the node.
+  int NumRanksOn(const JobRecord& job, const std::string& node_id) const;
   // Forgets a node that is lost.
   void ForgetNode(const std::string& node_id) { agents_.erase(node_id); }
   // Forgets what is cached for a job.
@@ -82,6 +84,8 @@ class AgentReports {
   google::protobuf::Duration NoticedAt(absl::Duration age) const;
   // The elapsed time without the driver's own stalls. Limits are counted in it.
   absl::Duration awake() const { return awake_; }
+  // Returns how many times reports were searched for one about a job.
+  int64_t num_looks() const { return num_looks_; }
 
  private:
   struct Agent {
@@ -94,13 +98,16 @@ class AgentReports {
     int64_t attempt = -1;
     int num_ranks = 0;
     std::vector<std::string> nodes;  // sorted
+    std::vector<int> ranks_on;       // the number of ranks on each of them
   };
+  const JobNodes& NodesOfAttempt(const JobRecord& job) const;
 
   absl::Duration node_timeout_;
   absl::Duration now_;
   absl::Duration awake_ = absl::ZeroDuration();
   std::map<std::string, Agent> agents_;
   mutable std::map<std::string, JobNodes> job_nodes_;
+  mutable int64_t num_looks_ = 0;
 };
 
 }  // namespace megascale::driver

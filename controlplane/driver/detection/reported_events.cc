@@ -21,12 +21,13 @@ namespace telemetry = megascale::telemetry::v1;
 // Returns NodeFenced if the node has reconciled a desired state without processes of the job, and
 // has none left.
 std::optional<Event> FencedEvent(const JobRecord& job, const NodeRecord& node,
-                                 const agent::ActualState& report, const agent::ActualJob& actual) {
+                                 const agent::ActualState& report, const agent::ActualJob& actual,
+                                 const JobIndex& index) {
   const bool wants_none = StopsAtStep(job) || job.stage() == pb::STAGE_FENCE ||
                           job.stage() == pb::STAGE_BACKOFF ||
                           job.stage() == pb::STAGE_WAIT_FOR_SLOTS;
   if (!wants_none || report.applied_version() < VersionOfEvent(job.stage_event()) ||
-      actual.num_processes() > 0 || IsFenced(job, node.hello().node_id())) {
+      actual.num_processes() > 0 || index.HasFenced(job, node.hello().node_id())) {
     return std::nullopt;
   }
   Event event;
@@ -119,48 +120,50 @@ std::vector<Event> EndsOf(const JobRecord& job, const std::string& node_id,
   return ends;
 }
 
-// Returns the phase that the node's ranks have reached, and adds their number to `reached`;
-// STARTING: one of them has not reached `wanted`.
+// Returns the phase that all ranks on the node have reached; STARTING: one of them has not reached
+// `wanted`.
 telemetry::Phase PhaseOn(const std::string& node_id, const JobRecord& job, telemetry::Phase wanted,
-                         const AgentReports& reports, int* reached) {
+                         const AgentReports& reports) {
   const agent::ActualJob* actual = reports.ReportOfAttempt(node_id, job);
-  if (actual == nullptr || actual->ranks().empty()) return telemetry::PHASE_STARTING;
+  if (actual == nullptr) return telemetry::PHASE_STARTING;
   telemetry::Phase slowest = telemetry::PHASE_FINISHED;
+  std::set<int> reached;
   for (const auto& rank : actual->ranks()) {
     if (NodeOfRank(job, rank.status().rank()) != node_id) continue;
     if (rank.status().phase() < wanted) return telemetry::PHASE_STARTING;
     slowest = std::min(slowest, rank.status().phase());
-    ++*reached;
+    reached.insert(rank.status().rank());
   }
-  return slowest;
+  const bool all = static_cast<int>(reached.size()) == reports.NumRanksOn(job, node_id);
+  return all ? slowest : telemetry::PHASE_STARTING;
 }
 
-// Returns whether `is_done` holds of all nodes of the job; it is called once for each, until it
-// does not hold. Every report may be the last missing one: the node that ends a search is the first
-// that the next one looks at.
+// Returns whether `is_done` holds of all nodes of the job. Every report may be the last missing
+// one, and agents often report in the order of their ids: a search begins at the node that ended
+// the last one, and takes the nodes before it last.
 template <typename IsDone>
 bool AreAllDone(const JobRecord& job, const AgentReports& reports, std::string* laggard,
                 const IsDone& is_done) {
-  const bool is_on = reports.IsOn(job, *laggard);
-  if (is_on && !is_done(*laggard)) return false;
-  for (const std::string& node_id : reports.Nodes(job)) {
-    if ((is_on && node_id == *laggard) || is_done(node_id)) continue;
-    *laggard = node_id;
-    return false;
+  const std::vector<std::string>& nodes = reports.Nodes(job);
+  const auto begin = std::lower_bound(nodes.begin(), nodes.end(), *laggard);
+  auto behind = std::find_if_not(begin, nodes.end(), is_done);
+  if (behind == nodes.end()) {
+    behind = std::find_if_not(nodes.begin(), begin, is_done);
+    if (behind == begin) return !nodes.empty();
   }
-  return true;
+  *laggard = *behind;
+  return false;
 }
 
 // Returns the phase that every rank has reached; STARTING: one has not reached `wanted`.
 telemetry::Phase PhaseOfAll(const JobRecord& job, telemetry::Phase wanted,
                             const AgentReports& reports, std::string* laggard) {
-  int reached = 0;
   telemetry::Phase slowest = telemetry::PHASE_FINISHED;
   const bool all = AreAllDone(job, reports, laggard, [&](const std::string& node_id) {
-    slowest = std::min(slowest, PhaseOn(node_id, job, wanted, reports, &reached));
+    slowest = std::min(slowest, PhaseOn(node_id, job, wanted, reports));
     return slowest != telemetry::PHASE_STARTING;
   });
-  return !all || reached < WorldSize(job) ? telemetry::PHASE_STARTING : slowest;
+  return all ? slowest : telemetry::PHASE_STARTING;
 }
 
 // Requires: the job is starting.
@@ -182,34 +185,28 @@ void AddBeginnings(const JobRecord& job, const AgentReports& reports, std::strin
   events->push_back(std::move(event));
 }
 
-// Adds the ranks whose shards of `step` the node has reported as stored; false: none of its ranks.
-bool AddStoredOn(const std::string& node_id, const JobRecord& job, int64_t step,
-                 const AgentReports& reports, std::set<int>* ranks) {
+// Returns whether the node has reported that the shards of `step` of all ranks on it are stored.
+bool AreStoredOn(const std::string& node_id, const JobRecord& job, int64_t step,
+                 const AgentReports& reports) {
   const agent::ActualJob* actual = reports.LastReport(node_id, JobId(job));
   if (actual == nullptr) return false;
-  const size_t before = ranks->size();
+  std::set<int> ranks;
   for (const auto& shard : actual->shards()) {
     if (shard.attempt() != job.attempt() || shard.step() != step) continue;
-    if (NodeOfRank(job, shard.rank()) == node_id) ranks->insert(shard.rank());
+    if (NodeOfRank(job, shard.rank()) == node_id) ranks.insert(shard.rank());
   }
-  return ranks->size() > before;
+  return static_cast<int>(ranks.size()) == reports.NumRanksOn(job, node_id);
 }
 
-// Returns whether every rank of the attempt has reported that its shard of `step` is on storage.
-bool AllStored(const JobRecord& job, int64_t step, const AgentReports& reports,
-               std::string* laggard) {
-  std::set<int> ranks;
-  const bool all = AreAllDone(job, reports, laggard, [&](const std::string& node_id) {
-    return AddStoredOn(node_id, job, step, reports, &ranks);
-  });
-  return all && static_cast<int>(ranks.size()) >= WorldSize(job);
-}
+// Checkpoints that are stored at the same time; an agent that names more steps is not worth memory.
+constexpr size_t kStepsMax = 16;
 
 // Appends ShardsStored for those steps in `report` of which every rank's shard is stored.
 void AddStoredShards(const JobRecord& job, const agent::ActualJob& report,
-                     const AgentReports& reports, std::string* laggard,
+                     const AgentReports& reports, std::map<int64_t, std::string>* laggards,
                      std::vector<Event>* events) {
   if (job.stage() != pb::STAGE_RUN && !StopsAtStep(job)) return;
+  laggards->erase(laggards->begin(), laggards->lower_bound(NewestCommittedStep(job)));
   std::set<int64_t> steps;
   for (const auto& shard : report.shards()) {
     if (shard.attempt() == job.attempt()) steps.insert(shard.step());
@@ -219,7 +216,11 @@ void AddStoredShards(const JobRecord& job, const agent::ActualJob& report,
     if (std::find(finalize.begin(), finalize.end(), step) != finalize.end()) continue;
     if (IsCommitted(job, job.attempt(), step)) continue;
     if (step < NewestCommittedStep(job)) continue;
-    if (!AllStored(job, step, reports, laggard)) continue;
+    if (laggards->size() > kStepsMax) laggards->clear();
+    const bool all = AreAllDone(job, reports, &(*laggards)[step], [&](const std::string& node_id) {
+      return AreStoredOn(node_id, job, step, reports);
+    });
+    if (!all) continue;
     Event event;
     auto* stored = event.mutable_shards_stored();
     stored->set_job_id(JobId(job));
@@ -381,7 +382,8 @@ std::vector<Event> ReportedEvents::EventsOf(const IndexedState& indexed, const N
       std::vector<Event> more = EventsOfJob(job, node, actual, reports, indexed.index());
       std::move(more.begin(), more.end(), std::back_inserter(events));
     }
-    if (auto fenced = FencedEvent(job, node, report, actual)) events.push_back(*std::move(fenced));
+    if (auto fenced = FencedEvent(job, node, report, actual, indexed.index()))
+      events.push_back(*std::move(fenced));
   }
   return events;
 }

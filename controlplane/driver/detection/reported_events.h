@@ -50,12 +50,12 @@ class ReportedEvents {
                                  const megascale::agent::v1::ActualJob& report,
                                  const AgentReports& reports, const JobIndex& index) const;
 
-  // The nodes at which the last search for one that is missing ended; empty: none has ended so.
-  // A search looks there first, so that thousands of nodes do not cost each report a look at most
-  // of them.
+  // The nodes at which the last searches ended because a rank there was behind; empty: no search
+  // has ended so. The next search goes on there, so that thousands of nodes do not cost each report
+  // a look at most of them.
   struct Laggards {
-    std::string begins;  // a rank there has not reached the phase
-    std::string stores;  // no shard there is stored
+    std::string begins;                     // a rank there has not reached the phase
+    std::map<int64_t, std::string> stores;  // by step: a shard there is not stored
   };
   mutable std::map<std::string, Laggards> laggards_;  // by job
   std::map<std::string, int64_t> newest_step_;        // by job

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <utility>
+
+#include "absl/strings/str_format.h"
 #include "controlplane/driver/detection/testing/test_agents.h"
 
 namespace megascale::driver {
@@ -229,6 +232,84 @@ TEST_F(ReportedEventsTest, ATestThatHangsIsToldOnceAndItsEndToo) {
   reports_["n0"].set_test_hangs(false);
   EXPECT_THAT(Report("n0", reports_["n0"]), SizeIs(1));
   EXPECT_FALSE(FindNode(state_, "n0")->busy());
+}
+
+// --- the cost of a report -----------------------------------------------------------------------
+
+// Job "j" has two ranks on each of many nodes, which have all passed its preflight.
+class LargeJobTest : public AgentMonitorTest {
+ protected:
+  static constexpr int kNodes = 50;
+
+  void SetUp() override {
+    Apply(Submitted("j", SpecOf(2 * kNodes, 1, 30)), &state_);
+    for (int i = 0; i < kNodes; ++i) Hello(NodeId(i), "a");
+    for (int i = 0; i < kNodes; ++i) {
+      JobOn(NodeId(i))->mutable_preflight()->set_state(agent::Preflight::STATE_PASSED);
+      Report(NodeId(i), reports_[NodeId(i)]);
+    }
+    ASSERT_EQ(job().stage(), pb::STAGE_RUN);
+  }
+  static std::string NodeId(int i) { return absl::StrFormat("n%02d", i); }
+  std::vector<Event> ReachOn(int i, telemetry::Phase phase) {
+    for (const int rank : {2 * i, 2 * i + 1}) RankOf(rank)->mutable_status()->set_phase(phase);
+    return Report(NodeId(i), reports_[NodeId(i)]);
+  }
+  std::vector<Event> Store(int rank, int64_t step) {
+    auto* shard = JobOn(NodeId(rank / 2))->add_shards();
+    shard->set_rank(rank);
+    shard->set_attempt(1);
+    shard->set_step(step);
+    return Report(NodeId(rank / 2), reports_[NodeId(rank / 2)]);
+  }
+  // Returns how often reports were looked at since the last call.
+  int64_t Looks() {
+    const int64_t before = std::exchange(num_looks_, monitor_.reports().num_looks());
+    return num_looks_ - before;
+  }
+
+  int64_t num_looks_ = 0;
+};
+
+TEST_F(LargeJobTest, APhaseThatRanksReachOneAfterTheOtherCostsFewLooksAReport) {
+  Looks();
+  for (int i = 0; i < kNodes; ++i) {
+    EXPECT_THAT(ReachOn(i, telemetry::PHASE_LOADING), SizeIs(i + 1 < kNodes ? 0 : 1));
+  }
+  EXPECT_EQ(job().time_book().phase(), pb::TimeBook::PHASE_LOAD);
+  EXPECT_LE(Looks(), 4 * kNodes);
+  for (int i = kNodes - 1; i >= 0; --i) {
+    EXPECT_THAT(ReachOn(i, telemetry::PHASE_FIRST_STEP), SizeIs(i > 0 ? 0 : 1));
+  }
+  EXPECT_EQ(job().state(), control::JOB_STATE_RUNNING);
+  EXPECT_LE(Looks(), 4 * kNodes);
+}
+
+TEST_F(LargeJobTest, ARankThatIsNotReportedYetHasReachedNothing) {
+  for (int i = 0; i < kNodes; ++i) {
+    RankOf(2 * i)->mutable_status()->set_phase(telemetry::PHASE_LOADING);
+    if (i > 0) RankOf(2 * i + 1)->mutable_status()->set_phase(telemetry::PHASE_LOADING);
+    EXPECT_THAT(Report(NodeId(i), reports_[NodeId(i)]), SizeIs(0));
+  }
+  *JobOn("n00")->add_ranks() = *RankOf(0);  // twice the same one
+  EXPECT_THAT(Report("n00", reports_["n00"]), SizeIs(0));
+  EXPECT_THAT(ReachOn(0, telemetry::PHASE_LOADING), SizeIs(1));
+}
+
+TEST_F(LargeJobTest, ShardsThatAreStoredOneAfterTheOtherCostFewLooksAReport) {
+  for (int i = 0; i < kNodes; ++i) ReachOn(i, telemetry::PHASE_FIRST_STEP);
+  for (int i = 0; i < kNodes; ++i) ReachOn(i, telemetry::PHASE_TRAINING);
+  ASSERT_EQ(job().state(), control::JOB_STATE_RUNNING);
+  Looks();
+  for (int i = 0; i < kNodes; ++i) EXPECT_THAT(Store(2 * i, 10), SizeIs(0));
+  EXPECT_LE(Looks(), 4 * kNodes) << "some shards of every node are stored";
+  // The last node is slow, so that the next checkpoint overtakes it.
+  for (int i = 0; i + 1 < kNodes; ++i) EXPECT_THAT(Store(2 * i + 1, 10), SizeIs(0));
+  for (int i = 0; i + 1 < kNodes; ++i) EXPECT_THAT(Store(2 * i, 20), SizeIs(0));
+  EXPECT_LE(Looks(), 12 * kNodes);
+  const std::vector<Event> events = Store(2 * kNodes - 1, 10);
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].shards_stored().step(), 10);
 }
 
 }  // namespace

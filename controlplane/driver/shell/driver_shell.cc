@@ -429,9 +429,11 @@ void DriverShell::TellAttempts(const std::set<std::string>& job_ids) {
     const JobRecord* job = index_.Find(state_, job_id);
     const auto told = told_attempts_.find(job_id);
     if (job != nullptr && HoldsSlots(*job)) {
-      RunningAttempt attempt = {job->attempt(), monitor_.reports().Nodes(*job)};
-      if (told != told_attempts_.end() && told->second == attempt) continue;
-      told_attempts_[job_id] = std::move(attempt);
+      const std::vector<std::string>& nodes = monitor_.reports().Nodes(*job);
+      const bool is_known = told != told_attempts_.end() &&
+                            told->second.attempt == job->attempt() && told->second.nodes == nodes;
+      if (is_known) continue;
+      told_attempts_[job_id] = {job->attempt(), nodes};
     } else if (told != told_attempts_.end()) {
       // If it has not ended, it is queued again after a restore.
       if (job != nullptr && IsTerminal(*job)) KeepEvidence(*job);
@@ -454,9 +456,7 @@ std::map<std::string, int64_t> DriverShell::KnownAttempts(const std::string& nod
 }
 
 void DriverShell::NoteListeners(const JobIndex::Touched& touched) {
-  for (const std::string& job_id : touched.jobs) desired_parts_.Drop(job_id);
-  listeners_.insert(touched.nodes.begin(), touched.nodes.end());
-  listeners_.insert(touched.node_records.begin(), touched.node_records.end());
+  listeners_.merge(desired_parts_.Update(indexed(), touched));
   all_listen_ = all_listen_ || touched.all_node_records;
 }
 

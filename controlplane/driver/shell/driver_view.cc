@@ -56,12 +56,12 @@ NodeLookup DriverView::LookupOfNodes() const {
 
 const JobRecord* DriverView::Record(const std::string& job_id) const {
   const JobPart* part = jobs_.Find(job_id);
-  return part == nullptr ? nullptr : part->record.get();
+  return part == nullptr ? nullptr : &part->record->Whole();
 }
 
 control::Job DriverView::ViewOf(const JobPart& part, const RecentSteps& steps, int64_t place,
                                 absl::Time now, bool is_summary) const {
-  const JobRecord& job = *part.record;
+  const JobRecord& job = part.record->Whole();
   JobSources sources;
   sources.now = now;
   sources.is_summary = is_summary;
@@ -90,7 +90,9 @@ ReportLookup DriverView::LookupOfReports(const JobRecord& job) const {
 std::vector<const JobRecord*> DriverView::TrainingJobs() const {
   std::vector<const JobRecord*> training;
   for (const JobPart* part : jobs_.Values()) {
-    if (Trains(*part->record)) training.push_back(part->record.get());
+    if (part->record->Head().stage() != v1::STAGE_RUN) continue;
+    const JobRecord& job = part->record->Whole();
+    if (Trains(job)) training.push_back(&job);
   }
   return training;
 }
@@ -114,7 +116,7 @@ absl::StatusOr<control::Job> DriverView::Job(const std::string& job_id, absl::Ti
                                             ": there is no such job; `megascale "
                                             "list` shows all jobs"));
   }
-  const JobRecord& job = *part->record;
+  const JobRecord& job = part->record->Head();
   if (!IsTerminal(job) || job.attempt() == 0) {
     const auto place = std::find(queue_->begin(), queue_->end(), job_id);
     return ViewOf(*part, part->steps, place == queue_->end() ? 0 : place - queue_->begin() + 1,
@@ -134,7 +136,7 @@ std::vector<control::Job> DriverView::Jobs(absl::Time now) const {
   std::vector<control::Job> jobs;
   jobs.reserve(parts.size());
   for (const JobPart* part : parts) {
-    const auto place = places.find(JobId(*part->record));
+    const auto place = places.find(JobId(part->record->Head()));
     jobs.push_back(ViewOf(*part, part->steps, place == places.end() ? 0 : place->second, now));
   }
   return jobs;
@@ -143,7 +145,7 @@ std::vector<control::Job> DriverView::Jobs(absl::Time now) const {
 std::vector<std::string> DriverView::EndedSince(absl::Time since) const {
   std::vector<std::string> ended;
   for (const JobPart* part : jobs_.Values()) {
-    const JobRecord& job = *part->record;
+    const JobRecord& job = part->record->Head();
     const bool is_known =
         job.state() == control::JOB_STATE_FAILED || job.state() == control::JOB_STATE_CANCELLED;
     if (!IsTerminal(job) || !is_known || job.attempt() == 0) continue;
@@ -169,7 +171,7 @@ const char* ListName(bool newest_first) { return newest_first ? "newest-jobs" : 
 
 std::string DriverView::TokenAfter(const JobPart& part, bool newest_first) const {
   return MakePageToken({ListName(newest_first), absl::StrCat(start_), absl::StrCat(part.number),
-                        JobId(*part.record)});
+                        JobId(part.record->Head())});
 }
 
 // Jobs are numbered anew when a driver starts: then the job at which the page before ended tells
@@ -214,7 +216,7 @@ absl::StatusOr<control::ListJobsResponse> DriverView::List(const control::ListJo
   control::ListJobsResponse response;
   size_t num_bytes = 0;
   for (auto part = parts.begin(); part != end; ++part) {
-    const auto place = places.find(JobId(*(*part)->record));
+    const auto place = places.find(JobId((*part)->record->Head()));
     control::Job job = ViewOf(**part, (*part)->steps, place == places.end() ? 0 : place->second,
                               now, !request.with_ranks());
     num_bytes += job.ByteSizeLong();
@@ -235,7 +237,9 @@ absl::Duration DriverView::SilenceOf(const std::string& node_id) const {
 
 std::map<std::string, NodeUse> DriverView::UseNow() const {
   std::vector<const JobRecord*> jobs;
-  for (const JobPart* part : jobs_.Values()) jobs.push_back(part->record.get());
+  for (const JobPart* part : jobs_.Values()) {
+    if (HoldsSlots(part->record->Head())) jobs.push_back(&part->record->Whole());
+  }
   return UseOfNodes(jobs, LookupOfNodes());
 }
 
@@ -294,8 +298,12 @@ void ViewPublisher::PublishJob(const std::string& job_id, bool with_record, Driv
   const DriverView::JobPart* before = view->jobs_.Find(job_id);
   auto part = std::make_shared<DriverView::JobPart>();
   part->number = before == nullptr ? num_jobs_++ : before->number;
-  part->record =
-      before == nullptr || with_record ? std::make_shared<const JobRecord>(*job) : before->record;
+  if (before == nullptr || with_record) {
+    part->record = std::make_shared<const SharedRecord>(
+        *job, sources_.index->ListsOf(job_id), before == nullptr ? nullptr : before->record.get());
+  } else {
+    part->record = before->record;
+  }
   if (const LossLog* log = sources_.logs->Find(job_id); log != nullptr) {
     part->steps = log->recent();
   } else if (before != nullptr && IsTerminal(*job)) {
@@ -303,6 +311,11 @@ void ViewPublisher::PublishJob(const std::string& job_id, bool with_record, Driv
   }
   if (const auto* steps = sources_.counts->Find(job_id); steps != nullptr) part->new_steps = *steps;
   view->jobs_.Set(job_id, std::move(part));
+}
+
+const JobRecord* ViewPublisher::HeadOf(const std::string& job_id, const DriverView& view) {
+  const DriverView::JobPart* part = view.jobs_.Find(job_id);
+  return part == nullptr ? nullptr : &part->record->Head();
 }
 
 void ViewPublisher::PublishNode(const std::string& node_id, DriverView* view) {
@@ -360,11 +373,11 @@ void ViewPublisher::Publish(const JobIndex::Touched& touched, absl::Duration now
   }
   std::sort(jobs.begin(), jobs.end());
   for (const auto& [place, job_id] : jobs) {
-    const JobRecord* before = view->Record(job_id);
+    const JobRecord* before = HeadOf(job_id, *view);
     const bool was_open = before == nullptr || !IsTerminal(*before);
     const bool was_queued = before != nullptr && before->stage() == v1::STAGE_QUEUED;
     PublishJob(job_id, true, view.get());
-    const JobRecord* job = view->Record(job_id);
+    const JobRecord* job = HeadOf(job_id, *view);
     if (job == nullptr) continue;
     queue_changed = queue_changed || was_queued || job->stage() == v1::STAGE_QUEUED;
     if (was_open && IsTerminal(*job)) ended_.emplace_back(now, job_id);

@@ -25,6 +25,7 @@
 #include "controlplane/driver/shell/job_logs.h"
 #include "controlplane/driver/shell/job_view.h"
 #include "controlplane/driver/shell/shared_map.h"
+#include "controlplane/driver/shell/shared_record.h"
 #include "controlplane/driver/shell/step_counts.h"
 #include "controlplane/driver/storage/job_files.h"
 #include "controlplane/driver/storage/recent_steps.h"
@@ -59,7 +60,8 @@ class DriverView {
   // Returns what these ranks of the job's attempt said last. Requires: they are ranks of the job.
   std::vector<megascale::control::v1::RankView> Ranks(const JobRecord& job,
                                                       const std::vector<int>& ranks) const;
-  // Returns the job's record as it is in the state; null: there is no such job.
+  // Returns the job's record as it is in the state; null: there is no such job. Valid as long as
+  // the view. Cost: the first reader copies it.
   const JobRecord* Record(const std::string& job_id) const;
   // The number of the round that made it.
   int64_t round() const { return round_; }
@@ -67,7 +69,7 @@ class DriverView {
  private:
   friend class ViewPublisher;
   struct JobPart {
-    std::shared_ptr<const JobRecord> record;
+    std::shared_ptr<const SharedRecord> record;
     int64_t number = 0;  // in the order of submission
     RecentSteps steps;
     megascale::driver::v1::StepsTaken new_steps;
@@ -128,6 +130,8 @@ class ViewPublisher {
 
  private:
   void PublishJob(const std::string& job_id, bool with_record, DriverView* view);
+  // Returns SharedRecord::Head of the job; null: there is no such job.
+  static const JobRecord* HeadOf(const std::string& job_id, const DriverView& view);
   void PublishNode(const std::string& node_id, DriverView* view);
   void PublishNodes(DriverView* view);
   void PublishQueue(DriverView* view);

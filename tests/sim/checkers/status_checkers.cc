@@ -77,7 +77,8 @@ std::string StatusChecker::FindLieAboutProgress(const control::Job& job) {
 
 // --- LossLogIsWhole ---------------------------------------------------------------------------
 
-// Lines that were damaged are lost. All others are in order, each step at most once.
+// Lines that were damaged, or could not be written for too long, are lost. All others are in order,
+// each step at most once.
 void LossLogChecker::CheckDamaged(const JobRecord& job) {
   const std::string text = driver_.LossLogOf(driver::JobId(job));
   int64_t newest = 0;
@@ -98,7 +99,7 @@ void LossLogChecker::CheckDamaged(const JobRecord& job) {
 void LossLogChecker::OnEnd(const DriverState& durable) {
   for (const JobRecord& job : durable.jobs()) {
     if (job.state() != control::JOB_STATE_SUCCEEDED) continue;
-    if (driver_.IsLossLogCorrupt(driver::JobId(job))) {
+    if (driver_.IsLossLogCorrupt(driver::JobId(job)) || driver_.MayLackSteps()) {
       CheckDamaged(job);
       continue;
     }

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,7 +17,8 @@ namespace megascale::driver {
 
 // A core with job "j" of 4 ranks and nodes n0, n1 of 2 slots each. It keeps its events and replays
 // them at the end: every prefix must give the state that the test had then, and two prints of
-// desired states must differ if and only if the desired states do.
+// desired states must differ if and only if the desired states do; and whoever is to be told
+// something else must be noted.
 class DriverCoreTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -38,6 +41,7 @@ class DriverCoreTest : public ::testing::Test {
     for (size_t i = 0; i < events_.size(); ++i) {
       Apply(events_[i], &replayed, &index);
       ASSERT_EQ(replayed.SerializeAsString(), states_[i]) << "after event " << i;
+      CheckListeners(replayed, &index, i);
       // A snapshot in between changes nothing.
       ASSERT_TRUE(replayed.ParseFromString(states_[i]));
       if (i > 0) CheckPrints(i);
@@ -62,6 +66,23 @@ class DriverCoreTest : public ::testing::Test {
       EXPECT_EQ(earlier.Fingerprint(node_id) == later.Fingerprint(node_id),
                 told(earlier, node_id) == told(later, node_id))
           << node_id << " after event " << event;
+    }
+  }
+
+  // Checks that the agents whose prints changed by an event, of which `replayed` is the state after
+  // it, are noted.
+  void CheckListeners(const DriverState& replayed, JobIndex* index, size_t event) {
+    const JobIndex::Touched touched = index->TakeTouched();
+    const std::set<std::string> listeners = parts_.Update({replayed, *index}, touched);
+    const DesiredStates kept(replayed, *index, &parts_);
+    const DesiredStates anew(replayed);
+    for (const NodeRecord& node : replayed.nodes()) {
+      const std::string& node_id = node.hello().node_id();
+      const std::string print = anew.Fingerprint(node_id);
+      EXPECT_EQ(kept.Fingerprint(node_id), print) << node_id << " after event " << event;
+      const bool is_noted = touched.all_node_records || listeners.count(node_id) > 0;
+      EXPECT_TRUE(prints_[node_id] == print || is_noted) << node_id << " after event " << event;
+      prints_[node_id] = print;
     }
   }
 
@@ -106,6 +127,9 @@ class DriverCoreTest : public ::testing::Test {
   std::vector<Event> events_;
   std::vector<std::string> states_;
   int64_t seconds_ = 0;
+  // Of the replay:
+  DesiredParts parts_;
+  std::map<std::string, std::string> prints_;  // by node
 };
 
 }  // namespace megascale::driver

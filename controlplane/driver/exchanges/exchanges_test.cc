@@ -3,7 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace megascale::driver {
 namespace {
@@ -183,7 +187,7 @@ TEST_F(ExchangesTest, OneExchangeThatPassedClearsAMachine) {
 }
 
 // Whatever the faults are, if they stay: exchanges fail if and only if a member is broken.
-TEST_F(ExchangesTest, NoMachineInOrderIsEverNamedAndTheBrokenOnesAreIfTwoOthersAreInOrder) {
+TEST_F(ExchangesTest, NoMachineInOrderIsEverNamedAndOneThatIsBrokenAloneIs) {
   constexpr int kNum = 6;
   for (int broken = 0; broken < 1 << kNum; ++broken) {
     state_.Clear();
@@ -202,7 +206,9 @@ TEST_F(ExchangesTest, NoMachineInOrderIsEverNamedAndTheBrokenOnesAreIfTwoOthersA
     }
     int num_broken = 0;
     for (int i = 0; i < kNum; ++i) num_broken += is_broken(i) ? 1 : 0;
-    if (num_broken == 1) EXPECT_THAT(FindFaulty(state_), SizeIs(1)) << "of " << broken;
+    if (num_broken == 1) {
+      EXPECT_THAT(FindFaulty(state_), SizeIs(1)) << "of " << broken;
+    }
   }
 }
 

@@ -1,4 +1,5 @@
 // The state machine lets machines exchange bytes: when, and what follows.
+#include <set>
 #include <string>
 #include <vector>
 

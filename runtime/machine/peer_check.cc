@@ -171,8 +171,8 @@ absl::StatusOr<bool> Exchange::GoesOn() {
 }
 
 uint64_t Exchange::SeedOf(int from, int to) const {
-  const auto members = static_cast<uint64_t>(from * num_members_ + to);
-  return 2 * members + static_cast<uint64_t>(round_ % 2);
+  return (static_cast<uint64_t>(from) << 32) + (static_cast<uint64_t>(to) << 1) +
+         static_cast<uint64_t>(round_ % 2);
 }
 
 absl::Status Exchange::MeasureRate() {

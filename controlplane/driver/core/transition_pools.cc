@@ -431,7 +431,7 @@ UsedNodes FindUsedNodes(const DriverState& state) {
     if (!HoldsSlots(job)) continue;
     const std::vector<std::string> unfenced = UnfencedNodesOf(state, job);
     used.busy.insert(unfenced.begin(), unfenced.end());
-    for (const std::string& node_id : NodesOf(job)) {
+    for (const std::string& node_id : driver::NodesOf(job)) {
       (IsHold(job.stage()) ? used.holding : used.busy).insert(node_id);
     }
   }

@@ -63,7 +63,9 @@ class ExchangeTest : public ::testing::Test {
   void ExpectTheOthersWork(const std::string& bad) const {
     cluster_.Submit("job", {"train.steps=10"});
     EXPECT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
-    for (const control::v1::RankView& rank : cluster_.Status("job").ranks()) {
+    const control::v1::Job job = cluster_.Status("job");
+    EXPECT_EQ(job.ranks_size(), 4);
+    for (const control::v1::RankView& rank : job.ranks()) {
       EXPECT_NE(rank.node_id(), bad);
     }
   }

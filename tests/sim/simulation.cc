@@ -78,8 +78,9 @@ class Simulation {
       agents_.push_back(std::make_unique<AgentNode>(
           cluster, absl::StrCat("n", i), static_cast<int>(world_.rng.Between(1, kSlotsMax))));
     }
-    if (!options.calm && world_.rng.Chance(0.3)) {
-      world_.bad_links.insert(agents_[world_.rng.Index(agents_.size())]->node_id());
+    Rng links(Rng(world_.rng).Next());  // apart: the other draws of a seed stay what they were
+    if (!options.calm && links.Chance(0.3)) {
+      world_.bad_links.insert(agents_[links.Index(agents_.size())]->node_id());
     }
     // Some machines may be lost for good; jobs fit into the others.
     if (!options.calm && world_.rng.Chance(0.3)) num_lost_ = world_.rng.Index(agents_.size());

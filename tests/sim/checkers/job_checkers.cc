@@ -165,7 +165,7 @@ void BlameChecker::OnState(const DriverState& before, const DriverState& after) 
       continue;
     }
     // A job may be there by now: this is why it leaves.
-    world_.Tell(&Observer::OnFault, node_id);
+    world_.Fault(node_id, "is quarantined for its exchanges");
     // Once faults have ended, results from before speak against machines in order.
     if (healed_ || world_.bad_links.count(node_id) > 0) continue;
     world_.Violate("PairsBlameTheGuilty",

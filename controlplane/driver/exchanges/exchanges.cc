@@ -1,7 +1,7 @@
 #include "controlplane/driver/exchanges/exchanges.h"
 
 #include <algorithm>
-#include <set>
+#include <map>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -116,11 +116,16 @@ ExchangeSize SizeOf(agent::TestKind kind) { return kind == agent::TEST_KIND_FULL
 double MinimumExchangeRate(const v1::DriverState& state) {
   if (state.exchange_rate() > 0) return kExchangeRateShare * state.exchange_rate();
   if (state.machine_tests() != agent::TEST_KIND_FULL) return 0;
-  std::vector<double> rates;
+  std::map<absl::string_view, double> best;  // by machine
   for (const v1::NodeRecord& node : state.nodes()) {
-    if (node.alive() && BestRate(node) > 0) rates.push_back(BestRate(node));
+    const double rate = node.alive() ? BestRate(node) : 0;
+    if (rate <= 0) continue;
+    double& known = best[node.hello().machine_id()];
+    known = std::max(known, rate);
   }
-  if (static_cast<int>(rates.size()) < kRatesMin) return 0;
+  if (static_cast<int>(best.size()) < kRatesMin) return 0;
+  std::vector<double> rates;
+  for (const auto& [machine_id, rate] : best) rates.push_back(rate);
   return kExchangeRateShare * base::UpperMedian(std::move(rates));
 }
 

@@ -33,8 +33,8 @@ ExchangeSize SizeOf(megascale::agent::v1::TestKind kind);
 
 // Returns the rate in bytes per second below which an exchange fails: half of the rate that the
 // driver was told to expect. If it was told none, half of the median of the machines' best rates,
-// once kRatesMin machines have one; but only where tests are full: agents that share a machine, as
-// quick tests have them, slow each other down. 0: every rate passes.
+// once kRatesMin machines have one; but only where tests are full: quick ones are too short. Agents
+// that share a machine count as one, because they slow each other down. 0: every rate passes.
 double MinimumExchangeRate(const v1::DriverState& state);
 
 enum class ExchangeVerdict {

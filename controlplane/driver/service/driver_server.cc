@@ -41,7 +41,7 @@ namespace {
 
 constexpr absl::Duration kShutdownGrace = absl::Milliseconds(500);
 constexpr absl::Duration kSignalCheckInterval = absl::Milliseconds(200);
-constexpr double kExchangeRateMax = 1e6;  // MB/s
+constexpr int kExchangeRateMax = 1'000'000;  // MB/s
 
 // Logs warnings about the driver's connections, for the person who starts it.
 void WarnOf(const DriverOptions& options, const client::Address& address) {

@@ -109,6 +109,10 @@ void AddDriverCommand(CommandLine* line) {
                 "tests of a machine before it gets ranks, and after a failure that could be its "
                 "own: off, quick (about a second) or full (half a minute); default: full on TCP, "
                 "else quick");
+  command->Number("--exchange-rate", &flags->exchange_rate,
+                  "the rate in MB/s, each way, that two machines should reach when they test each "
+                  "other; below half of it the test fails; 0: with full tests, the median of what "
+                  "the machines reach");
   AddTlsOptions(command, "users and agents", "this driver", &flags->tls, &flags->insecure);
   command->Details(
       "Decides which job runs where, keeps that on disk, and recovers jobs whose processes or "

@@ -1,14 +1,18 @@
 // nodes and spares: the machines with their pools, and which of them wait to replace others.
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "cli/command_line/report.h"
 #include "cli/commands/commands.h"
 #include "cli/connection/connection.h"
+#include "controlplane/driver/exchanges/exchanges.h"
+#include "runtime/base/process/resource_limit.h"
 
 namespace megascale::cli {
 namespace {
@@ -55,13 +59,36 @@ std::string TestText(const agent::v1::MachineTest& test) {
   }
 }
 
+// Says how its exchanges with other machines went: "2 passed, at most 1.2 GiB/s".
+std::string ExchangeText(const control::v1::NodeView& node, double rate_min) {
+  if (!node.exchanges_with().empty()) return absl::StrCat("with ", node.exchanges_with());
+  int num_passed = 0;
+  int num_failed = 0;
+  double best = 0;
+  for (const control::v1::ExchangeResult& result : node.exchanges()) {
+    const driver::ExchangeVerdict verdict = driver::Judge(result, rate_min);
+    num_passed += verdict == driver::ExchangeVerdict::kPassed ? 1 : 0;
+    num_failed += verdict == driver::ExchangeVerdict::kFailed ? 1 : 0;
+    best = std::max(best, result.bytes_per_second());
+  }
+  std::vector<std::string> words;
+  if (num_passed > 0) words.push_back(absl::StrCat(num_passed, " passed"));
+  if (num_failed > 0) words.push_back(absl::StrCat(num_failed, " failed"));
+  if (words.empty()) return "-";
+  if (best > 0) {
+    words.push_back(absl::StrCat("at most ", base::FormatBytes(static_cast<int64_t>(best)), "/s"));
+  }
+  return absl::StrJoin(words, ", ");
+}
+
 void PrintNodes(const control::v1::GetClusterResponse& cluster) {
   std::vector<std::vector<std::string>> rows = {
-      {"NODE", "POOL", "STATE", "SLOTS", "USED", "TEST", "EVIDENCE"}};
+      {"NODE", "POOL", "STATE", "SLOTS", "USED", "TEST", "EXCHANGES", "EVIDENCE"}};
   for (const control::v1::NodeView& node : cluster.nodes()) {
     rows.push_back({node.node_id(), PoolName(node.pool()), NodeStateText(node),
                     absl::StrCat(node.num_slots()), absl::StrCat(node.num_slots_used()),
-                    TestText(node.machine_test()), ShortenToWidth(Evidence(node), kEvidenceWidth)});
+                    TestText(node.machine_test()), ExchangeText(node, cluster.exchange_rate_min()),
+                    ShortenToWidth(Evidence(node), kEvidenceWidth)});
   }
   std::printf("%s", FormatTable(rows).c_str());
 }
@@ -73,6 +100,7 @@ int ShowNodes(const NodesFlags& flags, bool only_spares) {
   if (!cluster.ok()) return ReportCallError(cluster.status(), flags.connection);
   control::v1::GetClusterResponse shown;
   shown.set_version(cluster->version());
+  shown.set_exchange_rate_min(cluster->exchange_rate_min());
   for (control::v1::NodeView& node : *cluster->mutable_nodes()) {
     if (!only_spares || node.pool() == control::v1::POOL_SPARE) {
       *shown.add_nodes() = std::move(node);

@@ -1,6 +1,7 @@
 #include "runtime/machine/machine_check.h"
 
 #include <sys/prctl.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <optional>
@@ -16,9 +17,12 @@
 #include "runtime/base/frame.h"
 #include "runtime/base/log.h"
 #include "runtime/base/process/resource_limit.h"
+#include "runtime/base/status.h"
+#include "runtime/comm/store/link_store.h"
 #include "runtime/machine/core_check.h"
 #include "runtime/machine/exchange_check.h"
 #include "runtime/machine/memory_check.h"
+#include "runtime/machine/peer_check.h"
 
 namespace megascale::machine {
 namespace {
@@ -151,6 +155,96 @@ void CheckDevices(const CheckOptions& options, bool is_full, MachineTest* test) 
   }
 }
 
+// What a full exchange does more slowly than a quick one (peer_check.h).
+constexpr size_t kFullBlockBytes = 16 * kMiB;
+constexpr absl::Duration kFullConnectTimeout = absl::Seconds(20);
+constexpr absl::Duration kFullCallTimeout = absl::Seconds(30);
+
+MachineTest CheckExchange(PeerOptions options, MachineTest test) {
+  if (test.kind() == megascale::agent::v1::TEST_KIND_FULL) {
+    options.block_bytes = kFullBlockBytes;
+    options.connect_timeout = kFullConnectTimeout;
+    options.call_timeout = kFullCallTimeout;
+  }
+  const absl::Duration begin = base::RealClock().Monotonic();
+  const PeerResult result = CheckPeers(options);
+  TestResult told = Told(test.part(), result.part, base::RealClock().Monotonic() - begin);
+  told.set_latency_seconds(result.latency_seconds);
+  AddResult(std::move(told), &test);
+  test.clear_part();
+  test.set_state(test.evidence().empty() ? MachineTest::STATE_PASSED : MachineTest::STATE_FAILED);
+  return test;
+}
+
+// The test process's end of the link to its agent. Threads: one, except for the reader of answers.
+class TestLink {
+ public:
+  explicit TestLink(int fd) : link_(fd) {}
+
+  absl::StatusOr<megascale::link::v1::TestAssignment> TakeAssignment() const {
+    ASSIGN_OR_RETURN(const base::Frame frame, base::ReceiveFrame(link_.get(), kLinkTimeout));
+    megascale::link::v1::ToTest message;
+    if (!message.ParseFromString(frame.payload) || !message.has_assignment()) {
+      return absl::InternalError("malformed assignment");
+    }
+    return message.assignment();
+  }
+  absl::Status Send(const megascale::link::v1::FromTest& message) const {
+    return base::SendFrame(link_.get(), message.SerializeAsString(), {}, kLinkTimeout);
+  }
+  absl::Status Tell(const MachineTest& test) const {
+    megascale::link::v1::FromTest message;
+    *message.mutable_test() = test;
+    return Send(message);
+  }
+  // Passes answers to the store until the link is closed, which Close does.
+  void ReadAnswers(comm::LinkStore* store) const {
+    for (;;) {
+      const absl::StatusOr<base::Frame> frame =
+          base::ReceiveFrame(link_.get(), absl::InfiniteDuration());
+      if (!frame.ok()) return store->Close(frame.status());
+      megascale::link::v1::ToTest message;
+      if (message.ParseFromString(frame->payload)) store->OnReply(message.store());
+    }
+  }
+  void Close() const { ::shutdown(link_.get(), SHUT_RDWR); }
+
+ private:
+  const base::UniqueFd link_;
+};
+
+// Returns the exit status.
+int RunExchange(const TestLink& link, const megascale::link::v1::TestAssignment& assignment) {
+  comm::LinkStoreOptions store_options;
+  store_options.job_id = assignment.request().exchange().group();
+  store_options.attempt = 1;
+  store_options.client = absl::StrCat("member-", assignment.request().exchange().member());
+  comm::LinkStore store(store_options, [&link](const megascale::agent::v1::StoreRequest& request) {
+    megascale::link::v1::FromTest message;
+    *message.mutable_store() = request;
+    return link.Send(message);
+  });
+  std::thread reader([&] { link.ReadAnswers(&store); });
+  MachineTest test;
+  test.set_id(assignment.request().id());
+  test.set_kind(assignment.request().kind());
+  test.set_state(MachineTest::STATE_RUNNING);
+  test.set_part(PartNameOf(assignment.request().exchange()));
+  base::LogInfo(test.part());
+  link.Tell(test).IgnoreError();  // as below
+  PeerOptions options;
+  options.exchange = assignment.request().exchange();
+  options.store = &store;
+  options.socket_directory = assignment.socket_directory();
+  options.interface = assignment.interface();
+  const MachineTest ended = CheckExchange(std::move(options), std::move(test));
+  if (!ended.evidence().empty()) base::LogError(ended.evidence());
+  const absl::Status told = link.Tell(ended);
+  link.Close();
+  reader.join();
+  return told.ok() ? 0 : 1;
+}
+
 }  // namespace
 
 MachineTest CheckMachine(const CheckOptions& options,
@@ -182,24 +276,21 @@ MachineTest CheckMachine(const CheckOptions& options,
 int RunCheckProcess(int link_fd, MakeDevices make_devices) {
   ::prctl(PR_SET_NAME, "megascale-tst");  // what ps shows
   base::InitLog("machine-test", base::LogLevel::kInfo);
-  const base::UniqueFd link(link_fd);
-  const absl::StatusOr<base::Frame> frame = base::ReceiveFrame(link.get(), kLinkTimeout);
-  megascale::link::v1::TestAssignment assignment;
-  if (!frame.ok() || !assignment.ParseFromString(frame->payload)) {
-    base::LogError(frame.ok() ? "malformed assignment" : frame.status().message());
+  const TestLink link(link_fd);
+  const auto assignment = link.TakeAssignment();
+  if (!assignment.ok()) {
+    base::LogError(assignment.status().message());
     return 1;
   }
-  const auto tell = [&link](const MachineTest& test) {
-    return base::SendFrame(link.get(), test.SerializeAsString(), {}, kLinkTimeout);
-  };
+  if (assignment->request().has_exchange()) return RunExchange(link, *assignment);
   const MachineTest test =
-      CheckMachine({assignment.request(), assignment.own_directory(), std::move(make_devices)},
+      CheckMachine({assignment->request(), assignment->own_directory(), std::move(make_devices)},
                    [&](const auto& running) {
                      base::LogInfo(absl::StrCat("tests ", running.part()));
-                     tell(running).IgnoreError();  // an agent that is gone ends this process
+                     link.Tell(running).IgnoreError();  // an agent that is gone ends this process
                    });
   if (!test.evidence().empty()) base::LogError(test.evidence());
-  return tell(test).ok() ? 0 : 1;
+  return link.Tell(test).ok() ? 0 : 1;
 }
 
 }  // namespace megascale::machine

@@ -26,6 +26,7 @@ constexpr absl::Duration kCountingTime = absl::Milliseconds(100);
 constexpr int kWakesMax = 2000;
 constexpr absl::Duration kTestMin = absl::Milliseconds(200);
 constexpr absl::Duration kTestMax = absl::Milliseconds(1500);
+constexpr absl::Duration kExchangeTimeout = absl::Seconds(10);
 
 std::string RankWords(int rank) {
   return rank == core::kHostRank ? std::string("host") : absl::StrCat("rank ", rank);
@@ -120,7 +121,11 @@ void AgentNode::DieAll() {
     world_.Tell(&Observer::OnProcessEnded, child.name);
   }
   children_.clear();
-  if (test_process_ != 0) world_.Tell(&Observer::OnTestEnded, IncarnationName(), false);
+  if (test_process_ != 0 && test_is_exchange_) {
+    world_.Tell(&Observer::OnExchangeEnded, IncarnationName());
+  } else if (test_process_ != 0) {
+    world_.Tell(&Observer::OnTestEnded, IncarnationName(), false);
+  }
   test_process_ = 0;
 }
 
@@ -143,6 +148,7 @@ void AgentNode::Connect() {
   hello.set_key(absl::StrCat("key of ", node_id_));
   hello.set_instruction_set("avx2");
   hello.set_tests_machine(true);
+  hello.set_tests_exchange(true);
   const auto reconnect = [this] {
     Later(world_.rng.Between(kReconnectMin, kReconnectMax), [this] {
       if (connection_ == nullptr) Connect();
@@ -395,8 +401,10 @@ void AgentNode::Do(const core::StartTest& action) {
   world_.Say(node_id_, absl::StrCat("starts test ", action.request.id(), " of the machine"));
   test_process_ = action.process_id;
   test_killed_ = false;
+  test_is_exchange_ = action.request.has_exchange();
   core_->OnStarted(action.process_id, ++num_pids_, Now());
   world_.Tell(&Observer::OnTestStarted, IncarnationName());
+  if (test_is_exchange_) return StartExchange(action.process_id, action.request);
   agent::MachineTest test;
   test.set_id(action.request.id());
   test.set_kind(action.request.kind());
@@ -415,6 +423,35 @@ void AgentNode::Do(const core::StartTest& action) {
   });
 }
 
+void AgentNode::StartExchange(int64_t process_id, const agent::MachineTestRequest& request) {
+  if (world_.timeline.now() < world_.tests_hang_until[node_id_]) return;
+  world_.exchanging.insert({request.exchange().group(), node_id_});
+  AdvanceExchange(process_id, request, world_.timeline.now() + kExchangeTimeout);
+}
+
+void AgentNode::AdvanceExchange(int64_t process_id, const agent::MachineTestRequest& request,
+                                absl::Duration until) {
+  Later(world_.rng.Between(kTestMin, kTestMax), [this, process_id, request, until] {
+    if (process_id != test_process_ || test_killed_) return;
+    const std::string other = request.exchange().node_ids(1 - request.exchange().member());
+    const bool fails = world_.bad_links.count(node_id_) + world_.bad_links.count(other) > 0;
+    const bool is_there = world_.exchanging.count({request.exchange().group(), other}) > 0;
+    const bool is_late = world_.timeline.now() >= until;
+    if (!is_late && (fails || !is_there)) return AdvanceExchange(process_id, request, until);
+    agent::MachineTest test;
+    test.set_id(request.id());
+    test.set_kind(request.kind());
+    agent::TestResult* result = test.add_results();
+    result->set_part(absl::StrCat("exchange with ", other));
+    if (is_late) result->set_failure(absl::StrCat(other, " does not connect"));
+    if (!is_late) result->set_bytes_per_second(1e9);
+    test.set_state(is_late ? agent::MachineTest::STATE_FAILED : agent::MachineTest::STATE_PASSED);
+    test.set_evidence(result->failure());
+    core_->OnTestMessage(process_id, test);
+    EndTest(0);
+  });
+}
+
 void AgentNode::EndTest(int status) {
   if (test_process_ == 0) return;
   const int64_t id = std::exchange(test_process_, 0);
@@ -422,11 +459,15 @@ void AgentNode::EndTest(int status) {
   end.status = status;
   end.killed = test_killed_;
   core_->OnEnded(id, end, Now());
+  changed_ = true;
+  if (test_is_exchange_) {
+    world_.Tell(&Observer::OnExchangeEnded, IncarnationName());
+    return Wake();
+  }
   const agent::MachineTest::State state = core_->Report({}).machine_test().state();
   // What the driver concludes from a failed test is a consequence of the machine's fault.
   if (state == agent::MachineTest::STATE_FAILED) world_.Fault(node_id_, "fails its test");
   world_.Tell(&Observer::OnTestEnded, IncarnationName(), state == agent::MachineTest::STATE_PASSED);
-  changed_ = true;
   Wake();
 }
 

@@ -96,6 +96,9 @@ class AgentNode {
   void Do(const megascale::agent::MarkPersisted& action);
   void Do(const megascale::agent::DropMemory& action);
   void Do(const megascale::agent::StartTest& action);
+  void StartExchange(int64_t process_id, const agent::MachineTestRequest& request);
+  void AdvanceExchange(int64_t process_id, const agent::MachineTestRequest& request,
+                       absl::Duration until);
   void EndTest(int status);
   void StartWorker(const megascale::agent::StartProcess& action, Child* child);
   void StartHost(const megascale::agent::StartProcess& action, Child* child);
@@ -113,6 +116,7 @@ class AgentNode {
   std::map<int64_t, Child> children_;
   int64_t test_process_ = 0;  // 0: no test of the machine runs
   bool test_killed_ = false;
+  bool test_is_exchange_ = false;
   std::map<std::string, Memory> memory_;
   std::shared_ptr<Network::Connection> connection_;
   int num_pids_ = 0;

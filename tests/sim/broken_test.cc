@@ -7,6 +7,7 @@
 #include <memory>
 #include <set>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/log.h"
 #include "tests/sim/checkers/job_checkers.h"
@@ -222,6 +223,19 @@ TEST_F(BrokenTest, MachineThatIsUsedBeforeItsTestHasPassedIsFound) {
       [](agent::ActualState* report) {
         if (report->machine_test().id() == 0) return;
         report->mutable_machine_test()->set_state(agent::MachineTest::STATE_PASSED);
+      },
+      /*calm=*/true));
+}
+
+TEST_F(BrokenTest, MachineThatIsBlamedForItsExchangesAlthoughItsLinkIsInOrderIsFound) {
+  EXPECT_TRUE(Finds(
+      "PairsBlameTheGuilty",
+      [](agent::ActualState* report) {
+        agent::MachineTest* test = report->mutable_machine_test();
+        const bool is_exchange =
+            test->results_size() > 0 && absl::StartsWith(test->results(0).part(), "exchange");
+        if (!is_exchange || !absl::StartsWith(report->incarnation(), "n0-")) return;
+        test->mutable_results(0)->set_failure("1 byte of 2 MiB read back wrong");
       },
       /*calm=*/true));
 }

@@ -77,6 +77,7 @@ void Faults::Heal() {
   world_.data_gone_until.clear();
   world_.tests_fail_until.clear();
   world_.tests_hang_until.clear();
+  world_.bad_links.clear();
   for (const auto& agent : agents_) {
     network_.SetPartitioned(agent->node_id(), false);
     agent->DelayKills(absl::ZeroDuration());

@@ -78,6 +78,10 @@ class Simulation {
       agents_.push_back(std::make_unique<AgentNode>(
           cluster, absl::StrCat("n", i), static_cast<int>(world_.rng.Between(1, kSlotsMax))));
     }
+    Rng links(Rng(world_.rng).Next());  // apart: the other draws of a seed stay what they were
+    if (!options.calm && links.Chance(0.3)) {
+      world_.bad_links.insert(agents_[links.Index(agents_.size())]->node_id());
+    }
     // Some machines may be lost for good; jobs fit into the others.
     if (!options.calm && world_.rng.Chance(0.3)) num_lost_ = world_.rng.Index(agents_.size());
     int num_slots = 0;
@@ -146,6 +150,7 @@ class Simulation {
     checkers_.push_back(std::make_unique<AcknowledgedChecker>(&world_));
     checkers_.push_back(std::make_unique<RestartChecker>(&world_));
     checkers_.push_back(std::make_unique<InitialChecker>(&world_));
+    checkers_.push_back(std::make_unique<BlameChecker>(&world_));  // first: it tells causes
     checkers_.push_back(std::make_unique<CauseChecker>(&world_));
     checkers_.push_back(std::make_unique<SuspectChecker>(&world_));
     checkers_.push_back(std::make_unique<LivenessChecker>(&world_));

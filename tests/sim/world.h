@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -64,6 +65,8 @@ class Observer {
   // killed (`passed` is false).
   virtual void OnTestStarted(const std::string& incarnation) {}
   virtual void OnTestEnded(const std::string& incarnation, bool passed) {}
+  // Its part of an exchange with another machine ended, or was killed; it began as a test.
+  virtual void OnExchangeEnded(const std::string& incarnation) {}
   // A host process deleted a checkpoint directory.
   virtual void OnCheckpointDeleted(const std::string& job_id, const agent::CheckpointId& id) {}
   // Something was broken on purpose, or repaired; an empty `node_id` means all nodes.
@@ -109,6 +112,8 @@ class World {
   std::map<std::string, absl::Duration> data_gone_until;   // the training data, by node
   std::map<std::string, absl::Duration> tests_fail_until;  // tests of machines, by node
   std::map<std::string, absl::Duration> tests_hang_until;
+  std::set<std::string> bad_links;  // nodes that fail every exchange with another machine
+  std::set<std::pair<std::string, std::string>> exchanging;  // group and member, once it has begun
   agent::TestKind machine_tests = agent::TEST_KIND_UNSPECIFIED;  // how the driver tests machines
   std::vector<Violation> violations;                             // the first of each invariant
 

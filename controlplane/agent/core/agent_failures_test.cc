@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "controlplane/agent/core/machine_check_core.h"
 #include "controlplane/agent/core/testing/test_agent_core.h"
 
 namespace megascale::agent {
@@ -469,6 +470,40 @@ TEST_F(MachineCheckTest, ATestThatIsNotWantedAndCannotBeEndedIsReportedAsHanging
   EXPECT_TRUE(Report().test_hangs());
   End(1, Ours());
   EXPECT_FALSE(Report().test_hangs());
+}
+
+// --- exchanges with other machines --------------------------------------------------------------
+
+class ExchangeTest : public MachineCheckTest {
+ protected:
+  void WantExchange(int64_t id) {
+    WantTest(id);
+    desired_.mutable_machine_test()->mutable_exchange()->set_group("group");
+  }
+};
+
+TEST_F(ExchangeTest, AnExchangeIsATestThatIsStartedOnlyOnce) {
+  WantExchange(8);
+  EXPECT_THAT(Apply(), ElementsAre("start test 8 as 1"));
+  Tell(1, 8, v1::MachineTest::STATE_RUNNING, "exchange with n1");
+  End(1, Killed(SIGTERM));
+  EXPECT_THAT(Let(absl::Seconds(60)), IsEmpty());
+  EXPECT_EQ(Test().state(), v1::MachineTest::STATE_PASSED);
+  ASSERT_EQ(Test().results_size(), 1);
+  EXPECT_THAT(Test().results(0).note(), HasSubstr("not tested: its process "));
+}
+
+TEST_F(ExchangeTest, TheOtherMachineIsNotLeftToWaitForTheEndOfProcessesHere) {
+  Run();
+  WantExchange(8);  // the job has ended, and a process hangs
+  Apply();
+  EXPECT_EQ(Test().id(), 0);
+  Let(MachineCheckCore::kExchangeWait);
+  EXPECT_EQ(Test().id(), 8);
+  EXPECT_EQ(Test().state(), v1::MachineTest::STATE_PASSED);
+  EXPECT_THAT(Test().results(0).note(), HasSubstr("processes of a job have not ended"));
+  for (const int process : {1, 2, 3}) End(process, Ours());
+  EXPECT_THAT(Settle(), ElementsAre("drop j")) << "it is too late";
 }
 
 }  // namespace

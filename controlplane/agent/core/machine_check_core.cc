@@ -29,6 +29,7 @@ void MachineCheckCore::SetWanted(const v1::MachineTestRequest* wanted) {
   if (!wanted_.has_value() || wanted_->id() != wanted->id()) {
     num_starts_ = num_overdue_ = 0;
     start_after_ = -absl::InfiniteDuration();
+    give_up_at_ = absl::InfiniteDuration();
   }
   wanted_ = *wanted;
 }
@@ -48,7 +49,7 @@ void MachineCheckCore::StartAgain(const std::string& why, absl::Duration now) {
   if (!test_.evidence().empty()) {  // a part has found a fault
     return Finish(v1::MachineTest::STATE_FAILED, test_.evidence());
   }
-  if (num_starts_ >= kStartsMax) {
+  if (num_starts_ >= kStartsMax || IsExchange()) {
     return FinishWithNote(test_.part(), absl::StrCat("not tested: its process ", why));
   }
   test_.Clear();
@@ -122,12 +123,10 @@ void MachineCheckCore::Reconcile(bool is_free, absl::Duration now, int64_t* last
     }
     return;
   }
+  if (IsDue() && !is_free && IsExchange()) return GiveUpWaiting(now);
   if (!IsDue() || !is_free || now < start_after_) return;
   ++num_starts_;
-  test_.Clear();
-  test_.set_id(wanted_->id());
-  test_.set_kind(wanted_->kind());
-  test_.set_state(v1::MachineTest::STATE_RUNNING);
+  BeginTest(v1::MachineTest::STATE_RUNNING);
   killed_ = overdue_ = false;
   ran_ = absl::ZeroDuration();
   counted_at_ = now;
@@ -135,7 +134,22 @@ void MachineCheckCore::Reconcile(bool is_free, absl::Duration now, int64_t* last
   actions->push_back(StartTest{process_id_, *wanted_});
 }
 
+void MachineCheckCore::BeginTest(v1::MachineTest::State state) {
+  test_.Clear();
+  test_.set_id(wanted_->id());
+  test_.set_kind(wanted_->kind());
+  test_.set_state(state);
+}
+
+void MachineCheckCore::GiveUpWaiting(absl::Duration now) {
+  if (give_up_at_ == absl::InfiniteDuration()) give_up_at_ = now + kExchangeWait;
+  if (now < give_up_at_) return;
+  BeginTest(v1::MachineTest::STATE_PASSED);
+  FinishWithNote("exchange", "not tested: processes of a job have not ended");
+}
+
 absl::Duration MachineCheckCore::NextWake() const {
+  if (IsDue() && IsExchange() && !is_free_) return give_up_at_;
   if (IsDue() && is_free_ && num_starts_ > 0) return start_after_;
   const absl::Duration left = (killed_ ? kReapMax : DeadlineOf(test_.kind())) - ran_;
   if (!has_process() || left <= absl::ZeroDuration()) return absl::InfiniteDuration();

@@ -27,11 +27,15 @@ class MachineCheckCore {
   // A process that cannot be started, or that ends for another reason than a crash, says nothing
   // about the machine. It is started again after growing pauses, at most kStartsMax times, and then
   // the machine counts as not tested and passes with a note. A process that did not end in time is
-  // started again once.
+  // started again once. The process of an exchange is not started again: the other machine does not
+  // wait for it.
   static constexpr int kStartsMax = 5;
   static constexpr int kOverdueMax = 2;  // this many in a row fail
   // A process that was killed this long ago, and is not reaped, hangs.
   static constexpr absl::Duration kReapMax = absl::Seconds(10);
+  // How long an exchange waits here for the end of processes of jobs. The other machine waits
+  // longer, and learns why it waited in vain.
+  static constexpr absl::Duration kExchangeWait = absl::Seconds(4);
   void OnStarted(const absl::StatusOr<int>& pid, absl::Duration now);
   void OnMessage(const v1::MachineTest& message);
   void OnEnded(const ProcessEnd& end, absl::Duration now);
@@ -44,10 +48,14 @@ class MachineCheckCore {
 
  private:
   bool IsWanted() const { return wanted_.has_value() && wanted_->id() == test_.id(); }
+  bool IsExchange() const { return wanted_.has_value() && wanted_->has_exchange(); }
   bool IsDue() const { return !has_process() && wanted_.has_value() && !IsWanted(); }
   void Finish(v1::MachineTest::State state, const std::string& evidence);
   // Ends the test without a verdict about the rest: failures that parts reported stay.
   void FinishWithNote(const std::string& part, const std::string& note);
+  void BeginTest(v1::MachineTest::State state);
+  // Ends an exchange that has waited too long for the end of processes of jobs.
+  void GiveUpWaiting(absl::Duration now);
   void StartAgain(const std::string& why, absl::Duration now);
   void OnOverdue(const std::string& where, absl::Duration now);
   void CountTime(absl::Duration now);
@@ -61,8 +69,9 @@ class MachineCheckCore {
   int num_starts_ = 0;    // for the wanted id
   int num_overdue_ = 0;   // of these starts, in a row
   absl::Duration start_after_ = -absl::InfiniteDuration();
-  absl::Duration counted_at_;  // when CountTime was called last
-  absl::Duration ran_;         // since the process was started, or since it was killed
+  absl::Duration give_up_at_ = absl::InfiniteDuration();  // GiveUpWaiting
+  absl::Duration counted_at_;                             // when CountTime was called last
+  absl::Duration ran_;  // since the process was started, or since it was killed
 };
 
 }  // namespace megascale::agent

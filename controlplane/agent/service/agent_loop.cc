@@ -67,6 +67,12 @@ AgentLoop::AgentLoop(AgentLoopOptions options, launch::ProcessKeeper* keeper, Dr
       stores_(
           options_.store, [this](v1::AgentUp message) { stream_->Send(std::move(message)); },
           [this](int64_t process_id, const v1::StoreReply& reply) {
+            const auto child = children_.find(process_id);
+            if (child != children_.end() && child->second->name().rank == kTestRank) {
+              link::v1::ToTest message;
+              *message.mutable_store() = reply;
+              return SendToChild(process_id, message.SerializeAsString());
+            }
             link::v1::ToWorker message;
             *message.mutable_store() = reply;
             SendToChild(process_id, message.SerializeAsString());
@@ -226,8 +232,10 @@ void AgentLoop::OnMessage(const ChildProcess& child, const std::string& message)
   if (child.name().rank >= 0) return OnWorkerMessage(child, message);
   changed_ = true;
   if (child.name().rank == kTestRank) {
-    v1::MachineTest test;
-    if (test.ParseFromString(message)) core_.OnTestMessage(process_id, test);
+    link::v1::FromTest from_test;
+    if (!from_test.ParseFromString(message)) return;
+    if (from_test.has_test()) core_.OnTestMessage(process_id, from_test.test());
+    if (from_test.has_store()) stores_.OnRequest(process_id, from_test.store(), Now());
     return;
   }
   if (child.name().rank == kStackRank) {
@@ -386,16 +394,26 @@ void AgentLoop::Do(const StartTest& action) {
 
 absl::StatusOr<int> AgentLoop::StartTestChild(const StartTest& action) {
   const ChildName name = {action.process_id, kTestLogs, action.request.id(), kTestRank};
+  std::string sockets;
+  if (action.request.has_exchange() && options_.interface.empty()) {
+    sockets = absl::StrCat(options_.run_directory, "/exchange");
+    std::error_code ignored;
+    std::filesystem::remove_all(sockets, ignored);  // a killed process may have left its socket
+    RETURN_IF_ERROR(base::MakeDirectories(sockets));
+  }
   const std::vector<std::string> environment = base::ThreadEnvironment(/*has_cores=*/false);
   ASSIGN_OR_RETURN(std::unique_ptr<ChildProcess> child,
                    ChildProcess::Start(keeper_, name, options_.log_directory, environment));
   const std::filesystem::path logs(LogNameOf(options_.log_directory, name).directory);
   PruneDirectory(logs.parent_path().string(), kAttemptLogsKept);
   const int pid = child->pid();
-  link::v1::TestAssignment assignment;
+  link::v1::ToTest message;
+  link::v1::TestAssignment& assignment = *message.mutable_assignment();
   *assignment.mutable_request() = action.request;
   assignment.set_own_directory(options_.log_directory);
-  const absl::Status introduced = child->Send(assignment.SerializeAsString(), {});
+  assignment.set_socket_directory(sockets);
+  assignment.set_interface(options_.interface);
+  const absl::Status introduced = child->Send(message.SerializeAsString(), {});
   children_[name.process_id] = std::move(child);
   if (absl::IsDeadlineExceeded(introduced)) Do(KillProcess{name.process_id});
   return pid;

@@ -168,6 +168,7 @@ v1::Hello MakeHello(const AgentOptions& options, const AgentKey& key) {
   v1::Hello hello;
   hello.set_protocol_version(v1::PROTOCOL_VERSION_CURRENT);
   hello.set_tests_machine(true);
+  hello.set_tests_exchange(true);
   hello.set_node_id(options.node_id);
   hello.set_incarnation(RandomWord());
   hello.set_key(key.fingerprint);

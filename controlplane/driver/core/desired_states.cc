@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/exchanges/exchanges.h"
 #include "runtime/base/checksum.h"
 
 namespace megascale::driver {
@@ -179,6 +180,8 @@ std::string DesiredStates::Fingerprint(const std::string& node_id) const {
   std::string print = absl::StrCat(state_.epoch(), " ", node->hello().incarnation(),
                                    node->draining() ? " drains" : "");
   if (WantsTest(*node)) absl::StrAppend(&print, " test ", node->test().test().id());
+  const pb::Exchange* exchange = FindExchange(state_, *node);
+  if (exchange != nullptr) absl::StrAppend(&print, " exchange ", exchange->id());
   for (const JobRecord* job : JobsOf(*node)) {
     const DesiredParts::Part& part = parts_.Of(*job);
     absl::StrAppend(&print, " ", part.print);
@@ -201,6 +204,8 @@ agent::DesiredState DesiredStates::For(const std::string& node_id,
     test->set_id(node->test().test().id());
     test->set_kind(node->test().test().kind());
     *test->mutable_directories() = node->test().directories();
+  } else if (const pb::Exchange* exchange = FindExchange(state_, *node); exchange != nullptr) {
+    *desired.mutable_machine_test() = RequestOf(state_, *exchange, node_id);
   }
   for (const JobRecord* record : JobsOf(*node)) {
     const DesiredParts::Part& part = parts_.Of(*record);

@@ -96,6 +96,8 @@ bool Transition::OnNodeEvent() {
       return OnEpochFenced(event_.epoch_fenced());
     case Event::kNodeBusy:
       return OnNodeBusy(event_.node_busy());
+    case Event::kExchangeTested:
+      return OnExchangeTested(event_.exchange_tested());
     default:
       return false;
   }
@@ -127,6 +129,7 @@ void Transition::Enter(JobRecord* job, pb::Stage stage) {
   // Agents that already hold get no new state, so the version that they have applied stays valid.
   if (!IsHold(job->stage()) || !IsHold(stage)) job->set_stage_event(state_.num_events());
   job->set_stage(stage);
+  stages_changed_ = true;
   if (state_.rules() < 5) return;
   if (stage != pb::STAGE_QUEUED && stage != pb::STAGE_WAIT_FOR_SLOTS) {
     // An attempt that fails soon does not end the wait of a job that recovers: OnProgress does.
@@ -167,7 +170,10 @@ bool Transition::OnDriverStarted(const pb::DriverStarted& started) {
   index_.TouchNodes();
   state_.set_rules(started.rules());
   if (!started.secret().empty()) state_.set_secret(started.secret());
+  state_.set_exchange_rate(started.exchange_rate());
   SetMachineTests(started.machine_tests());
+  // One of the two may have been asked by the driver before this one, and not the other.
+  while (state_.exchanges_size() > 0) DropExchange(state_.exchanges_size() - 1);
   for (JobRecord& job : *state_.mutable_jobs()) {  // an older driver did not note it
     const bool waits = job.stage() == pb::STAGE_QUEUED || job.stage() == pb::STAGE_WAIT_FOR_SLOTS;
     if (state_.rules() < 5 || !waits || job.waiting_since_unix_nanos() != 0) continue;

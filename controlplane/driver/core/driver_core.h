@@ -31,7 +31,9 @@ namespace megascale::driver {
 //   6: when tests are turned on, jobs that run go on, and lost nodes are tested when they return;
 //      a recovering job's waiting time for slots ends only when it makes progress, not when an
 //      attempt starts; only a machine that was there for the whole fence timeout is blamed.
-inline constexpr int kRules = 6;
+//   7: after its own test a machine exchanges bytes with others, and so do all machines of a job
+//      whose ranks lost each other without a known cause.
+inline constexpr int kRules = 7;
 
 // A restored copy of the log begins a new epoch (epoch.h), which adds this to the attempts of all
 // jobs: each attempt after it is greater than every attempt that the lost part of the log may have

@@ -26,6 +26,9 @@ constexpr absl::Duration kRetentionTimeout = absl::Seconds(30);
 // for it.
 constexpr int kStoragePatience = 10;
 
+// How much longer than its process may run an agent has to tell the result of an exchange.
+constexpr absl::Duration kExchangeMargin = absl::Seconds(30);
+
 // What one step of priority is worth in the queue: an hour of waiting.
 constexpr int64_t kNanosOfPriority = 3600 * int64_t{1'000'000'000};
 
@@ -346,6 +349,27 @@ void AddTestTimers(const DriverState& state, std::vector<Timer>* timers) {
   }
 }
 
+// As above, for each part of an exchange.
+void AddExchangeTimers(const DriverState& state, std::vector<Timer>* timers) {
+  for (const pb::Exchange& exchange : state.exchanges()) {
+    for (const pb::ExchangeMember& member : exchange.members()) {
+      if (member.has_test()) continue;
+      Timer timer;
+      timer.key = absl::StrCat("exchange/", exchange.id(), "/", member.node_id());
+      timer.delay = TestDeadline(exchange.kind()) + kExchangeMargin;
+      auto* tested = timer.when_due.mutable_exchange_tested();
+      tested->set_node_id(member.node_id());
+      tested->set_incarnation(member.incarnation());
+      tested->mutable_test()->set_id(exchange.id());
+      tested->mutable_test()->set_kind(exchange.kind());
+      tested->mutable_test()->set_state(megascale::agent::v1::MachineTest::STATE_FAILED);
+      tested->mutable_test()->set_evidence(
+          absl::StrCat("its agent gave no result within ", absl::FormatDuration(timer.delay)));
+      timers->push_back(std::move(timer));
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<Timer> TimersFor(const IndexedState& indexed) {
@@ -387,6 +411,7 @@ std::vector<Timer> TimersFor(const IndexedState& indexed) {
     timers.push_back(std::move(timer));
   }
   AddTestTimers(state, &timers);
+  AddExchangeTimers(state, &timers);
   return timers;
 }
 

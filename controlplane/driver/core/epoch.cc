@@ -19,6 +19,7 @@ Event StartedEvent(const DriverState& state, const DriverStart& start) {
   }
   started->set_restored(start.restored);
   started->set_machine_tests(start.machine_tests);
+  started->set_exchange_rate(start.exchange_rate);
   if (state.secret().empty()) started->set_secret(start.secret);
   return event;
 }

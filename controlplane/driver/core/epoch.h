@@ -19,6 +19,7 @@ struct DriverStart {
   std::string secret;     // random; used if the log has no secret yet
   bool restored = false;  // the log is a copy, whose agents may have served a later one
   megascale::agent::v1::TestKind machine_tests = {};  // how machines are tested from now on
+  double exchange_rate = 0;  // bytes per second that two machines should reach; 0: as measured
 };
 
 // Returns the start of a driver with this state, by the present rules. A new log begins its first

@@ -170,6 +170,7 @@ std::set<std::string> NodesInTest(const DriverState& state) {
   std::set<std::string> again;
   for (const NodeRecord& node : state.nodes()) {
     if (IsTestDue(node)) (node.test().again() ? again : nodes).insert(node.hello().node_id());
+    if (!node.exchanges().with().empty()) nodes.insert(node.hello().node_id());
   }
   if (again.empty()) return nodes;
   const std::set<std::string> busy = BusyNodes(state);
@@ -181,6 +182,10 @@ std::set<std::string> NodesInTest(const DriverState& state) {
 std::set<std::string> TestsToWaitFor(const DriverState& state, const JobRecord& job) {
   std::set<std::string> nodes;
   std::vector<std::string> due = NodesOf(job);
+  for (const std::string& node_id : due) {
+    const NodeRecord* node = FindNode(state, node_id);
+    if (node != nullptr && !node->exchanges().with().empty()) nodes.insert(node_id);
+  }
   due.erase(std::remove_if(due.begin(), due.end(),
                            [&](const std::string& node_id) {
                              const NodeRecord* node = FindNode(state, node_id);

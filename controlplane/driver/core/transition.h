@@ -51,6 +51,7 @@ class Transition {
   bool OnMachineTested(const v1::MachineTested& tested);
   bool OnEpochFenced(const v1::EpochFenced& fenced);
   bool OnNodeBusy(const v1::NodeBusy& busy);
+  bool OnExchangeTested(const v1::ExchangeTested& tested);
   bool OnPreflightPassed(const v1::PreflightPassed& passed);
   bool OnPreflightRefused(const v1::PreflightRefused& refused);
   bool OnLoadingStarted(const v1::LoadingStarted& started);
@@ -155,6 +156,15 @@ class Transition {
   void DemandTest(NodeRecord* node, const std::string& why, const JobRecord* job);
   void TestAfterFailure(const JobRecord& job);
   void SetMachineTests(megascale::agent::v1::TestKind kind);
+  // Lets the machine exchange bytes with others; earlier results do not count any more.
+  void DemandExchanges(NodeRecord* node, const std::string& why, bool after_failure);
+  // Lets all machines of a job do so whose ranks lost each other, if nobody knows why.
+  void ExchangeAfterFailure(const JobRecord& job);
+  // Keeps the result of the exchange, and quarantines whom it shows to be at fault.
+  void EndExchange(const v1::Exchange& exchange);
+  void DropExchange(int place);
+  // Drops exchanges that cannot end, and lets free machines begin others.
+  void PairMachines();
   // Returns why a suspect must stay; "": its machine is to be evicted.
   std::string WhySuspectStays(JobRecord* job) const;
   // Ends every attempt, because the agents may have served a later state than this log's.
@@ -171,6 +181,7 @@ class Transition {
   DriverState& state_;
   JobIndex& index_;
   bool nodes_changed_ = false;
+  bool stages_changed_ = false;
   // Of the placement of waiting jobs:
   bool attempt_begun_ = false;
   JobIndex::Change change_ = JobIndex::Change::kSlots;

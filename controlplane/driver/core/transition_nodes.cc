@@ -122,6 +122,7 @@ bool Transition::OnNodeJoined(const pb::NodeJoined& joined) {
   node->clear_lost_unix_nanos();
   if (is_new) {
     node->clear_test();
+    node->clear_exchanges();
     node->clear_busy();
     node->clear_fenced_epoch();
     DemandTest(node, "its agent started", nullptr);

@@ -8,6 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/transition.h"
+#include "controlplane/driver/exchanges/exchanges.h"
+#include "runtime/base/repeated.h"
 #include "runtime/base/text/shortlist.h"
 
 namespace megascale::driver {
@@ -289,6 +291,7 @@ void Transition::DemandTest(NodeRecord* node, const std::string& why, const JobR
   }
   const bool passed = node->test().test().state() == agent::MachineTest::STATE_PASSED;
   const bool again = job != nullptr && (passed || node->test().again());
+  node->clear_exchanges();  // they follow once it has passed
   pb::NodeTest* test = node->mutable_test();
   test->Clear();
   test->set_why(why);
@@ -316,6 +319,8 @@ bool Transition::OnMachineTested(const pb::MachineTested& tested) {
   node->mutable_test()->set_ended_unix_nanos(event_.time_unix_nanos());
   if (tested.test().state() == agent::MachineTest::STATE_FAILED) {
     Quarantine(tested.node_id(), absl::StrCat("machine test: ", tested.test().evidence()));
+  } else {
+    DemandExchanges(node, node->test().why(), node->test().again());
   }
   return true;
 }
@@ -327,12 +332,156 @@ void Transition::SetMachineTests(agent::TestKind kind) {
   for (NodeRecord& node : *state_.mutable_nodes()) {
     if (kind == agent::TEST_KIND_UNSPECIFIED) {
       node.clear_test();
+      node.clear_exchanges();
     } else if ((node.alive() || state_.rules() >= 6) && !node.has_test()) {
       DemandTest(&node, "the driver tests machines now", nullptr);
       // The jobs there go on, and others may start beside them.
       if (node.has_test() && busy.count(node.hello().node_id()) > 0) {
         node.mutable_test()->set_again(true);
       }
+    }
+  }
+}
+
+// --- exchanges between machines -----------------------------------------------------------------
+
+// Call when the machine's own test has passed. An agent whose version cannot exchange counts as
+// tested.
+void Transition::DemandExchanges(NodeRecord* node, const std::string& why, bool after_failure) {
+  node->clear_exchanges();
+  if (state_.rules() < 7 || state_.machine_tests() == agent::TEST_KIND_UNSPECIFIED ||
+      !node->hello().tests_exchange()) {
+    return;
+  }
+  node->mutable_exchanges()->set_why(why);
+  node->mutable_exchanges()->set_after_failure(after_failure);
+}
+
+void Transition::ExchangeAfterFailure(const JobRecord& job) {
+  if (job.culprit().failure_class() != telemetry::FAILURE_CLASS_ABORTED) return;
+  for (const std::string& node_id : LiveNodesOf(state_, job)) {
+    NodeRecord* node = NodeToChange(node_id);
+    if (IsTestDue(*node) || !node->exchanges().with().empty()) continue;
+    DemandExchanges(node, absl::StrCat("job ", JobId(job), ": ", Describe(job.culprit())), true);
+  }
+}
+
+bool Transition::OnExchangeTested(const pb::ExchangeTested& tested) {
+  auto* exchanges = state_.mutable_exchanges();
+  const auto exchange =
+      std::find_if(exchanges->begin(), exchanges->end(),
+                   [&](const auto& running) { return running.id() == tested.test().id(); });
+  if (exchange == exchanges->end()) return false;
+  auto* members = exchange->mutable_members();
+  const auto member = std::find_if(members->begin(), members->end(), [&](const auto& one) {
+    return one.node_id() == tested.node_id() && one.incarnation() == tested.incarnation();
+  });
+  if (member == members->end() || member->has_test() ||
+      tested.test().state() < agent::MachineTest::STATE_PASSED) {
+    return false;
+  }
+  *member->mutable_test() = tested.test();
+  if (!std::all_of(members->begin(), members->end(),
+                   [](const auto& one) { return one.has_test(); })) {
+    return true;
+  }
+  const pb::Exchange ended = *exchange;
+  exchanges->erase(exchange);
+  EndExchange(ended);
+  return true;
+}
+
+void Transition::EndExchange(const pb::Exchange& exchange) {
+  control::ExchangeResult common = ResultOf(exchange);
+  SetTime(event_.time_unix_nanos(), common.mutable_ended_at());
+  for (int i = 0; i < exchange.members_size(); ++i) {
+    const std::string& other = exchange.members(1 - i).node_id();
+    auto* kept = NodeToChange(exchange.members(i).node_id())->mutable_exchanges();
+    kept->clear_with();
+    base::EraseIf(kept->mutable_results(),
+                  [&](const auto& result) { return result.node_id() == other; });
+    control::ExchangeResult* result = kept->add_results();
+    *result = common;
+    result->set_node_id(other);
+  }
+  for (const FaultyMachine& faulty : FindFaulty(state_)) {
+    Quarantine(faulty.node_id, absl::StrCat("machine test: ", faulty.evidence));
+  }
+}
+
+namespace {
+
+// Returns whether all members can still end the exchange.
+bool CanEnd(const DriverState& state, const pb::Exchange& exchange) {
+  const auto& members = exchange.members();
+  return std::all_of(members.begin(), members.end(), [&](const auto& member) {
+    const NodeRecord* node = FindNode(state, member.node_id());
+    return node != nullptr && TakesRanks(*node) && !node->exchanges().with().empty() &&
+           node->hello().incarnation() == member.incarnation();
+  });
+}
+
+// The nodes that jobs use.
+struct UsedNodes {
+  std::set<std::string> busy;     // processes may run there
+  std::set<std::string> holding;  // only memory of jobs that recover is there
+};
+UsedNodes FindUsedNodes(const DriverState& state) {
+  UsedNodes used;
+  for (const JobRecord& job : state.jobs()) {
+    if (!HoldsSlots(job)) continue;
+    const std::vector<std::string> unfenced = UnfencedNodesOf(state, job);
+    used.busy.insert(unfenced.begin(), unfenced.end());
+    for (const std::string& node_id : driver::NodesOf(job)) {
+      (IsHold(job.stage()) ? used.holding : used.busy).insert(node_id);
+    }
+  }
+  return used;
+}
+
+}  // namespace
+
+void Transition::DropExchange(int place) {
+  for (const auto& member : state_.exchanges(place).members()) {
+    NodeRecord* node = NodeToChange(member.node_id());
+    if (node != nullptr && node->has_exchanges()) node->mutable_exchanges()->clear_with();
+  }
+  state_.mutable_exchanges()->DeleteSubrange(place, 1);
+}
+
+void Transition::PairMachines() {
+  for (int place = state_.exchanges_size() - 1; place >= 0; --place) {
+    if (!CanEnd(state_, state_.exchanges(place))) DropExchange(place);
+  }
+  const double minimum = MinimumExchangeRate(state_);
+  const auto& nodes = state_.nodes();
+  if (std::none_of(nodes.begin(), nodes.end(), [&](const NodeRecord& node) {
+        return WantsExchange(node, minimum) && node.exchanges().with().empty() && node.alive();
+      })) {
+    return;
+  }
+  const UsedNodes used = FindUsedNodes(state_);
+  std::vector<FreeMachine> free;
+  for (const NodeRecord& node : nodes) {
+    const std::string& node_id = node.hello().node_id();
+    if (!node.has_exchanges() || !node.exchanges().with().empty() || !TakesRanks(node) ||
+        IsTestDue(node) || used.busy.count(node_id) > 0) {
+      continue;
+    }
+    free.push_back({&node, used.holding.count(node_id) > 0});
+  }
+  // Greater than the number of any event, which is the id of a machine's own test.
+  int64_t id = VersionOfEvent(state_.num_events());
+  for (const auto& [low, high] : ChoosePairs(free, minimum)) {
+    pb::Exchange* exchange = state_.add_exchanges();
+    exchange->set_id(id++);
+    exchange->set_kind(state_.machine_tests());
+    for (const std::string& node_id : {low, high}) {
+      NodeRecord* node = NodeToChange(node_id);
+      node->mutable_exchanges()->set_with(node_id == low ? high : low);
+      pb::ExchangeMember* member = exchange->add_members();
+      member->set_node_id(node_id);
+      member->set_incarnation(node->hello().incarnation());
     }
   }
 }

@@ -42,6 +42,7 @@ void Transition::Settle() {
   const JobIndex::Places places = nodes_changed_ ? index_.open() : index_.touched();
   for (const int place : places) SettleStage(state_.mutable_jobs(place));
   index_.NoteSettled(places.size());
+  if (nodes_changed_ || stages_changed_) PairMachines();
   PlaceWaiting();
 }
 
@@ -528,6 +529,7 @@ void Transition::AfterFailure(JobRecord* job) {
     CountFailure(job);
   }
   TestAfterFailure(*job);
+  ExchangeAfterFailure(*job);
   if (GaveUp(job)) return;
   const absl::Duration backoff = BackoffOf(*job);
   if (backoff == absl::ZeroDuration()) {

@@ -8,6 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/exchanges/exchanges.h"
 #include "runtime/base/text/printable.h"
 
 namespace megascale::driver {
@@ -235,11 +236,10 @@ constexpr size_t kTestTextBytesMax = 300;
 
 // Returns what is logged of a test's result. It stays in the log, in snapshots and in answers, and
 // agents are not trusted: only checked fields of bounded size are taken.
-agent::MachineTest CheckedTest(const agent::MachineTest& reported,
-                               const agent::MachineTest& asked) {
+agent::MachineTest CheckedTest(const agent::MachineTest& reported, agent::TestKind asked) {
   agent::MachineTest test;
-  test.set_id(asked.id());
-  test.set_kind(asked.kind());
+  test.set_id(reported.id());
+  test.set_kind(asked);
   test.set_state(reported.state());
   test.set_evidence(base::Printable(reported.evidence(), kTestTextBytesMax));
   for (int i = 0; i < std::min(kTestResultsMax, reported.results_size()); ++i) {
@@ -248,22 +248,39 @@ agent::MachineTest CheckedTest(const agent::MachineTest& reported,
     taken->set_part(base::Printable(result.part(), kTestTextBytesMax));
     taken->set_seconds(result.seconds());
     taken->set_bytes_per_second(result.bytes_per_second());
+    taken->set_latency_seconds(result.latency_seconds());
     taken->set_failure(base::Printable(result.failure(), kTestTextBytesMax));
     taken->set_note(base::Printable(result.note(), kTestTextBytesMax));
   }
   return test;
 }
 
-void AddMachineTested(const NodeRecord& node, const agent::ActualState& report,
-                      std::vector<Event>* events) {
+// Adds the end of the machine's test, or of its part of an exchange.
+void AddMachineTested(const DriverState& state, const NodeRecord& node,
+                      const agent::ActualState& report, std::vector<Event>* events) {
   const agent::MachineTest& test = report.machine_test();
   const bool has_ended = test.state() == agent::MachineTest::STATE_PASSED ||
                          test.state() == agent::MachineTest::STATE_FAILED;
-  if (!IsTestDue(node) || test.id() != node.test().test().id() || !has_ended) return;
+  if (!has_ended) return;
   Event event;
+  if (const pb::Exchange* exchange = FindExchange(state, node);
+      exchange != nullptr && exchange->id() == test.id()) {
+    const auto& members = exchange->members();
+    if (std::any_of(members.begin(), members.end(), [&](const auto& member) {
+          return member.node_id() == node.hello().node_id() && member.has_test();
+        })) {
+      return;
+    }
+    event.mutable_exchange_tested()->set_node_id(node.hello().node_id());
+    event.mutable_exchange_tested()->set_incarnation(report.incarnation());
+    *event.mutable_exchange_tested()->mutable_test() = CheckedTest(test, exchange->kind());
+    events->push_back(std::move(event));
+    return;
+  }
+  if (!IsTestDue(node) || test.id() != node.test().test().id()) return;
   event.mutable_machine_tested()->set_node_id(node.hello().node_id());
   event.mutable_machine_tested()->set_incarnation(report.incarnation());
-  *event.mutable_machine_tested()->mutable_test() = CheckedTest(test, node.test().test());
+  *event.mutable_machine_tested()->mutable_test() = CheckedTest(test, node.test().test().kind());
   events->push_back(std::move(event));
 }
 
@@ -362,7 +379,7 @@ std::vector<Event> ReportedEvents::EventsOf(const IndexedState& indexed, const N
     event.mutable_node_draining()->set_incarnation(report.incarnation());
     events.push_back(std::move(event));
   }
-  AddMachineTested(node, report, &events);
+  AddMachineTested(state, node, report, &events);
   AddBusy(node, report, &events);
   std::optional<Event> epoch_fenced = EpochFencedEvent(indexed, node, report, reports);
   const bool all_fenced = epoch_fenced.has_value() || HasFencedEpoch(state, node);

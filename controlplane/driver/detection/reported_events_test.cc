@@ -200,6 +200,30 @@ TEST_F(ReportedEventsTest, OfAMachinesTestOnlyCheckedFieldsOfBoundedSizeAreTaken
   EXPECT_LE(taken.results(0).note().size(), 303u);
 }
 
+TEST_F(ReportedEventsTest, TheEndOfAnExchangeIsToldOnceByEachMember) {
+  pb::Exchange* exchange = state_.add_exchanges();
+  exchange->set_id(9);
+  exchange->set_kind(agent::TEST_KIND_QUICK);
+  for (const char* node_id : {"n0", "n1"}) {
+    JobOn(node_id);
+    FindNode(&state_, node_id)->mutable_exchanges()->set_with(node_id[1] == '0' ? "n1" : "n0");
+    exchange->add_members()->set_node_id(node_id);
+  }
+  agent::MachineTest* test = reports_["n0"].mutable_machine_test();
+  test->set_id(8);
+  test->set_state(agent::MachineTest::STATE_PASSED);
+  test->add_results()->set_latency_seconds(0.5);
+  EXPECT_THAT(Report("n0", reports_["n0"]), SizeIs(0)) << "of another test";
+  test->set_id(9);
+  exchange->mutable_members(0)->set_incarnation(FindNode(state_, "n0")->hello().incarnation());
+  exchange->mutable_members(1)->set_incarnation(FindNode(state_, "n1")->hello().incarnation());
+  const std::vector<Event> events = Report("n0", reports_["n0"]);
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].exchange_tested().node_id(), "n0");
+  EXPECT_EQ(events[0].exchange_tested().test().results(0).latency_seconds(), 0.5);
+  EXPECT_THAT(Report("n0", reports_["n0"]), SizeIs(0));
+}
+
 TEST_F(ReportedEventsTest, AMachineWithoutProcessesOfAnOlderEpochFencesAllItsJobsByOneEvent) {
   state_.set_rules(kRules);
   state_.set_epoch(5);

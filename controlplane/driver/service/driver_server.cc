@@ -41,6 +41,7 @@ namespace {
 
 constexpr absl::Duration kShutdownGrace = absl::Milliseconds(500);
 constexpr absl::Duration kSignalCheckInterval = absl::Milliseconds(200);
+constexpr int kExchangeRateMax = 1'000'000;  // MB/s
 
 // Logs warnings about the driver's connections, for the person who starts it.
 void WarnOf(const DriverOptions& options, const client::Address& address) {
@@ -124,6 +125,7 @@ absl::Status DriverServer::Impl::MakeLoop(const DriverOptions& given) {
   options.retention = given.retention;
   options.node_timeout = given.node_timeout;
   options.machine_tests = TestKindOf(given.machine_tests, address.is_unix());
+  options.exchange_rate = given.exchange_rate * 1e6;
   options.files = &RealJobFiles();
   options.clock = &base::RealClock();
   options.secret = RandomSecret();
@@ -204,6 +206,11 @@ absl::StatusOr<std::unique_ptr<DriverServer>> DriverServer::Start(const DriverOp
   if (!tests.empty() && tests != "off" && tests != "quick" && tests != "full") {
     return absl::InvalidArgumentError(
         absl::StrCat("--machine-tests: unknown value '", tests, "'; expected off, quick or full"));
+  }
+  if (!(options.exchange_rate >= 0 && options.exchange_rate <= kExchangeRateMax)) {
+    return absl::InvalidArgumentError(absl::StrCat("--exchange-rate: ", options.exchange_rate,
+                                                   " is out of range; expected 0 to ",
+                                                   kExchangeRateMax, " MB/s"));
   }
   auto impl = std::make_unique<Impl>();
   RETURN_IF_ERROR(impl->CheckAddress(options));

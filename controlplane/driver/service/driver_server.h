@@ -34,6 +34,9 @@ struct DriverOptions {
   // "quick" (about a second), "full" (at most half a minute). Empty: full on TCP; quick on a Unix
   // socket, where all agents are on one machine.
   std::string machine_tests = "off";
+  // The rate in MB/s, each way, that two machines should reach when they exchange bytes as a test;
+  // below half of it the exchange fails. 0: as measured (../exchanges/exchanges.h).
+  double exchange_rate = 0;
   security::TlsFiles tls;
   bool insecure = false;
   // "host:port" of the page; empty: there is none. Off this machine it uses `tls`.

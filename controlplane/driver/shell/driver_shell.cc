@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/epoch.h"
+#include "controlplane/driver/exchanges/exchanges.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/job/job_spec.h"
@@ -84,8 +85,8 @@ absl::Status DriverShell::Replay() {
     }
   }
   keeps_evidence_ = state_.rules() >= 5;
-  Feed(StartedEvent(state_,
-                    {options_.clock->Wall(), options_.secret, false, options_.machine_tests}));
+  Feed(StartedEvent(state_, {options_.clock->Wall(), options_.secret, false, options_.machine_tests,
+                             options_.exchange_rate}));
   // Newer than every version that a driver before this one sent.
   version_ = VersionOfEvent(state_.num_events());
   publisher_ = std::make_unique<ViewPublisher>(
@@ -424,7 +425,7 @@ void DriverShell::KeepTimers(absl::Duration now) {
 }
 
 void DriverShell::TellAttempts(const std::set<std::string>& job_ids) {
-  bool is_news = false;
+  bool is_news = NoteExchanges();
   for (const std::string& job_id : job_ids) {
     const JobRecord* job = index_.Find(state_, job_id);
     const auto told = told_attempts_.find(job_id);
@@ -444,6 +445,21 @@ void DriverShell::TellAttempts(const std::set<std::string>& job_ids) {
     is_news = true;
   }
   if (is_news && options_.on_attempts) options_.on_attempts(told_attempts_);
+}
+
+bool DriverShell::NoteExchanges() {
+  std::set<std::string> groups;
+  for (const pb::Exchange& exchange : state_.exchanges()) {
+    RunningAttempt attempt = {1, {}};
+    for (const auto& member : exchange.members()) attempt.nodes.push_back(member.node_id());
+    const std::string group = GroupOf(exchange);
+    groups.insert(group);
+    told_attempts_[group] = std::move(attempt);
+  }
+  for (const std::string& group : told_exchanges_) {
+    if (groups.count(group) == 0) told_attempts_.erase(group);
+  }
+  return std::exchange(told_exchanges_, groups) != groups;
 }
 
 // Returns the attempt of each job that the node reports.

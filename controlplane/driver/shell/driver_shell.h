@@ -73,11 +73,14 @@ class DriverShell {
     // How long an agent may be silent before its machine counts as lost.
     absl::Duration node_timeout = FailureDetector::kNodeTimeout;
     // Called with the attempts of all jobs that hold slots, by job id, after every change of them.
+    // Exchanges between machines are among them, as attempt 1 of their group (ExchangeRequest).
     std::function<void(const std::map<std::string, RunningAttempt>&)> on_attempts;
     // Random; the secret of a new log, from which the proofs of desired states derive.
     std::string secret;
     // How machines are tested before they get ranks.
     megascale::agent::v1::TestKind machine_tests = megascale::agent::v1::TEST_KIND_UNSPECIFIED;
+    // The rate that two machines should reach, bytes per second; 0: as measured (exchanges.h).
+    double exchange_rate = 0;
   };
   // An input runs before the commit of its round; the output that it returns runs after the commit.
   using Output = std::function<void()>;
@@ -145,6 +148,8 @@ class DriverShell {
   void CutLossLogs();
   void KeepTimers(absl::Duration now);
   void TellAttempts(const std::set<std::string>& job_ids);
+  // Brings the exchanges among the told attempts up to date; returns whether that is news.
+  bool NoteExchanges();
   void ForgetEnded(const std::set<std::string>& job_ids);
   // Notes whom a change of these may concern.
   void NoteListeners(const JobIndex::Touched& touched);
@@ -188,6 +193,7 @@ class DriverShell {
   std::map<std::string, int64_t> acknowledged_;  // JobLogs::Acknowledged at the last tick
   std::map<std::string, absl::Duration> refusals_logged_;  // by node: time of the last log line
   std::map<std::string, RunningAttempt> told_attempts_;
+  std::set<std::string> told_exchanges_;  // groups that are among them
   JobEvidences evidences_;
   std::unique_ptr<ViewPublisher> publisher_;
   bool keeps_evidence_ = false;  // the driver before this one kept evidence, too

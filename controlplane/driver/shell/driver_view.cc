@@ -6,6 +6,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/exchanges/exchanges.h"
 #include "controlplane/driver/shell/job_evidence.h"
 #include "controlplane/driver/shell/pages.h"
 #include "controlplane/driver/shell/step_counts.h"
@@ -246,6 +247,7 @@ std::map<std::string, NodeUse> DriverView::UseNow() const {
 control::GetClusterResponse DriverView::Nodes() const {
   control::GetClusterResponse response;
   response.set_version(base::kVersion);
+  response.set_exchange_rate_min(exchange_rate_min_);
   std::map<std::string, NodeUse> use = UseNow();
   std::vector<const NodeRecord*> nodes = nodes_.Values();
   std::sort(nodes.begin(), nodes.end(), [](const NodeRecord* a, const NodeRecord* b) {
@@ -283,6 +285,7 @@ ViewPublisher::ViewPublisher(const Sources& sources) : sources_(sources) {
   empty->start_ = sources.state->num_events();
   for (const JobRecord& job : sources.state->jobs()) PublishJob(JobId(job), true, empty.get());
   PublishNodes(empty.get());
+  empty->exchange_rate_min_ = MinimumExchangeRate(*sources.state);
   PublishQueue(empty.get());
   newest_ = std::move(empty);
 }
@@ -390,6 +393,9 @@ void ViewPublisher::Publish(const JobIndex::Touched& touched, absl::Duration now
     PublishNodes(view.get());
   } else {
     for (const std::string& node_id : touched.node_records) PublishNode(node_id, view.get());
+  }
+  if (touched.all_node_records || !touched.node_records.empty()) {
+    view->exchange_rate_min_ = MinimumExchangeRate(*sources_.state);
   }
   for (const std::string& node_id : agents_) {
     if (FindNode(*sources_.state, node_id) == nullptr) continue;

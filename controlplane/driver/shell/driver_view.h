@@ -98,6 +98,7 @@ class DriverView {
   std::shared_ptr<const std::vector<std::string>> queue_;  // jobs, in the order of the queue
   // By job: since when its checkpoints cannot be written, in awake time.
   std::shared_ptr<const std::map<std::string, absl::Duration>> storage_fails_;
+  double exchange_rate_min_ = 0;  // MinimumExchangeRate
   absl::Duration awake_ = absl::ZeroDuration();
   int64_t round_ = 0;
   int64_t start_ = 0;  // of the driver: the events before it

@@ -390,6 +390,9 @@ control::NodeView ViewNode(const NodeRecord& node, const NodeUse& use, absl::Dur
       SetTime(node.test().ended_unix_nanos(), view.mutable_machine_tested_at());
     }
   }
+  *view.mutable_exchanges() = node.exchanges().results();
+  view.set_exchanges_with(node.exchanges().with());
+  view.set_exchange_why(node.exchanges().why());
   return view;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace megascale::sim {
@@ -150,6 +151,25 @@ void CauseChecker::OnState(const DriverState& before, const DriverState& after) 
     if (HasCause(again ? *old : job)) continue;
     world_.Violate("RecoveryHasACause",
                    absl::StrCat("job ", JobId(job), " recovers without a fault: ", job.message()));
+  }
+}
+
+// --- PairsBlameTheGuilty ----------------------------------------------------------------------
+
+void BlameChecker::OnState(const DriverState& before, const DriverState& after) {
+  for (const auto& node : after.nodes()) {
+    const std::string& node_id = node.hello().node_id();
+    const auto* old = driver::FindNode(before, node_id);
+    const bool is_new = node.has_quarantine() && (old == nullptr || !old->has_quarantine());
+    if (!is_new || !absl::StartsWith(node.quarantine().evidence(), "machine test: exchanges")) {
+      continue;
+    }
+    // A job may be there by now: this is why it leaves.
+    world_.Fault(node_id, "is quarantined for its exchanges");
+    // Once faults have ended, results from before speak against machines in order.
+    if (healed_ || world_.bad_links.count(node_id) > 0) continue;
+    world_.Violate("PairsBlameTheGuilty",
+                   absl::StrCat(node_id, ": ", node.quarantine().evidence()));
   }
 }
 

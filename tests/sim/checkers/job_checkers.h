@@ -94,6 +94,19 @@ class CauseChecker : public Observer {
   std::map<std::string, absl::Duration> faults_;  // time of the last fault, by node
 };
 
+// PairsBlameTheGuilty: as long as faults last, no machine is quarantined for failed exchanges whose
+// own link is in order.
+class BlameChecker : public Observer {
+ public:
+  explicit BlameChecker(World* world) : world_(*world) {}
+  void OnState(const DriverState& before, const DriverState& after) override;
+  void OnHealed() override { healed_ = true; }
+
+ private:
+  World& world_;
+  bool healed_ = false;
+};
+
 // SuspectsAreLimited: a job evicts at most two suspects an hour, all jobs together four, and only
 // jobs that ask for it; and a suspicion names no machine that does not hold the rank.
 class SuspectChecker : public Observer {
@@ -115,6 +128,7 @@ class TestedChecker : public Observer {
   explicit TestedChecker(World* world) : world_(*world) {}
   void OnTestStarted(const std::string& incarnation) override;
   void OnTestEnded(const std::string& incarnation, bool passed) override;
+  void OnExchangeEnded(const std::string& incarnation) override { testing_.erase(incarnation); }
   void OnProcessStarted(const ProcessName& process) override;
   void OnProcessEnded(const ProcessName& process) override;
 

@@ -1,0 +1,243 @@
+// The state machine lets machines exchange bytes: when, and what follows.
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "controlplane/driver/core/testing/test_core.h"
+#include "controlplane/driver/exchanges/exchanges.h"
+
+namespace megascale::driver {
+namespace {
+
+using megascale::agent::v1::MachineTest;
+
+class MachineExchangesTest : public DriverCoreTest {
+ protected:
+  void SetUp() override { StartDriver(megascale::agent::v1::TEST_KIND_QUICK); }
+  void StartDriver(megascale::agent::v1::TestKind kind, int rules = kRules) {
+    Event started;
+    started.mutable_driver_started()->set_rules(rules);
+    started.mutable_driver_started()->set_machine_tests(kind);
+    Do(std::move(started));
+  }
+  const NodeRecord& Node(const std::string& node_id) const { return *FindNode(state_, node_id); }
+  void Join(const std::string& node_id, const std::string& incarnation = "a") {
+    Event joined = Joined(node_id, incarnation, 2);
+    joined.mutable_node_joined()->mutable_hello()->set_tests_machine(true);
+    joined.mutable_node_joined()->mutable_hello()->set_tests_exchange(true);
+    Do(joined);
+    PassOwnTest(node_id);
+  }
+  void PassOwnTest(const std::string& node_id) {
+    Event event;
+    auto* tested = event.mutable_machine_tested();
+    tested->set_node_id(node_id);
+    tested->set_incarnation(Node(node_id).hello().incarnation());
+    tested->mutable_test()->set_id(Node(node_id).test().test().id());
+    tested->mutable_test()->set_state(MachineTest::STATE_PASSED);
+    Do(event);
+  }
+  std::string With(const std::string& node_id) const { return Node(node_id).exchanges().with(); }
+  // A member's part of its exchange ended.
+  bool End(const std::string& node_id, const std::string& failure = "") {
+    Event event;
+    auto* tested = event.mutable_exchange_tested();
+    tested->set_node_id(node_id);
+    tested->set_incarnation(Node(node_id).hello().incarnation());
+    tested->mutable_test()->set_id(DesiredFor(state_, node_id).machine_test().id());
+    tested->mutable_test()->set_state(failure.empty() ? MachineTest::STATE_PASSED
+                                                      : MachineTest::STATE_FAILED);
+    tested->mutable_test()->add_results()->set_failure(failure);
+    if (failure.empty()) tested->mutable_test()->mutable_results(0)->set_bytes_per_second(1e9);
+    return Do(event);
+  }
+  // Ends all exchanges that run; those of a machine in `broken` fail.
+  void EndAll(const std::set<std::string>& broken = {}) {
+    const std::vector<v1::Exchange> running(state_.exchanges().begin(), state_.exchanges().end());
+    for (const v1::Exchange& exchange : running) {
+      const std::string a = exchange.members(0).node_id();
+      const std::string b = exchange.members(1).node_id();
+      const bool fails = broken.count(a) + broken.count(b) > 0;
+      End(a, fails ? b + " does not connect" : "");
+      End(b, fails ? a + " does not connect" : "");
+    }
+  }
+  void JoinAndExchange(int count, const std::set<std::string>& broken = {}) {
+    for (int i = 0; i < count; ++i) Join(absl::StrCat("n", i));
+    while (state_.exchanges_size() > 0) EndAll(broken);
+  }
+};
+
+TEST_F(MachineExchangesTest, MachinesExchangeAfterTheirOwnTestsAndThenGetRanks) {
+  Do(Submitted("j", SpecOf(2, 2, 30)));
+  Join("n0");
+  EXPECT_EQ(With("n0"), "") << "nobody is there";
+  Join("n1");
+  EXPECT_EQ(With("n0"), "n1");
+  EXPECT_EQ(With("n1"), "n0");
+  const auto asked = DesiredFor(state_, "n0").machine_test();
+  ASSERT_TRUE(asked.has_exchange());
+  EXPECT_EQ(asked.id(), DesiredFor(state_, "n1").machine_test().id());
+  EXPECT_EQ(job().stage(), v1::STAGE_QUEUED);
+  EXPECT_TRUE(absl::StrContains(job().message(), "n0 is being tested")) << job().message();
+  End("n0");
+  EXPECT_FALSE(End("n0")) << "it has told its result";
+  EXPECT_EQ(job().stage(), v1::STAGE_QUEUED);
+  End("n1");
+  EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
+  EXPECT_FALSE(DesiredFor(state_, "n0").has_machine_test());
+  ASSERT_EQ(Node("n0").exchanges().results_size(), 1);
+  EXPECT_EQ(Node("n0").exchanges().results(0).node_id(), "n1");
+  EXPECT_EQ(Node("n0").exchanges().results(0).bytes_per_second(), 1e9);
+  EXPECT_GT(Node("n0").exchanges().results(0).ended_at().seconds(), 0);
+}
+
+TEST_F(MachineExchangesTest, TheMachineThatFailsWithTwoIsQuarantinedWithTheEvidence) {
+  JoinAndExchange(3, {"n1"});
+  EXPECT_FALSE(Node("n0").has_quarantine());
+  EXPECT_FALSE(Node("n2").has_quarantine());
+  ASSERT_TRUE(Node("n1").has_quarantine());
+  const std::string& evidence = Node("n1").quarantine().evidence();
+  EXPECT_TRUE(absl::StrContains(evidence, "machine test: exchanges failed with n0: ")) << evidence;
+  EXPECT_TRUE(absl::StrContains(evidence, "with n2: ")) << evidence;
+  EXPECT_TRUE(absl::StrContains(evidence, "n0 passed with n2")) << evidence;
+}
+
+TEST_F(MachineExchangesTest, TwoMachinesThatFailTogetherGoOnAndNobodyIsNamed) {
+  JoinAndExchange(2, {"n1"});
+  EXPECT_FALSE(Node("n0").has_quarantine());
+  EXPECT_FALSE(Node("n1").has_quarantine());
+  Do(Submitted("j", SpecOf(2, 2, 30)));
+  EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT) << "no third machine can tell";
+  Do(Cancelled(false));
+  for (const char* node_id : {"n0", "n1"}) Do(Fenced(1, node_id, {}));
+  ASSERT_TRUE(IsTerminal(job()));
+  Join("n2");
+  while (state_.exchanges_size() > 0) EndAll({"n1"});
+  EXPECT_TRUE(Node("n1").has_quarantine());
+}
+
+TEST_F(MachineExchangesTest, AMachineOutOfQuarantineIsTestedAndExchangesAgain) {
+  JoinAndExchange(3, {"n1"});
+  Do(Uncordoned("n1"));
+  EXPECT_FALSE(Node("n1").has_exchanges());
+  PassOwnTest("n1");
+  EXPECT_EQ(With("n1"), "n0");
+  while (state_.exchanges_size() > 0) EndAll();
+  EXPECT_FALSE(Node("n1").has_quarantine());
+  EXPECT_EQ(Node("n1").exchanges().results_size(), 2);
+}
+
+TEST_F(MachineExchangesTest, MachinesWithRanksDoNotExchange) {
+  JoinAndExchange(2);
+  Do(Submitted("j", SpecOf(2, 2, 30)));
+  for (const char* node_id : {"n0", "n1"}) Do(Passed("j", 1, node_id));
+  ASSERT_EQ(job().stage(), v1::STAGE_RUN);
+  Join("n2");
+  EXPECT_EQ(With("n2"), "");
+  // A failure without relation to the network: the job goes on at once.
+  KillRank(1);
+  BackoffElapsed(1);
+  EXPECT_EQ(With("n2"), "") << "n0 and n1 hold the job's memory";
+  EXPECT_EQ(job().stage(), v1::STAGE_RUN);
+  Do(Cancelled(false));
+  for (const char* node_id : {"n0", "n1"}) Do(Fenced(2, node_id, {}));
+  EXPECT_EQ(With("n2"), "n0");
+}
+
+TEST_F(MachineExchangesTest, TheMachinesOfAJobWhoseRanksLostEachOtherExchangeAndTheJobWaits) {
+  JoinAndExchange(3);
+  Do(Submitted("j", SpecOf(2, 2, 30)));
+  for (const char* node_id : {"n0", "n1"}) Do(Passed("j", 1, node_id));
+  Do(Failed(1, 0, "n0", megascale::telemetry::v1::FAILURE_CLASS_ABORTED));
+  Do(Fenced(1, "n0", {{0, 5}, {1, 5}}));
+  EXPECT_EQ(state_.exchanges_size(), 0) << "a process may be left on n1";
+  Do(Fenced(1, "n1", {{2, 5}, {3, 5}}));
+  EXPECT_EQ(state_.exchanges_size(), 1);
+  EXPECT_TRUE(absl::StrContains(Node("n0").exchanges().why(), "job j: ")) << With("n0");
+  BackoffElapsed(1);
+  EXPECT_EQ(job().stage(), v1::STAGE_WAIT_FOR_SLOTS);
+  EXPECT_EQ(job().reason(), "TestingMachines");
+  while (state_.exchanges_size() > 0) EndAll({"n1"});
+  EXPECT_TRUE(Node("n1").has_quarantine());
+  EXPECT_EQ(job().attempt(), 2);
+  EXPECT_EQ(PlacedNodes(), (std::vector<std::string>{"n0", "n0", "n2", "n2"}));
+}
+
+TEST_F(MachineExchangesTest, AnExchangeIsDroppedWithAMachineThatIsLostOrStartsAgain) {
+  Join("n0");
+  Join("n1");
+  ASSERT_EQ(With("n0"), "n1");
+  Do(Lost("n1", "a"));
+  EXPECT_EQ(With("n0"), "");
+  EXPECT_FALSE(DesiredFor(state_, "n0").has_machine_test());
+  EXPECT_EQ(Node("n0").exchanges().results_size(), 0);
+  Join("n1", "b");
+  EXPECT_EQ(With("n0"), "n1");
+  Do(Evicted("n0", "memory errors"));
+  EXPECT_EQ(With("n1"), "");
+}
+
+TEST_F(MachineExchangesTest, ResultsOfAnotherExchangeDoNotCount) {
+  Join("n0");
+  Join("n1");
+  Event old;
+  auto* tested = old.mutable_exchange_tested();
+  tested->set_node_id("n0");
+  tested->set_incarnation("a");
+  tested->mutable_test()->set_id(DesiredFor(state_, "n0").machine_test().id());
+  tested->mutable_test()->set_state(MachineTest::STATE_RUNNING);
+  EXPECT_FALSE(Do(old)) << "it has not ended";
+  tested->mutable_test()->set_state(MachineTest::STATE_PASSED);
+  Event stranger = old;
+  stranger.mutable_exchange_tested()->set_incarnation("b");
+  EXPECT_FALSE(Do(stranger));
+  StartDriver(megascale::agent::v1::TEST_KIND_QUICK);
+  EXPECT_FALSE(Do(old)) << "a new driver asks both machines anew";
+  EXPECT_EQ(With("n0"), "n1");
+}
+
+TEST_F(MachineExchangesTest, AnAgentThatGivesNoResultFailsTheExchange) {
+  Join("n0");
+  Join("n1");
+  End("n0");
+  const std::vector<Timer> timers = TimersFor(state_);
+  ASSERT_EQ(timers.size(), 1u);
+  Do(timers[0].when_due);
+  EXPECT_EQ(With("n0"), "");
+  ASSERT_EQ(Node("n0").exchanges().results_size(), 1);
+  EXPECT_EQ(Node("n0").exchanges().results(0).failure(),
+            "n1: its agent gave no result within 1m30s");
+  EXPECT_FALSE(Node("n1").has_quarantine()) << "a pair names nobody";
+  EXPECT_TRUE(TimersFor(state_).empty());
+}
+
+TEST_F(MachineExchangesTest, AnAgentThatCannotExchangeCountsAsTested) {
+  Do(Submitted("j", SpecOf(1, 1, 30)));
+  Event joined = Joined("n0", "a", 2);
+  joined.mutable_node_joined()->mutable_hello()->set_tests_machine(true);
+  Do(joined);
+  Join("n1");
+  PassOwnTest("n0");
+  EXPECT_EQ(With("n1"), "");
+  EXPECT_FALSE(Node("n0").has_exchanges());
+}
+
+TEST_F(MachineExchangesTest, AnOlderLogHasNoExchangesAndADriverThatDoesNotTestDropsThem) {
+  StartDriver(megascale::agent::v1::TEST_KIND_QUICK, 6);
+  Join("n0");
+  Join("n1");
+  EXPECT_EQ(state_.exchanges_size(), 0);
+  StartDriver(megascale::agent::v1::TEST_KIND_QUICK);
+  Join("n2");
+  Join("n3");
+  EXPECT_EQ(With("n2"), "n3");
+  StartDriver(megascale::agent::v1::TEST_KIND_UNSPECIFIED);
+  EXPECT_EQ(state_.exchanges_size(), 0);
+  EXPECT_FALSE(Node("n2").has_exchanges());
+}
+
+}  // namespace
+}  // namespace megascale::driver

@@ -33,8 +33,6 @@ constexpr double kQuietSecondsMin = 3;
 
 // At most this many of the ranks that are awaited are read before the next walk.
 constexpr size_t kRanksOfRound = 64;
-// Of each group of the named rank, this many ranks may wait for it.
-constexpr size_t kMembersRead = 16;
 constexpr size_t kSilentRead = 10;
 
 class StallWalk {
@@ -116,17 +114,7 @@ class StallWalk {
   // named.
   std::vector<int> GroupsOf(int rank) {
     if (rank < 0 || !named_.insert(rank).second) return {};
-    const plan::Mesh& mesh = ranks_.spans().plans().front().mesh;
-    std::vector<int> members;
-    for (const plan::GroupKind kind :
-         {plan::GroupKind::kData, plan::GroupKind::kPipeline, plan::GroupKind::kTensor}) {
-      if (!mesh.Has(kind)) continue;
-      const size_t count = members.size() + kMembersRead;
-      for (const int member : mesh.GroupOf(kind, rank).ranks) {
-        if (members.size() < count && !ranks_.WasAsked(member)) members.push_back(member);
-      }
-    }
-    return members;
+    return ranks_.RanksOfGroups(rank);
   }
 
   const control::Job& job_;

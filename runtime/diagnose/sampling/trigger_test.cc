@@ -1,11 +1,13 @@
-// The trigger on reports of sampled ranks, and which ranks it reads of a job that has become slow.
+// The trigger on reports of sampled ranks, and which ranks are read of a job that has become slow.
 #include "runtime/diagnose/sampling/trigger.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <set>
+#include <string>
 
+#include "runtime/diagnose/sampling/slow_outliers.h"
 #include "runtime/diagnose/sampling/slow_path.h"
 #include "runtime/plan/build/step_plan.h"
 #include "runtime/plan/operation.h"
@@ -197,6 +199,40 @@ Job JobWith(const plan::MeshSizes& sizes, int slow) {
 }
 
 // Reads ranks until no more are awaited. Returns whether each was read.
+// --- the ranks that stand out -------------------------------------------------------------------
+
+// Two stages of four replicas: rank r is of stage r / 4, and computes r + 1 seconds at first.
+std::vector<ComputeTime> TimesOf(double factor) {
+  std::vector<ComputeTime> times;
+  for (int rank = 0; rank < 8; ++rank) {
+    times.push_back({.rank = rank, .before = rank + 1.0, .now = factor * (rank + 1)});
+  }
+  return times;
+}
+
+TEST(SlowestRanksTest, ComparesARankWithItselfAndWithWhatAllHaveChanged) {
+  const plan::Mesh mesh = MeshOf({.data = 4, .pipeline = 2});
+  EXPECT_EQ(SlowestRanks(mesh, TimesOf(1)), std::vector<int>());
+  EXPECT_EQ(SlowestRanks(mesh, TimesOf(3)), std::vector<int>()) << "all are slow alike";
+  std::vector<ComputeTime> times = TimesOf(1.2);
+  times[1].now = 5;
+  times[6].now = 9.5;
+  EXPECT_EQ(SlowestRanks(mesh, times), (std::vector<int>{1, 6}));
+  times = TimesOf(0.5);
+  times[7].now = 8;
+  EXPECT_EQ(SlowestRanks(mesh, times), std::vector<int>()) << "the others have become faster";
+}
+
+TEST(SlowestRanksTest, ComparesRanksWithoutOlderStepsWithTheirDataGroup) {
+  const plan::Mesh mesh = MeshOf({.data = 4, .pipeline = 2});
+  std::vector<ComputeTime> times;
+  for (int rank = 0; rank < 8; ++rank) times.push_back({.rank = rank, .now = rank < 4 ? 1.0 : 7.0});
+  EXPECT_EQ(SlowestRanks(mesh, times), std::vector<int>()) << "stages may be unequal";
+  times[2].now = 3;
+  EXPECT_EQ(SlowestRanks(mesh, times), std::vector<int>{2});
+  EXPECT_EQ(SlowestRanks(mesh, {}), std::vector<int>());
+}
+
 std::vector<bool> ReadAwaited(const Job& job) {
   const plan::Mesh& mesh = job.plans.front().mesh;
   std::vector<bool> known(job.plans.size());
@@ -204,7 +240,7 @@ std::vector<bool> ReadAwaited(const Job& job) {
   while (!next.empty()) {
     for (const int rank : next) known[static_cast<size_t>(rank)] = true;
     if (RankThatComputesLonger(job.plans, known, {job.before, job.now}) >= 0) break;
-    next = RanksAwaited(job.plans, known, {job.before, job.now});
+    next = RanksAwaited(job.plans, known, {job.before, job.now}, &passed);
   }
   return known;
 }
@@ -226,3 +262,21 @@ TEST(SlowPathTest, AJobThatIsNotSlowerNeedsNoFurtherRank) {
 
 }  // namespace
 }  // namespace megascale::diagnose
+  std::set<std::string> passed;
+// Where a group has too many members to read, the next call goes on along another path.
+TEST(SlowPathTest, AGroupIsReturnedOnce) {
+  const Job job = JobWith({.data = 8, .pipeline = 8}, 42);
+  const std::vector<int> sample = SampleRanks(job.plans.front().mesh, std::vector<int>(64, -1));
+  std::vector<bool> known(64);
+  for (const int rank : sample) known[static_cast<size_t>(rank)] = true;
+  std::set<std::string> passed;
+  std::set<std::vector<int>> returned;
+  for (;;) {
+    const std::vector<int> next = RanksAwaited(job.plans, known, {job.before, job.now}, &passed);
+    if (next.empty()) break;
+    EXPECT_TRUE(returned.insert(next).second);
+  }
+  EXPECT_GT(returned.size(), 1u);
+  EXPECT_EQ(returned.size(), passed.size());
+}
+

@@ -136,6 +136,18 @@ std::vector<int> MachineOfWitnesses(const control::Job& job, int root,
   return machines;
 }
 
+// Returns whether the rank is to be believed that it saves a checkpoint: one is due, or most ranks
+// say the same.
+bool IsSaving(const control::Job& job, int rank) {
+  const auto saves = [](const control::RankView& view) {
+    return megascale::telemetry::Saves(view.status());
+  };
+  const control::RankView& view = job.ranks(rank);
+  if (!saves(view)) return false;
+  if (megascale::telemetry::SaveIsDue(job.spec(), view.status().step())) return true;
+  return 2 * std::count_if(job.ranks().begin(), job.ranks().end(), saves) > job.ranks_size();
+}
+
 const char* WordsOf(diagnose::StallCause cause) {
   switch (cause) {
     case diagnose::StallCause::kRuns:
@@ -188,8 +200,7 @@ absl::StatusOr<control::Suspicion> FindSuspect(const control::Job& job,
   RETURN_IF_ERROR(
       CheckRoot(verdict, ranks.spans(), MachineOfWitnesses(job, root.rank, ranks.Known())));
   const control::RankView& view = job.ranks(root.rank);
-  if (megascale::telemetry::Saves(view.status()))
-    return absl::NotFoundError("it saves a checkpoint");
+  if (IsSaving(job, root.rank)) return absl::NotFoundError("it saves a checkpoint");
   control::Suspicion suspicion;
   suspicion.set_kind(control::Suspicion::KIND_STALL);
   suspicion.set_attempt(job.attempt());

@@ -182,9 +182,23 @@ TEST_F(SuspectTest, ARankWhoseAgentDoesNotAnswerIsNoSuspect) {
   EXPECT_EQ(Find().status().code(), absl::StatusCode::kNotFound) << Find().status();
 }
 
-TEST_F(SuspectTest, ARankThatSavesACheckpointIsNoSuspect) {
+TEST_F(SuspectTest, ARankThatSavesACheckpointWhenOneIsDueIsNoSuspect) {
+  job_.mutable_spec()->mutable_checkpoint()->set_interval(4);
   job_.mutable_ranks(3)->mutable_status()->set_alive_age_seconds(4);
   job_.mutable_ranks(3)->mutable_status()->set_activity(telemetry::v1::ACTIVITY_WAIT_FOR_STORAGE);
+  for (const int64_t step : {8, 9}) {
+    job_.mutable_ranks(3)->mutable_status()->set_step(step);
+    EXPECT_EQ(Find().ok(), step == 9) << "only it says so, and steps 4 and 8 are saved";
+  }
+}
+
+TEST_F(SuspectTest, ARankThatSavesACheckpointWithMostOthersIsNoSuspect) {
+  job_.mutable_spec()->mutable_checkpoint()->set_interval(100);
+  job_.mutable_ranks(3)->mutable_status()->set_alive_age_seconds(4);
+  for (const int rank : {3, 1, 0}) {
+    EXPECT_TRUE(Find().ok()) << rank;
+    job_.mutable_ranks(rank)->mutable_status()->set_phase(telemetry::v1::PHASE_CHECKPOINT);
+  }
   EXPECT_EQ(Find().status().code(), absl::StatusCode::kNotFound);
 }
 

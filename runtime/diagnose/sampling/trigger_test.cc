@@ -73,10 +73,16 @@ class TriggerTest : public ::testing::Test {
   }
   TriggerVerdict Look(double quiet_seconds) {
     const auto step = static_cast<int64_t>(steps_);
-    return trigger_.Look(now_, {{.rank = 1, .trains = trains_, .step = step, .quiet_seconds = 0.1},
+    return trigger_.Look(now_, {{.rank = 1,
+                                 .trains = trains_,
+                                 .saves = saves_ && do_all_save_,
+                                 .save_is_due = is_due_,
+                                 .step = step,
+                                 .quiet_seconds = 0.1},
                                 {.rank = 5,
                                  .trains = trains_,
                                  .saves = saves_,
+                                 .save_is_due = is_due_,
                                  .step = step,
                                  .quiet_seconds = quiet_seconds}});
   }
@@ -86,6 +92,8 @@ class TriggerTest : public ::testing::Test {
   double steps_ = 2;
   bool trains_ = true;
   bool saves_ = false;
+  bool do_all_save_ = false;
+  bool is_due_ = true;
 };
 
 TEST_F(TriggerTest, AJobWithSteadyStepsRaisesNothing) {
@@ -160,6 +168,30 @@ TEST_F(TriggerTest, ARankThatSaysForEverThatItSavesIsBelievedForTenMinutes) {
   EXPECT_EQ(Look(610).reason, TriggerReason::kStuck);
 }
 
+TEST_F(TriggerTest, ARankThatAlwaysSaysThatItSavesHidesNoSlowSteps) {
+  is_due_ = false;
+  saves_ = true;
+  EXPECT_EQ(Run(10, 1).usual_step_seconds, 0);
+  EXPECT_EQ(Run(2, 2.5).reason, TriggerReason::kHalfThroughput);
+  do_all_save_ = true;
+  EXPECT_EQ(Run(2, 2.5).reason, TriggerReason::kNone) << "the driver may not know of a save";
+  saves_ = false;
+  EXPECT_EQ(Run(2, 2.5).reason, TriggerReason::kHalfThroughput);
+}
+
+// A job that saves after each step is judged all the same.
+TEST_F(TriggerTest, SavesThatAreAlwaysDueHideSlowStepsForTenMinutesAtMost) {
+  Run(10, 1);
+  saves_ = true;
+  bool has_triggered = false;
+  for (int i = 0; i < 62; ++i) {
+    const bool is_slow = Run(1, 2.5).reason == TriggerReason::kHalfThroughput;
+    EXPECT_FALSE(is_slow && i < 58) << i;
+    has_triggered = has_triggered || is_slow;
+  }
+  EXPECT_TRUE(has_triggered);
+}
+
 TEST_F(TriggerTest, RanksThatDoNotTrainRaiseNothing) {
   Run(10, 1);
   trains_ = false;
@@ -167,38 +199,6 @@ TEST_F(TriggerTest, RanksThatDoNotTrainRaiseNothing) {
   EXPECT_EQ(Look(90).reason, TriggerReason::kNone);
 }
 
-// --- the ranks to read --------------------------------------------------------------------------
-
-struct Job {
-  std::vector<RankPlan> plans;
-  std::vector<timeline::TimedStep> before;
-  std::vector<timeline::TimedStep> now;
-};
-
-timeline::TimedStep StepWith(const std::vector<RankPlan>& plans, int slow) {
-  timeline::TimedStep step;
-  step.time = simulate::TimeStep(plans, [&](const RankPlan& plan, const plan::Instruction& i) {
-                const int64_t nanos = plan::IsPass(i.kind()) ? 1'000'000 : 100'000;
-                return plan.rank == slow && plan::IsPass(i.kind()) ? 3 * nanos : nanos;
-              }).value();
-  step.exchanges.resize(plans.size());
-  return step;
-}
-
-Job JobWith(const plan::MeshSizes& sizes, int slow) {
-  Job job;
-  plan::PlanOptions options;
-  options.mesh = MeshOf(sizes);
-  options.num_microbatches = 4;
-  for (int rank = 0; rank < options.mesh.world_size(); ++rank) {
-    job.plans.push_back(plan::BuildTrainPlan(options, rank).value());
-  }
-  for (int i = 0; i < 3; ++i) job.before.push_back(StepWith(job.plans, -1));
-  for (int i = 0; i < 3; ++i) job.now.push_back(StepWith(job.plans, slow));
-  return job;
-}
-
-// Reads ranks until no more are awaited. Returns whether each was read.
 // --- the ranks that stand out -------------------------------------------------------------------
 
 // Two stages of four replicas: rank r is of stage r / 4, and computes r + 1 seconds at first.
@@ -233,10 +233,43 @@ TEST(SlowestRanksTest, ComparesRanksWithoutOlderStepsWithTheirDataGroup) {
   EXPECT_EQ(SlowestRanks(mesh, {}), std::vector<int>());
 }
 
+// --- the ranks to read --------------------------------------------------------------------------
+
+struct Job {
+  std::vector<RankPlan> plans;
+  std::vector<timeline::TimedStep> before;
+  std::vector<timeline::TimedStep> now;
+};
+
+timeline::TimedStep StepWith(const std::vector<RankPlan>& plans, int slow) {
+  timeline::TimedStep step;
+  step.time = simulate::TimeStep(plans, [&](const RankPlan& plan, const plan::Instruction& i) {
+                const int64_t nanos = plan::IsPass(i.kind()) ? 1'000'000 : 100'000;
+                return plan.rank == slow && plan::IsPass(i.kind()) ? 3 * nanos : nanos;
+              }).value();
+  step.exchanges.resize(plans.size());
+  return step;
+}
+
+Job JobWith(const plan::MeshSizes& sizes, int slow) {
+  Job job;
+  plan::PlanOptions options;
+  options.mesh = MeshOf(sizes);
+  options.num_microbatches = 4;
+  for (int rank = 0; rank < options.mesh.world_size(); ++rank) {
+    job.plans.push_back(plan::BuildTrainPlan(options, rank).value());
+  }
+  for (int i = 0; i < 3; ++i) job.before.push_back(StepWith(job.plans, -1));
+  for (int i = 0; i < 3; ++i) job.now.push_back(StepWith(job.plans, slow));
+  return job;
+}
+
+// Reads ranks until no more are awaited. Returns whether each was read.
 std::vector<bool> ReadAwaited(const Job& job) {
   const plan::Mesh& mesh = job.plans.front().mesh;
   std::vector<bool> known(job.plans.size());
   std::vector<int> next = SampleRanks(mesh, MachinesOf(mesh));
+  std::set<std::string> passed;
   while (!next.empty()) {
     for (const int rank : next) known[static_cast<size_t>(rank)] = true;
     if (RankThatComputesLonger(job.plans, known, {job.before, job.now}) >= 0) break;
@@ -255,14 +288,6 @@ TEST(SlowPathTest, LeadsFromTheSampleToTheSlowRankWhereverItIs) {
   }
 }
 
-TEST(SlowPathTest, AJobThatIsNotSlowerNeedsNoFurtherRank) {
-  const std::vector<bool> known = ReadAwaited(JobWith({.data = 8, .pipeline = 8}, -1));
-  EXPECT_EQ(std::count(known.begin(), known.end(), true), 8);
-}
-
-}  // namespace
-}  // namespace megascale::diagnose
-  std::set<std::string> passed;
 // Where a group has too many members to read, the next call goes on along another path.
 TEST(SlowPathTest, AGroupIsReturnedOnce) {
   const Job job = JobWith({.data = 8, .pipeline = 8}, 42);
@@ -280,3 +305,10 @@ TEST(SlowPathTest, AGroupIsReturnedOnce) {
   EXPECT_EQ(returned.size(), passed.size());
 }
 
+TEST(SlowPathTest, AJobThatIsNotSlowerNeedsNoFurtherRank) {
+  const std::vector<bool> known = ReadAwaited(JobWith({.data = 8, .pipeline = 8}, -1));
+  EXPECT_EQ(std::count(known.begin(), known.end(), true), 8);
+}
+
+}  // namespace
+}  // namespace megascale::diagnose

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -54,6 +55,35 @@ class FixedDriver final : public control::JobService::Service {
     return grpc::Status::OK;
   }
 
+  grpc::Status GetCluster(grpc::ServerContext*, const control::GetClusterRequest*,
+                          control::GetClusterResponse* response) override {
+    *response = cluster;
+    return grpc::Status::OK;
+  }
+  // Steps 1 to 4.
+  grpc::Status ListSteps(grpc::ServerContext*, const control::ListStepsRequest* request,
+                         control::ListStepsResponse* response) override {
+    for (int64_t step = std::max<int64_t>(1, request->first_step()); step <= 4; ++step) {
+      response->add_steps()->set_step(step);
+    }
+    return grpc::Status::OK;
+  }
+  // The samples of a machine whose GPU was 50 degrees warm in step 2, and 70 in step 3.
+  grpc::Status StreamEvidence(
+      grpc::ServerContext*, const control::StreamEvidenceRequest*,
+      grpc::ServerWriter<control::StreamEvidenceResponse>* writer) override {
+    control::StreamEvidenceResponse response;
+    for (const int64_t step : {1, 2, 3}) {
+      telemetry::v1::MachineSample* sample = response.mutable_evidence()->add_samples();
+      sample->add_ranks()->set_job_id(job.job_id());
+      sample->mutable_ranks(0)->set_step(step);
+      sample->add_gpus()->set_temperature_celsius(static_cast<double>(30 + 20 * step));
+    }
+    writer->Write(response);
+    return grpc::Status::OK;
+  }
+
+  control::GetClusterResponse cluster;
   control::Job job;
   int num_pages = 1;           // of the list
   bool runs_at_first = false;  // those who follow the job see it running before its end
@@ -289,6 +319,53 @@ TEST_F(AnswersTest, TheAdviceAboutAnAbsentDriverStartsOneThatIsFound) {
   EXPECT_TRUE(absl::StrContains(plain.error, absl::StrCat("start one with `megascale driver ",
                                                           listen, "`, or name another one with ")))
       << plain.error;
+}
+
+// --- GPUs ---------------------------------------------------------------------------------------
+
+TEST_F(AnswersTest, NodesHaveColumnsForGpusWhereThereAreSome) {
+  driver_.cluster.add_nodes()->set_node_id("n0");
+  driver_.cluster.add_nodes()->set_node_id("n1");
+  const Outcome without = Run("nodes");
+  EXPECT_EQ(without.out.find("GPU"), std::string::npos) << without.out;
+  EXPECT_TRUE(absl::StrContains(Run("nodes -o json").out, "\"gpus\": []"));
+  telemetry::v1::GpuSample* gpu = driver_.cluster.mutable_nodes(1)->add_gpus();
+  gpu->set_busy_share(0.97);
+  gpu->set_temperature_celsius(91);
+  gpu->add_throttled_by("heat");
+  const Outcome with = Run("nodes");
+  for (const char* part : {"GPUS", "HOTTEST", "97 %", "91 C", "1 throttled (heat)"}) {
+    EXPECT_TRUE(absl::StrContains(with.out, part)) << part << "\n" << with.out;
+  }
+  const Outcome json = Run("nodes -o json");
+  EXPECT_TRUE(absl::StrContains(json.out, "\"temperature_celsius\": 91")) << json.out;
+}
+
+TEST_F(AnswersTest, MetricsHaveColumnsForGpusWhereTheJobsMachinesHaveSome) {
+  constexpr char kColumns[] = "step,loss,grad_norm,lr,tokens,seconds,tokens_per_second,mfu,attempt";
+  driver_.job.set_state(control::JOB_STATE_RUNNING);
+  driver_.job.add_ranks()->set_node_id("n1");
+  driver_.cluster.add_nodes()->set_node_id("n1");
+  driver_.cluster.add_nodes()->set_node_id("n2");
+  driver_.cluster.mutable_nodes(1)->add_gpus();
+  const Outcome without = Run("metrics known");
+  EXPECT_EQ(without.code, 0) << without.error;
+  EXPECT_TRUE(absl::StartsWith(without.out, absl::StrCat(kColumns, "\n1,0,"))) << without.out;
+  driver_.cluster.mutable_nodes(0)->add_gpus();
+  const Outcome with = Run("metrics known");
+  EXPECT_TRUE(absl::StartsWith(
+      with.out, absl::StrCat(kColumns,
+                             ",gpu_busy_share,gpu_memory_used_bytes,gpu_memory_bytes,"
+                             "gpu_temperature_celsius,gpu_power_watts,gpus_throttled,"
+                             "gpu_corrected_errors,gpu_uncorrected_errors\n"
+                             "1,0,0,0,0,0,0,,0,,,,,,,,\n"
+                             "2,0,0,0,0,0,0,,0,,,,50,,0,,\n"
+                             "3,0,0,0,0,0,0,,0,,,,70,,0,,\n"
+                             "4,0,0,0,0,0,0,,0,,,,,,,,\n")))
+      << with.out;
+  const Outcome json = Run("metrics known --from 3 -o json");
+  EXPECT_TRUE(absl::StrContains(json.out, "\"gpu_temperature_celsius\":70.0,")) << json.out;
+  EXPECT_TRUE(absl::StrContains(json.out, "\"gpu_power_watts\":null,")) << json.out;
 }
 
 }  // namespace

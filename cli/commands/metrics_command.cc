@@ -5,13 +5,17 @@
 #include <cstdio>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "cli/command_line/report.h"
 #include "cli/commands/commands.h"
 #include "cli/connection/connection.h"
+#include "cli/view/gpu_history.h"
 #include "cli/view/interrupt.h"
 #include "cli/view/live_view.h"
 #include "nlohmann/json.hpp"
@@ -24,6 +28,9 @@ namespace {
 constexpr int kStepsPerCall = 5000;
 constexpr absl::Duration kFollowInterval = absl::Seconds(1);
 constexpr absl::Duration kInterruptInterval = absl::Milliseconds(100);
+// Up to 15 minutes of samples are read from each machine, so from few of them and seldom.
+constexpr size_t kGpuMachinesMax = 64;
+constexpr absl::Duration kGpuInterval = absl::Seconds(10);
 
 struct MetricsFlags {
   ConnectionFlags connection;
@@ -37,7 +44,8 @@ struct MetricsFlags {
 struct Line {
   const telemetry::v1::StepRecord& record;
   double tokens_per_second = 0;
-  double mfu = 0;  // 0: unknown
+  double mfu = 0;                   // 0: unknown
+  std::vector<GpuValue> gpus = {};  // none: the job's machines have no GPUs
 };
 
 // Returns what one token per second is in MFU; 0: unknown.
@@ -51,13 +59,23 @@ std::string Number(double value) {
   return std::isfinite(value) ? absl::StrFormat("%.9g", value) : "";
 }
 
+void PrintHeader(const std::vector<GpuValue>& gpus) {
+  std::printf("step,loss,grad_norm,lr,tokens,seconds,tokens_per_second,mfu,attempt");
+  for (const GpuValue& gpu : gpus) std::printf(",%s", std::string(gpu.name).c_str());
+  std::printf("\n");
+}
+
 void PrintCsv(const Line& line) {
-  std::printf("%lld,%s,%s,%s,%lld,%s,%s,%s,%lld\n", static_cast<long long>(line.record.step()),
+  std::printf("%lld,%s,%s,%s,%lld,%s,%s,%s,%lld", static_cast<long long>(line.record.step()),
               Number(line.record.loss()).c_str(), Number(line.record.grad_norm()).c_str(),
               Number(line.record.lr()).c_str(), static_cast<long long>(line.record.tokens()),
               Number(line.record.seconds()).c_str(), Number(line.tokens_per_second).c_str(),
               line.mfu > 0 ? Number(line.mfu).c_str() : "",
               static_cast<long long>(line.record.attempt()));
+  for (const GpuValue& gpu : line.gpus) {
+    std::printf(",%s", gpu.value.has_value() ? Number(*gpu.value).c_str() : "");
+  }
+  std::printf("\n");
 }
 
 void PrintJsonLine(const Line& line) {
@@ -73,13 +91,65 @@ void PrintJsonLine(const Line& line) {
                                  {"tokens_per_second", number(line.tokens_per_second)},
                                  {"mfu", line.mfu > 0 ? number(line.mfu) : nullptr},
                                  {"attempt", line.record.attempt()}};
+  for (const GpuValue& gpu : line.gpus) {
+    json[std::string(gpu.name)] = gpu.value.has_value() ? number(*gpu.value) : nullptr;
+  }
   std::printf("%s\n", json.dump().c_str());
 }
 
+// The samples of the GPUs of a job's machines. Machines without GPUs are not asked for samples.
+class GpuReader {
+ public:
+  GpuReader(const std::string& job_id, client::JobClient* client)
+      : job_id_(job_id), client_(*client), history_(job_id) {}
+
+  // Finds out which of the job's machines have GPUs.
+  absl::Status Begin(const control::v1::Job& job) {
+    ASSIGN_OR_RETURN(const control::v1::GetClusterResponse cluster, client_.Cluster());
+    std::set<std::string> nodes;
+    for (const control::v1::NodeView& node : cluster.nodes()) {
+      if (!node.gpus().empty()) nodes.insert(node.node_id());
+    }
+    for (int rank = 0; rank < job.ranks_size() && !IsTerminal(job.state()); ++rank) {
+      if (nodes.erase(job.ranks(rank).node_id()) == 0) continue;
+      if (ranks_.size() < kGpuMachinesMax) ranks_.push_back(rank);
+    }
+    return absl::OkStatus();
+  }
+  bool has_gpus() const { return !ranks_.empty(); }
+
+  // Reads the samples again if the last ones are old. A job that cannot be asked now has none.
+  void Refresh(const std::function<bool()>& stop) {
+    const absl::Duration now = base::RealClock().Monotonic();
+    if (!has_gpus() || now < read_ + kGpuInterval) return;
+    read_ = now;
+    history_ = GpuHistory(job_id_);
+    control::v1::StreamEvidenceRequest request;
+    request.set_job_id(job_id_);
+    request.set_kind(telemetry::v1::EVIDENCE_KIND_METRICS);
+    request.set_only_ranks_of_job(true);
+    for (const int rank : ranks_) request.add_ranks(rank);
+    const auto take = [&](const control::v1::StreamEvidenceResponse& response) {
+      history_.Add(response.evidence());
+    };
+    client_.Evidence(request, {.on_message = take, .should_stop = stop}).IgnoreError();
+  }
+  std::vector<GpuValue> At(int64_t step) const {
+    return has_gpus() ? GpuValues(history_.At(step)) : std::vector<GpuValue>();
+  }
+
+ private:
+  const std::string job_id_;
+  client::JobClient& client_;
+  std::vector<int> ranks_;  // one of each machine
+  GpuHistory history_;
+  absl::Duration read_ = -absl::InfiniteDuration();
+};
+
 class MetricsReader {
  public:
-  MetricsReader(const MetricsFlags& flags, client::JobClient* client)
-      : flags_(flags), client_(*client), next_step_(flags.first_step) {}
+  MetricsReader(const MetricsFlags& flags, client::JobClient* client, const GpuReader& gpus)
+      : flags_(flags), client_(*client), gpus_(gpus), next_step_(flags.first_step) {}
 
   // Prints the steps that the log has and that are not printed yet. After a rollback the steps are
   // computed again: they are printed again, with the new attempt.
@@ -98,6 +168,7 @@ class MetricsReader {
           line.tokens_per_second = static_cast<double>(record.tokens()) / record.seconds();
         }
         line.mfu = line.tokens_per_second * mfu_per_token;
+        line.gpus = gpus_.At(record.step());
         flags_.format == "csv" ? PrintCsv(line) : PrintJsonLine(line);
         last_printed_ = record.step();
         printed_attempt_ = record.attempt();
@@ -138,6 +209,7 @@ class MetricsReader {
 
   const MetricsFlags& flags_;
   client::JobClient& client_;
+  const GpuReader& gpus_;
   int64_t next_step_;
   int64_t last_printed_ = 0;
   int64_t printed_attempt_ = 0;  // that computed it
@@ -145,12 +217,13 @@ class MetricsReader {
 
 absl::Status ShowMetrics(const MetricsFlags& flags, client::JobClient* client,
                          const std::function<bool()>& stop) {
-  if (flags.format == "csv") {
-    std::printf("step,loss,grad_norm,lr,tokens,seconds,tokens_per_second,mfu,attempt\n");
-  }
-  MetricsReader reader(flags, client);
+  ASSIGN_OR_RETURN(control::v1::Job job, client->Get(flags.job_id));
+  GpuReader gpus(flags.job_id, client);
+  RETURN_IF_ERROR(gpus.Begin(job));
+  if (flags.format == "csv") PrintHeader(gpus.At(0));
+  MetricsReader reader(flags, client, gpus);
   for (;;) {
-    ASSIGN_OR_RETURN(const control::v1::Job job, client->Get(flags.job_id));
+    gpus.Refresh(stop);
     RETURN_IF_ERROR(reader.PrintNew(job));
     if (!flags.follow || IsTerminal(job.state())) return absl::OkStatus();
     const absl::Duration end = base::RealClock().Monotonic() + kFollowInterval;
@@ -158,6 +231,7 @@ absl::Status ShowMetrics(const MetricsFlags& flags, client::JobClient* client,
       if (stop()) return absl::OkStatus();
       absl::SleepFor(kInterruptInterval);
     }
+    ASSIGN_OR_RETURN(job, client->Get(flags.job_id));
   }
 }
 
@@ -194,7 +268,12 @@ void AddMetricsCommand(CommandLine* line) {
       "Reads the loss log through the driver: the step, the mean loss in nats per token, the norm "
       "of the gradient before clipping, the learning rate, the tokens of the step, its seconds, "
       "tokens per second, MFU as a share of 1 (empty or null: unknown), and the attempt that "
-      "computed it. A value that is not finite is empty in CSV and null in JSON. With --follow, "
+      "computed it. A value that is not finite is empty in CSV and null in JSON. Where the job's "
+      "machines have GPUs, and while it runs, further columns show them in the steps of the last "
+      "15 "
+      "minutes, over at most 64 machines: gpu_busy_share (mean), gpu_memory_used_bytes and "
+      "gpu_memory_bytes (sums), gpu_temperature_celsius (the highest), gpu_power_watts, "
+      "gpus_throttled, gpu_corrected_errors and gpu_uncorrected_errors (sums). With --follow, "
       "steps that a recovery computes again are shown again, with their new attempt.");
   command->Examples(
       "megascale metrics fortunes-1a2b3c4d\n"

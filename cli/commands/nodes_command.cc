@@ -11,6 +11,7 @@
 #include "cli/command_line/report.h"
 #include "cli/commands/commands.h"
 #include "cli/connection/connection.h"
+#include "cli/view/gpu_summary.h"
 #include "controlplane/driver/exchanges/exchanges.h"
 #include "runtime/base/process/resource_limit.h"
 
@@ -81,14 +82,35 @@ std::string ExchangeText(const control::v1::NodeView& node, double rate_min) {
   return absl::StrJoin(words, ", ");
 }
 
+GpuSummary GpusOf(const control::v1::NodeView& node) {
+  std::vector<const telemetry::v1::GpuSample*> gpus;
+  for (const telemetry::v1::GpuSample& gpu : node.gpus()) gpus.push_back(&gpu);
+  return SummaryOf(gpus);
+}
+
+// A cluster without GPUs has no columns for them.
 void PrintNodes(const control::v1::GetClusterResponse& cluster) {
+  const bool has_gpus =
+      std::any_of(cluster.nodes().begin(), cluster.nodes().end(),
+                  [](const control::v1::NodeView& node) { return !node.gpus().empty(); });
   std::vector<std::vector<std::string>> rows = {
-      {"NODE", "POOL", "STATE", "SLOTS", "USED", "TEST", "EXCHANGES", "EVIDENCE"}};
+      {"NODE", "POOL", "STATE", "SLOTS", "USED", "TEST", "EXCHANGES"}};
   for (const control::v1::NodeView& node : cluster.nodes()) {
     rows.push_back({node.node_id(), PoolName(node.pool()), NodeStateText(node),
                     absl::StrCat(node.num_slots()), absl::StrCat(node.num_slots_used()),
-                    TestText(node.machine_test()), ExchangeText(node, cluster.exchange_rate_min()),
-                    ShortenToWidth(Evidence(node), kEvidenceWidth)});
+                    TestText(node.machine_test()),
+                    ExchangeText(node, cluster.exchange_rate_min())});
+  }
+  for (size_t row = 0; row < rows.size() && has_gpus; ++row) {
+    const std::vector<std::string> cells =
+        row == 0 ? GpuColumns() : GpuCells(GpusOf(cluster.nodes(static_cast<int>(row) - 1)));
+    rows[row].insert(rows[row].end(), cells.begin(), cells.end());
+  }
+  for (size_t row = 0; row < rows.size(); ++row) {
+    rows[row].push_back(
+        row == 0
+            ? "EVIDENCE"
+            : ShortenToWidth(Evidence(cluster.nodes(static_cast<int>(row) - 1)), kEvidenceWidth));
   }
   std::printf("%s", FormatTable(rows).c_str());
 }
@@ -148,7 +170,8 @@ void AddNodesCommand(CommandLine* line) {
   command->Details(
       "An active machine gets ranks of any job. A spare gets them only when a recovering job finds "
       "no other slots, and stays a spare. A quarantined one is at fault and gets none, "
-      "until `megascale uncordon`.");
+      "until `megascale uncordon`. Where machines have GPUs, columns show them as they were a few "
+      "seconds ago; with -o json each GPU is there.");
   command->Examples("megascale nodes\nmegascale nodes -o json");
   command->Runs([flags] {
     if (!CheckOutputFormat(flags->format)) return static_cast<int>(kExitUsage);

@@ -97,6 +97,7 @@ TEST(NvmlMetricsTest, ReadsWhatEachGpuCanTell) {
   EXPECT_DOUBLE_EQ(gpus[0].busy_share(), 0.97);
   EXPECT_DOUBLE_EQ(gpus[0].memory_busy_share(), 0.41);
   EXPECT_EQ(gpus[0].memory_used_bytes(), int64_t{77} << 30);
+  EXPECT_EQ(gpus[0].memory_bytes(), int64_t{80} << 30);
   EXPECT_DOUBLE_EQ(gpus[0].temperature_celsius(), 84);
   EXPECT_DOUBLE_EQ(gpus[0].power_watts(), 698.5);
   EXPECT_DOUBLE_EQ(gpus[0].core_clock_megahertz(), 1410);

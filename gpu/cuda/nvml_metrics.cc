@@ -36,6 +36,7 @@ void AddLoad(const NvmlMetricsApi& nvml, void* device, telemetry::v1::GpuSample*
   NvmlMemory memory;
   if (nvml.nvmlDeviceGetMemoryInfo(device, &memory) == 0) {
     sample->set_memory_used_bytes(static_cast<int64_t>(memory.used));
+    sample->set_memory_bytes(static_cast<int64_t>(memory.total));
   }
 }
 

@@ -45,6 +45,12 @@ bool Saves(const v1::RankStatus& status) {
          status.activity() == v1::ACTIVITY_WAIT_FOR_STORAGE;
 }
 
+bool SaveIsDue(const job::v1::JobSpec& spec, int64_t step) {
+  if (step >= spec.train().steps()) return true;
+  const int64_t interval = spec.checkpoint().interval();
+  return step > 0 && interval > 0 && step % interval == 0;
+}
+
 void SetDoing(const Doing& doing, v1::RankStatus* status) {
   status->set_activity(doing.activity);
   status->set_instruction(doing.instruction.packed());

@@ -2,8 +2,10 @@
 // Threads: plain functions.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
+#include "proto/job.pb.h"
 #include "proto/telemetry.pb.h"
 #include "runtime/plan/instruction.h"
 
@@ -19,8 +21,13 @@ struct Doing {
 
 void SetDoing(const Doing& doing, v1::RankStatus* status);
 
-// Returns whether the rank makes a checkpoint, or waits until one is stored.
+// Returns whether the rank says that it makes a checkpoint, or waits until one is stored. Whoever
+// excuses a rank for it asks SaveIsDue, too, or whether the others do the same.
 bool Saves(const v1::RankStatus& status);
+
+// Returns whether the ranks of a job make a checkpoint when they have completed this many steps.
+// One that is made because the job leaves a machine is not known here.
+bool SaveIsDue(const job::v1::JobSpec& spec, int64_t step);
 
 // Returns in words what the status says that the rank does, with the id of the instruction last:
 // "all-gather of parameters G.c1". Empty if the process has not said anything yet. For people only:

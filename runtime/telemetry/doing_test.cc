@@ -62,5 +62,15 @@ TEST(DoingTest, UnknownValuesAreNamed) {
             "unknown instruction ?.b255.p65535");
 }
 
+TEST(SaveIsDueTest, AfterEachIntervalAndTheLastStep) {
+  job::v1::JobSpec spec;
+  spec.mutable_train()->set_steps(25);
+  for (const int64_t step : {0, 1, 10, 24}) EXPECT_FALSE(SaveIsDue(spec, step)) << step;
+  EXPECT_TRUE(SaveIsDue(spec, 25));
+  spec.mutable_checkpoint()->set_interval(10);
+  for (const int64_t step : {0, 1, 9, 11, 24}) EXPECT_FALSE(SaveIsDue(spec, step)) << step;
+  for (const int64_t step : {10, 20, 25}) EXPECT_TRUE(SaveIsDue(spec, step)) << step;
+}
+
 }  // namespace
 }  // namespace megascale::telemetry

@@ -62,6 +62,11 @@ const FaultRow& RowOf(Fault fault) {
 
 std::string Name(Fault fault) { return RowOf(fault).name; }
 
+bool IsFault(const std::string& name) {
+  const auto& rows = Rows();
+  return std::any_of(rows.begin(), rows.end(), [&](const auto& row) { return row.name == name; });
+}
+
 Fault FaultNamed(const std::string& name) {
   const auto& rows = Rows();
   const auto row =
@@ -72,6 +77,11 @@ Fault FaultNamed(const std::string& name) {
 
 bool HasVictim(Fault fault) { return RowOf(fault).victim != Victim::kNobody; }
 bool IsCalm(Fault fault) { return !HasVictim(fault) || RowOf(fault).survives; }
+
+bool LoadsMachine(Fault fault) {
+  return !HasVictim(fault) || fault == Fault::kBusyMachine || fault == Fault::kBusyLink ||
+         fault == Fault::kCutQuota;
+}
 
 const std::vector<Layout>& Layouts() {
   static const auto* const layouts = new std::vector<Layout>{

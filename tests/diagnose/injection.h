@@ -33,12 +33,16 @@ inline constexpr int kNumFaults = 17;
 
 // Returns a word for programs: "link_down".
 std::string Name(Fault fault);
+bool IsFault(const std::string& name);
 // Requires: there is a fault of this name.
 Fault FaultNamed(const std::string& name);
 // False where there is no fault, or one that strikes all alike.
 bool HasVictim(Fault fault);
 // True where the job goes on, so that nothing need be named.
 bool IsCalm(Fault fault);
+// True where a run needs this machine for itself: its fault keeps cores or the network busy, or it
+// is there to show that nothing is named where nothing is wrong.
+bool LoadsMachine(Fault fault);
 
 struct Injection {
   uint64_t seed = 0;

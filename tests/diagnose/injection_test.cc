@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -14,6 +15,7 @@
 #include "tests/diagnose/injection.h"
 #include "tests/diagnose/injection_run.h"
 #include "tests/diagnose/report.h"
+#include "tests/diagnose/side_by_side.h"
 #include "tests/e2e/cluster.h"
 #include "tests/soak.h"
 
@@ -131,6 +133,41 @@ TEST(RecordedInjectionsTest, HaveTheVerdictsThatAreRight) {
   }
 }
 
+// What `./dev soak diagnose` was given.
+std::string Setting(const char* name, const std::string& otherwise) {
+  const char* value = std::getenv(name);
+  return value == nullptr || value[0] == '\0' ? otherwise : value;
+}
+
+TEST(SideBySideTest, AReportIsReadAsItWasWritten) {
+  RunReport report;
+  report.injection = Draw(3);
+  report.node = "n2";
+  report.is_victim_right = true;
+  report.right_after = absl::Seconds(2.5);
+  report.said = "slow worker: rank 3 \xff";
+  report.calm = "a name";
+  report.step_seconds = 0.25;
+  const RunReport read = ReadReport(report.injection, WriteReport(report));
+  EXPECT_TRUE(Describe(read).starts_with("seed 3 ")) << Describe(read);
+  EXPECT_EQ(WriteReport(read), WriteReport(report));
+  report.right_after = absl::InfiniteDuration();
+  EXPECT_EQ(ReadReport(report.injection, WriteReport(report)).right_after,
+            absl::InfiniteDuration());
+  const RunReport killed = ReadReport(report.injection, WriteReport(report).substr(0, 30));
+  EXPECT_FALSE(killed.is_right);
+  EXPECT_NE(killed.problem, "");
+}
+
+TEST(SideBySideTest, RunsThatNeedTheMachineAreAlone) {
+  EXPECT_TRUE(LoadsMachine(Fault::kNothing));
+  EXPECT_TRUE(LoadsMachine(Fault::kBusyMachine));
+  EXPECT_FALSE(LoadsMachine(Fault::kStopWorker));
+  int num_together = 0;
+  for (const uint64_t seed : SoakSeeds({})) num_together += LoadsMachine(Draw(seed).fault) ? 0 : 1;
+  EXPECT_GE(num_together, 70) << "of 140";
+}
+
 TEST(LiveInjectionsTest, AStoppedJobIsExplainedWithinFiveSeconds) {
   if (IsSoak()) return;  // below
   for (const uint64_t seed : {uint64_t{0}, uint64_t{1}}) {
@@ -145,12 +182,22 @@ TEST(LiveInjectionsTest, AStoppedJobIsExplainedWithinFiveSeconds) {
 
 TEST(LiveInjectionsTest, ManySeedsUnderSoak) {
   if (!IsSoak()) return;  // the case above
-  std::vector<RunReport> reports;
+  std::vector<Injection> injections;
   for (const uint64_t seed : SoakSeeds({})) {
-    reports.push_back(RunInjection(Draw(seed), {}));
-    std::printf("%s\n", Describe(reports.back()).c_str());
-    std::fflush(stdout);
+    const Injection injection = Draw(seed);
+    const std::string only = Setting("MEGASCALE_DIAGNOSE_ONLY", "");
+    if (only.empty() || Name(injection.fault) == only) injections.push_back(injection);
   }
+  const size_t runs = std::stoul(Setting("MEGASCALE_DIAGNOSE_RUNS", "1000000"));
+  injections.resize(std::min(injections.size(), runs));
+  ASSERT_FALSE(injections.empty()) << "there is no such fault";
+  SideBySide together;
+  together.jobs = std::stoi(Setting("MEGASCALE_DIAGNOSE_JOBS", "1"));
+  together.on_report = [](const RunReport& report) {
+    std::printf("%s\n", Describe(report).c_str());
+    std::fflush(stdout);
+  };
+  const std::vector<RunReport> reports = RunInjections(injections, together);
   std::printf("%s", Table(reports).c_str());
   for (const std::string& broken : BrokenRules(reports)) ADD_FAILURE() << broken;
 }

@@ -171,5 +171,23 @@ TEST(MachineReaderTest, ShowsTheRanksOfOneJobIfAskedSo) {
   EXPECT_EQ(of_job.samples(0).ranks(0).rank(), 4);
 }
 
+TEST(MachineReaderTest, SumsUpHowTheRanksOfAJobSpentTheirSteps) {
+  MachineReader reader(testing::TempDir());
+  for (int64_t second = 0; second < 10; ++second) {
+    reader.Read(absl::Seconds(100 + second),
+                {{.job_id = "j", .rank = 3, .step = second, .compute_share = 0.5},
+                 {.job_id = "k", .rank = 3, .step = second, .compute_share = 1}});
+  }
+  telemetry::v1::StepRange range;
+  range.set_first_step(5);
+  range.set_last_step(7);
+  const telemetry::v1::Evidence evidence = reader.Work("j", {range});
+  EXPECT_EQ(evidence.samples_size(), 0);
+  ASSERT_EQ(evidence.work_size(), 1);
+  EXPECT_EQ(evidence.work(0).rank(), 3);
+  EXPECT_EQ(evidence.work(0).ranges(0).num_steps(), 3);
+  EXPECT_DOUBLE_EQ(evidence.work(0).ranges(0).compute_seconds(), 1.5);
+}
+
 }  // namespace
 }  // namespace megascale::agent

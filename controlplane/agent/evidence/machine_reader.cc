@@ -12,6 +12,7 @@
 #include "runtime/base/fd.h"
 #include "runtime/base/process/resource_limit.h"
 #include "runtime/base/repeated.h"
+#include "runtime/telemetry/rank_work.h"
 
 namespace megascale::agent {
 namespace {
@@ -106,6 +107,15 @@ telemetry::v1::Evidence MachineReader::Samples(const std::string& job_id) const 
     base::EraseIf(shown->mutable_ranks(),
                   [&](const auto& rank) { return rank.job_id() != job_id; });
   }
+  return evidence;
+}
+
+telemetry::v1::Evidence MachineReader::Work(const std::string& job_id,
+                                            std::vector<telemetry::v1::StepRange> ranges) const {
+  telemetry::RankWorkSum sum(job_id, std::move(ranges));
+  for (const telemetry::v1::MachineSample& sample : ring_.samples()) sum.Add(sample);
+  telemetry::v1::Evidence evidence;
+  for (telemetry::v1::RankWork& rank : sum.Ranks()) *evidence.add_work() = std::move(rank);
   return evidence;
 }
 

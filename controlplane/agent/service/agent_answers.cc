@@ -56,6 +56,9 @@ absl::StatusOr<telemetry::v1::Evidence> AgentLoop::ReadEvidence(const v1::FetchE
   const auto memory = memory_.find(fetch.job_id());
   if (memory == memory_.end()) return last_attempts_.Evidence(fetch);
   if (fetch.kind() == telemetry::v1::EVIDENCE_KIND_METRICS) {
+    if (fetch.work_of_size() > 0) {
+      return machine_.Work(fetch.job_id(), {fetch.work_of().begin(), fetch.work_of().end()});
+    }
     return machine_.Samples(fetch.only_ranks_of_job() ? fetch.job_id() : "");
   }
   if (fetch.kind() != telemetry::v1::EVIDENCE_KIND_EXCHANGES) {

@@ -28,6 +28,8 @@ constexpr absl::Duration kCoalesce = absl::Milliseconds(20);
 // Ended exchanges are read this often. The ring of a rank holds 1,024 of them. Source: PAPERS 4.1.
 constexpr absl::Duration kSampleInterval = absl::Milliseconds(100);
 constexpr size_t kAttemptLogsKept = 16;  // per job
+// What was read of GPUs longer ago is not reported: their driver hangs.
+constexpr absl::Duration kGpusAgeMax = absl::Seconds(30);
 // Far above the ids that AgentCore gives.
 constexpr int64_t kFirstStackProcess = int64_t{1} << 40;
 
@@ -474,7 +476,12 @@ void AgentLoop::SampleMachine() {
                                           memory->second->TokensOfForward() /
                                           absl::ToDoubleSeconds(MachineReader::kInterval)});
   }
-  machine_.Read(now, ranks, gpus_.Take());
+  std::vector<telemetry::v1::GpuSample> gpus = gpus_.Take();
+  if (!gpus.empty()) {
+    newest_gpus_ = gpus;
+    gpus_read_ = now;
+  }
+  machine_.Read(now, ranks, std::move(gpus));
 }
 
 // --- reports --------------------------------------------------------------------------------
@@ -507,7 +514,11 @@ void AgentLoop::ReportWhenDue() {
                                   children_.at(id)->pid()));
     Do(KillProcess{id});
   }
-  heartbeat_.Report(core_.Report(heartbeats), core_.report_interval());
+  v1::ActualState report = core_.Report(heartbeats);
+  if (now - gpus_read_ <= kGpusAgeMax) {
+    *report.mutable_gpus() = {newest_gpus_.begin(), newest_gpus_.end()};
+  }
+  heartbeat_.Report(std::move(report), core_.report_interval());
   reported_ = now;
   changed_ = false;
 }

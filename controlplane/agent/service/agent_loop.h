@@ -112,6 +112,8 @@ class AgentLoop {
   bool changed_ = true;                                       // since the last report
   absl::Duration reported_ = -absl::InfiniteDuration();
   telemetry::GpuMetrics gpus_;
+  std::vector<telemetry::v1::GpuSample> newest_gpus_;
+  absl::Duration gpus_read_ = -absl::InfiniteDuration();
   MachineReader machine_;
   absl::Duration sampled_ = -absl::InfiniteDuration();
   Heartbeat heartbeat_;

@@ -279,6 +279,10 @@ class AgentServerTest : public testing::Test {
     EXPECT_EQ(driver_->FetchEvidence(fetch).code(), static_cast<int>(absl::StatusCode::kNotFound));
     fetch.set_kind(telemetry::v1::EVIDENCE_KIND_METRICS);
     EXPECT_EQ(driver_->FetchEvidence(fetch).code(), 0);
+    fetch.add_work_of()->set_last_step(100);
+    const telemetry::v1::Evidence work = driver_->FetchEvidence(fetch).evidence();
+    EXPECT_EQ(work.samples_size(), 0);
+    for (const telemetry::v1::RankWork& rank : work.work()) EXPECT_EQ(rank.ranges_size(), 1);
     fetch.set_kind(telemetry::v1::EVIDENCE_KIND_STACKS);
     EXPECT_EQ(driver_->FetchEvidence(fetch).code(), static_cast<int>(absl::StatusCode::kNotFound));
     fetch.set_attempt(1);
@@ -420,6 +424,13 @@ TEST_F(AgentServerTest, SaysHello) {
   EXPECT_EQ(hello.incarnation().size(), 16u);
   EXPECT_THAT(hello.machine_id(), testing::EndsWith("/" + hello.hostname()));
   EXPECT_FALSE(hello.instruction_set().empty());
+}
+
+TEST_F(AgentServerTest, ItsReportsHaveTheNewestSampleOfItsGpus) {
+  StartAgent();
+  ASSERT_TRUE(driver_->Await([](const v1::ActualState& state) {
+    return state.gpus_size() == 1 && state.gpus(0).temperature_celsius() == 64;
+  }));
 }
 
 TEST_F(AgentServerTest, RunsAJobFromPreflightToItsEnd) {

@@ -131,6 +131,7 @@ class EvidenceStream {
     fetch.set_rank(rank);
     fetch.set_kind(request_.kind());
     fetch.set_only_ranks_of_job(request_.only_ranks_of_job());
+    *fetch.mutable_work_of() = request_.work_of();
     return ports_.fetch(node, fetch);
   }
 

@@ -70,6 +70,19 @@ std::vector<int> FewRanks::RarestFirst(std::vector<int> ranks) const {
   return ranks;
 }
 
+std::vector<int> FewRanks::RanksOfGroups(int rank) const {
+  std::vector<int> members;
+  for (const plan::GroupKind kind :
+       {plan::GroupKind::kData, plan::GroupKind::kPipeline, plan::GroupKind::kTensor}) {
+    if (!mesh().Has(kind)) continue;
+    const size_t count = members.size() + kMembersRead;
+    for (const int member : mesh().GroupOf(kind, rank).ranks) {
+      if (members.size() < count && !WasAsked(member)) members.push_back(member);
+    }
+  }
+  return members;
+}
+
 std::vector<bool> FewRanks::Known() const {
   std::vector<bool> known;
   for (const timeline::RankSpans& rank : spans_.ranks()) known.push_back(rank.known);

@@ -19,6 +19,9 @@ namespace megascale::driver {
 
 class FewRanks {
  public:
+  // Of each group of a rank, this many other ranks show how it holds them up.
+  static constexpr size_t kMembersRead = 16;
+
   struct Options {
     int64_t first_step = 0;  // spans of this and later steps are asked for
     // Which of these steps are kept; null: all.
@@ -41,9 +44,14 @@ class FewRanks {
   // the others wait, stands elsewhere. Then comes one of each standing, before the others.
   std::vector<int> RarestFirst(std::vector<int> ranks) const;
 
+  // Returns members of the groups of a rank that were not asked, at most kMembersRead of each
+  // group.
+  std::vector<int> RanksOfGroups(int rank) const;
+
   bool WasAsked(int rank) const { return asked_.count(rank) > 0; }
   size_t num_asked() const { return asked_.size(); }
   trace::JobSpans& spans() { return spans_; }
+  const plan::Mesh& mesh() const { return spans_.plans().front().mesh; }
   // By rank: whether its spans are there.
   std::vector<bool> Known() const;
 

@@ -1,15 +1,18 @@
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "controlplane/driver/relay/compute_times.h"
 #include "controlplane/driver/relay/few_ranks.h"
 #include "controlplane/driver/relay/suspect.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/diagnose/measured_job.h"
+#include "runtime/diagnose/sampling/slow_outliers.h"
 #include "runtime/diagnose/sampling/slow_path.h"
 #include "runtime/diagnose/slow_verdict.h"
 
@@ -20,8 +23,11 @@ namespace control = megascale::control::v1;
 
 // A job of at most this many ranks is read whole: comparing all of them costs little.
 constexpr int kRanksOfSmallJob = 64;
-// At most this many of the ranks that are awaited are read at a time.
-constexpr size_t kRanksOfRound = 64;
+// Of a larger one, so many ranks that compute longer are read first, with those on their machines.
+constexpr size_t kOutliersRead = 64;
+// Of a group for whose members others wait, at most this many are read. More would use up
+// kSuspectRanksRead before the search comes to the end of a path.
+constexpr size_t kRanksOfRound = 16;
 // This many of the newest steps are judged, and compared with this many normal ones.
 constexpr int64_t kStepsJudged = 10;
 constexpr int64_t kStepsBefore = 16;
@@ -71,25 +77,66 @@ std::vector<int> RanksBeside(const control::Job& job, int rank) {
   return ranks;
 }
 
-// Reads the sample, and then the ranks for which those that were read wait longer than before,
-// until one is found that computes longer.
+// Returns the ranks of a large job to read first: the sample; the ranks that stand out by how long
+// they compute, with all ranks of their machines; and groups of the one that stands out most. They
+// are the sample alone if no agent tells.
+std::vector<int> ChooseRanks(const control::Job& job, const std::vector<int>& sample,
+                             absl::Span<const diagnose::ComputeTime> times, const FewRanks& ranks) {
+  std::vector<int> chosen = sample;
+  std::set<std::string> machines;
+  const std::vector<int> slowest = diagnose::SlowestRanks(ranks.mesh(), times);
+  for (const int rank : slowest) {
+    if (!machines.insert(job.ranks(rank).node_id()).second) continue;
+    const std::vector<int> beside = RanksBeside(job, rank);
+    chosen.insert(chosen.end(), beside.begin(), beside.end());
+    if (chosen.size() >= sample.size() + kOutliersRead) break;
+  }
+  if (slowest.empty()) return chosen;
+  const std::vector<int> around = ranks.RanksOfGroups(slowest.front());
+  chosen.insert(chosen.end(), around.begin(), around.end());
+  return chosen;
+}
+
+// Returns ranks that were not asked, for which those that were read wait longer than before: of
+// each group those that stand elsewhere than most. Empty: there are none.
+std::vector<int> NextAwaited(const diagnose::ComparedSteps& steps, FewRanks* ranks,
+                             std::set<std::string>* passed) {
+  for (;;) {
+    std::vector<int> next =
+        diagnose::RanksAwaited(ranks->spans().plans(), ranks->Known(), steps, passed);
+    if (next.empty()) return next;
+    std::erase_if(next, [&](int rank) { return ranks->WasAsked(rank); });
+    next = ranks->RarestFirst(std::move(next));
+    next.resize(std::min(next.size(), kRanksOfRound));
+    if (!next.empty()) return next;
+  }
+}
+
+// Reads the ranks `next`, and then those for which the ranks that were read wait longer than
+// before, until one is found that computes longer.
 absl::StatusOr<Measured> ReadAwaited(const control::Job& job, const StepRange& range,
                                      std::vector<int> next, FewRanks* ranks) {
   Measured measured;
+  std::set<std::string> passed;
   for (;;) {
     ASSIGN_OR_RETURN(const bool any, ranks->Read(next));
     if (any) measured = Measure(ranks->spans(), range);
     if (!any || measured.num_before == 0 || measured.num_now() == 0) break;
     const diagnose::ComparedSteps steps = measured.Compared();
-    const auto& plans = ranks->spans().plans();
-    const int found = diagnose::RankThatComputesLonger(plans, ranks->Known(), steps);
-    next =
-        found >= 0 ? RanksBeside(job, found) : diagnose::RanksAwaited(plans, ranks->Known(), steps);
-    std::erase_if(next, [&](int rank) { return ranks->WasAsked(rank); });
-    next = ranks->RarestFirst(std::move(next));
-    next.resize(std::min(next.size(), kRanksOfRound));
+    const int found =
+        diagnose::RankThatComputesLonger(ranks->spans().plans(), ranks->Known(), steps);
+    next = found >= 0 ? RanksBeside(job, found) : NextAwaited(steps, ranks, &passed);
   }
   return measured;
+}
+
+absl::StatusOr<std::vector<diagnose::ComputeTime>> ComputeTimesOf(const control::Job& job,
+                                                                  int64_t normal_step,
+                                                                  SlowPorts ports) {
+  const absl::Duration end = ports.spans.now() + kComputeTimesTimeout;
+  const auto should_end = [now = ports.spans.now, end] { return now() >= end; };
+  return ReadComputeTimes(job, std::move(ports.metrics),
+                          {.normal_step = normal_step, .should_end = should_end});
 }
 
 struct Judged {
@@ -158,19 +205,24 @@ bool IsNamed(const diagnose::Suspect& cause) {
 absl::StatusOr<control::Suspicion> FindSlowSuspect(const control::Job& job,
                                                    const std::vector<int>& sample,
                                                    const diagnose::TriggerVerdict& trigger,
-                                                   SpanStreamPorts ports) {
+                                                   SlowPorts ports) {
   const StepRange range = {.normal = trigger.normal_step, .newest = job.last_step()};
   const int64_t first =
       range.normal > 0 ? range.normal - kStepsBefore + 1 : range.newest - kStepsJudged + 1;
   ASSIGN_OR_RETURN(
       FewRanks ranks,
-      FewRanks::Create(job, std::move(ports),
+      FewRanks::Create(job, ports.spans,
                        {.first_step = std::max<int64_t>(0, first), .keeps = [range](int64_t step) {
                           return range.IsBefore(step) || range.IsJudged(step);
                         }}));
-  const bool is_small = job.ranks_size() <= kRanksOfSmallJob;
+  std::vector<int> first_ranks = AllRanks(job);
+  if (job.ranks_size() > kRanksOfSmallJob) {
+    ASSIGN_OR_RETURN(const std::vector<diagnose::ComputeTime> times,
+                     ComputeTimesOf(job, range.normal, std::move(ports)));
+    first_ranks = ChooseRanks(job, sample, times, ranks);
+  }
   ASSIGN_OR_RETURN(const Measured measured,
-                   ReadAwaited(job, range, is_small ? AllRanks(job) : sample, &ranks));
+                   ReadAwaited(job, range, std::move(first_ranks), &ranks));
   if (measured.num_now() == 0) return absl::NotFoundError("no step is known of all ranks");
   ASSIGN_OR_RETURN(const Judged judged, Judge(job, measured, &ranks));
   const std::optional<std::string> words = WordsOf(job, judged);

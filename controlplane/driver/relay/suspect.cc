@@ -33,9 +33,6 @@ constexpr double kQuietSecondsMin = 3;
 
 // At most this many of the ranks that are awaited are read before the next walk.
 constexpr size_t kRanksOfRound = 64;
-// At most this many ranks of each group of the named rank are read, to see whether they wait for
-// it.
-constexpr size_t kMembersRead = 16;
 constexpr size_t kSilentRead = 10;
 
 class StallWalk {
@@ -117,17 +114,7 @@ class StallWalk {
   // named.
   std::vector<int> GroupsOf(int rank) {
     if (rank < 0 || !named_.insert(rank).second) return {};
-    const plan::Mesh& mesh = ranks_.spans().plans().front().mesh;
-    std::vector<int> members;
-    for (const plan::GroupKind kind :
-         {plan::GroupKind::kData, plan::GroupKind::kPipeline, plan::GroupKind::kTensor}) {
-      if (!mesh.Has(kind)) continue;
-      const size_t count = members.size() + kMembersRead;
-      for (const int member : mesh.GroupOf(kind, rank).ranks) {
-        if (members.size() < count && !ranks_.WasAsked(member)) members.push_back(member);
-      }
-    }
-    return members;
+    return ranks_.RanksOfGroups(rank);
   }
 
   const control::Job& job_;
@@ -147,6 +134,18 @@ std::vector<int> MachineOfWitnesses(const control::Job& job, int root,
     if (machines[rank] != own && !is_read) machines[rank] = -1;
   }
   return machines;
+}
+
+// Returns whether the rank is to be believed that it saves a checkpoint: one is due, or most ranks
+// say the same.
+bool IsSaving(const control::Job& job, int rank) {
+  const auto saves = [](const control::RankView& view) {
+    return megascale::telemetry::Saves(view.status());
+  };
+  const control::RankView& view = job.ranks(rank);
+  if (!saves(view)) return false;
+  if (megascale::telemetry::SaveIsDue(job.spec(), view.status().step())) return true;
+  return 2 * std::count_if(job.ranks().begin(), job.ranks().end(), saves) > job.ranks_size();
 }
 
 const char* WordsOf(diagnose::StallCause cause) {
@@ -201,8 +200,7 @@ absl::StatusOr<control::Suspicion> FindSuspect(const control::Job& job,
   RETURN_IF_ERROR(
       CheckRoot(verdict, ranks.spans(), MachineOfWitnesses(job, root.rank, ranks.Known())));
   const control::RankView& view = job.ranks(root.rank);
-  if (megascale::telemetry::Saves(view.status()))
-    return absl::NotFoundError("it saves a checkpoint");
+  if (IsSaving(job, root.rank)) return absl::NotFoundError("it saves a checkpoint");
   control::Suspicion suspicion;
   suspicion.set_kind(control::Suspicion::KIND_STALL);
   suspicion.set_attempt(job.attempt());

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "controlplane/driver/relay/evidence_stream.h"
 #include "controlplane/driver/relay/span_stream.h"
 #include "proto/control.pb.h"
 #include "runtime/diagnose/sampling/trigger.h"
@@ -30,9 +31,20 @@ inline constexpr int kSuspectRanksRead = 256;
 absl::StatusOr<megascale::control::v1::Suspicion> FindSuspect(
     const megascale::control::v1::Job& job, const std::vector<int>& sample, SpanStreamPorts ports);
 
+// Where the examination of a slow job reads from. The `emit` of each gets each message after it was
+// used, and ends the reading by false.
+struct SlowPorts {
+  SpanStreamPorts spans;
+  EvidenceStreamPorts metrics;
+};
+
 // Returns why the steps of a job take longer than before, as a suspicion of KIND_SLOW
-// (runtime/diagnose/slow_verdict.h). Begins at the ranks `sample` and reads the ranks for which
-// those have begun to wait longer. `trigger`: what it said.
+// (runtime/diagnose/slow_verdict.h). `trigger`: what it said.
+//
+// Of a job of at most 64 ranks it reads the spans of all. Of a larger one it first asks the agents
+// how long each rank computes in a step, and reads the ranks `sample` and those that stand out; if
+// none of them computes longer, then the ranks for which those have begun to wait longer. Source:
+// MegaScale (Jiang et al., 2024), 5: first a heat map of all ranks, then the traces of some.
 //
 // A rank is named if it, or all ranks of its machine, compute longer than they did themselves: by
 // the machine's own spans. What others measure with it, such as a slow link, is told with rank -1,
@@ -40,6 +52,6 @@ absl::StatusOr<megascale::control::v1::Suspicion> FindSuspect(
 // slower, or nothing explains why; those of the ports.
 absl::StatusOr<megascale::control::v1::Suspicion> FindSlowSuspect(
     const megascale::control::v1::Job& job, const std::vector<int>& sample,
-    const diagnose::TriggerVerdict& trigger, SpanStreamPorts ports);
+    const diagnose::TriggerVerdict& trigger, SlowPorts ports);
 
 }  // namespace megascale::driver

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/relay/testing/computed_job.h"
 #include "controlplane/trace/testing/test_spans.h"
 #include "runtime/diagnose/stall.h"
 #include "runtime/plan/operation.h"
@@ -181,9 +182,23 @@ TEST_F(SuspectTest, ARankWhoseAgentDoesNotAnswerIsNoSuspect) {
   EXPECT_EQ(Find().status().code(), absl::StatusCode::kNotFound) << Find().status();
 }
 
-TEST_F(SuspectTest, ARankThatSavesACheckpointIsNoSuspect) {
+TEST_F(SuspectTest, ARankThatSavesACheckpointWhenOneIsDueIsNoSuspect) {
+  job_.mutable_spec()->mutable_checkpoint()->set_interval(4);
   job_.mutable_ranks(3)->mutable_status()->set_alive_age_seconds(4);
   job_.mutable_ranks(3)->mutable_status()->set_activity(telemetry::v1::ACTIVITY_WAIT_FOR_STORAGE);
+  for (const int64_t step : {8, 9}) {
+    job_.mutable_ranks(3)->mutable_status()->set_step(step);
+    EXPECT_EQ(Find().ok(), step == 9) << "only it says so, and steps 4 and 8 are saved";
+  }
+}
+
+TEST_F(SuspectTest, ARankThatSavesACheckpointWithMostOthersIsNoSuspect) {
+  job_.mutable_spec()->mutable_checkpoint()->set_interval(100);
+  job_.mutable_ranks(3)->mutable_status()->set_alive_age_seconds(4);
+  for (const int rank : {3, 1, 0}) {
+    EXPECT_TRUE(Find().ok()) << rank;
+    job_.mutable_ranks(rank)->mutable_status()->set_phase(telemetry::v1::PHASE_CHECKPOINT);
+  }
   EXPECT_EQ(Find().status().code(), absl::StatusCode::kNotFound);
 }
 
@@ -279,112 +294,20 @@ TEST_F(SuspectTest, AJobThatHasEndedHasNoSuspect) {
 
 // --- jobs of any size ----------------------------------------------------------------------------
 
-// A job whose ranks were computed: each step takes a second, and in a slow or stuck one the passes
-// of `culprit` take longer. Rank r is on node r / 8.
-class ComputedJob {
- public:
-  ComputedJob(int num_replicas, int num_stages, int culprit) : culprit_(culprit) {
-    job::v1::JobSpec spec = trace::TestSpec();
-    spec.mutable_model()->set_num_hidden_layers(num_stages);
-    spec.mutable_train()->set_global_batch_size(2 * num_replicas);
-    spec.mutable_parallel()->set_data_parallel_size(num_replicas);
-    spec.mutable_parallel()->set_pipeline_model_parallel_size(num_stages);
-    plans_ = trace::JobSpans::Create(spec).value().plans();
-    job_.set_job_id("j");
-    job_.set_attempt(2);
-    job_.set_state(control::JOB_STATE_RUNNING);
-    *job_.mutable_spec() = spec;
-    for (size_t rank = 0; rank < plans_.size(); ++rank) {
-      job_.add_ranks()->set_node_id(absl::StrCat("n", rank / 8));
-      job_.mutable_ranks(static_cast<int>(rank))
-          ->mutable_status()
-          ->set_rank(static_cast<int>(rank));
-    }
-  }
-
-  // `pass_nanos`: of the culprit's passes; those of others take kPassNanos.
-  timeline::StepTime StepWith(int64_t pass_nanos) const {
-    const auto nanos_of = [&](const plan::RankPlan& plan, const plan::Instruction& i) {
-      if (!plan::IsPass(i.kind())) return kPassNanos / 10;
-      return plan.rank == culprit_ ? pass_nanos : kPassNanos;
-    };
-    return simulate::TimeStep(plans_, nanos_of).value();
-  }
-  // What a rank does while `step` stands, or is at its worst: the culprit computes.
-  void ReportFrom(const timeline::StepTime& step) {
-    for (size_t rank = 0; rank < plans_.size(); ++rank) {
-      for (size_t i = 0; i < step.ranks[rank].size(); ++i) {
-        const timeline::SpanTime& time = step.ranks[rank][i];
-        if (time.ready < kForever && time.end >= kForever) {
-          job_.mutable_ranks(static_cast<int>(rank))
-              ->mutable_status()
-              ->set_instruction(plans_[rank].instructions[i].id.packed());
-        }
-      }
-    }
-  }
-
-  SpanStreamPorts Ports() {
-    SpanStreamPorts ports;
-    ports.cluster = [] { return control::GetClusterResponse(); };
-    ports.fetch = [this](const std::string&, const agent::FetchSpans& fetch) {
-      return Fetch(fetch);
-    };
-    ports.now = [] { return absl::Seconds(100); };
-    return ports;
-  }
-
-  std::vector<int> Sample() const {
-    std::vector<int> machines;
-    for (size_t rank = 0; rank < plans_.size(); ++rank)
-      machines.push_back(static_cast<int>(rank) / 8);
-    return diagnose::SampleRanks(plans_.front().mesh, machines);
-  }
-
-  // An instruction that does not end takes longer than this, in nanoseconds.
-  static constexpr int64_t kForever = int64_t{1} << 50;
-  static constexpr int64_t kPassNanos = 10'000'000;
-
-  control::Job job_;
-  std::map<int64_t, timeline::StepTime> steps_;  // by number
-  int num_fetched_ = 0;
-
- private:
-  absl::StatusOr<agent::SpanChunk> Fetch(const agent::FetchSpans& fetch) {
-    agent::SpanChunk chunk;
-    chunk.set_monotonic_nanos(trace::kFirstNanos + 100 * trace::kStepNanos);
-    if (fetch.clock_only()) return chunk;
-    ++num_fetched_;
-    const auto rank = static_cast<size_t>(fetch.rank());
-    for (const auto& [number, step] : steps_) {
-      if (number < fetch.first_step()) continue;
-      const int64_t at = trace::kFirstNanos + number * trace::kStepNanos;
-      for (size_t i = 0; i < step.ranks[rank].size(); ++i) {
-        const timeline::SpanTime& time = step.ranks[rank][i];
-        if (time.ready >= kForever) continue;
-        telemetry::v1::Span* span = chunk.add_spans();
-        span->set_begin_nanos(at + time.ready);
-        if (time.end < kForever) span->set_end_nanos(at + time.end);
-        span->set_instruction(plans_[rank].instructions[i].id.packed());
-        span->set_step(number);
-      }
-    }
-    return chunk;
-  }
-
-  const int culprit_;
-  std::vector<plan::RankPlan> plans_;
-};
+// The job stands still in step 9.
+void StandStill(ComputedJob* job) {
+  job->steps[6] = job->steps[7] = job->steps[8] = job->StepWith(ComputedJob::kPassNanos);
+  job->steps[9] = job->StepWith(ComputedJob::kForever);
+  job->job.set_last_step(8);
+  job->ReportFrom(job->steps[9]);
+}
 
 control::Suspicion FindStuck(int num_replicas, int num_stages, int culprit, int* num_fetched) {
-  ComputedJob job(num_replicas, num_stages, culprit);
-  job.steps_[6] = job.steps_[7] = job.steps_[8] = job.StepWith(ComputedJob::kPassNanos);
-  job.steps_[9] = job.StepWith(ComputedJob::kForever);
-  job.job_.set_last_step(8);
-  job.ReportFrom(job.steps_[9]);
-  const auto suspicion = FindSuspect(job.job_, job.Sample(), job.Ports());
+  ComputedJob job({.replicas = num_replicas, .stages = num_stages}, {culprit});
+  StandStill(&job);
+  const auto suspicion = FindSuspect(job.job, job.Sample(), job.Spans());
   EXPECT_TRUE(suspicion.ok()) << suspicion.status();
-  *num_fetched = job.num_fetched_;
+  *num_fetched = job.num_fetched;
   return suspicion.value_or(control::Suspicion());
 }
 
@@ -408,12 +331,9 @@ TEST(StuckJobTest, AJobOfManyRanksIsExaminedFromFewSpans) {
 }
 
 TEST(StuckJobTest, ANodeThatDoesNotAnswerIsAskedOnce) {
-  ComputedJob job(6, 4, 9);
-  job.steps_[6] = job.steps_[7] = job.steps_[8] = job.StepWith(ComputedJob::kPassNanos);
-  job.steps_[9] = job.StepWith(ComputedJob::kForever);
-  job.job_.set_last_step(8);
-  job.ReportFrom(job.steps_[9]);
-  SpanStreamPorts ports = job.Ports();
+  ComputedJob job({.replicas = 6, .stages = 4}, {9});
+  StandStill(&job);
+  SpanStreamPorts ports = job.Spans();
   int num_asked = 0;
   ports.fetch = [&num_asked, fetch = ports.fetch](
                     const std::string& node,
@@ -422,60 +342,8 @@ TEST(StuckJobTest, ANodeThatDoesNotAnswerIsAskedOnce) {
     ++num_asked;
     return absl::UnavailableError("its agent does not answer");
   };
-  FindSuspect(job.job_, job.Sample(), ports).status().IgnoreError();
+  FindSuspect(job.job, job.Sample(), ports).status().IgnoreError();
   EXPECT_EQ(num_asked, 1);
-}
-
-// --- slow jobs -----------------------------------------------------------------------------------
-
-// Steps 1 to 20 are normal, and those up to 30 are slow.
-class SlowJob {
- public:
-  SlowJob(int num_replicas, int num_stages, int culprit, int64_t times_slower = 4)
-      : job_(num_replicas, num_stages, culprit) {
-    const timeline::StepTime normal = job_.StepWith(ComputedJob::kPassNanos);
-    const timeline::StepTime slow = job_.StepWith(times_slower * ComputedJob::kPassNanos);
-    for (int64_t step = 1; step <= 30; ++step) job_.steps_[step] = step <= 20 ? normal : slow;
-    job_.job_.set_last_step(30);
-    job_.ReportFrom(job_.StepWith(ComputedJob::kForever));
-  }
-  absl::StatusOr<control::Suspicion> Find() {
-    return FindSlowSuspect(job_.job_, job_.Sample(),
-                           {.reason = diagnose::TriggerReason::kHalfThroughput,
-                            .rank = 0,
-                            .usual_step_seconds = 1,
-                            .step_seconds = 2.5,
-                            .normal_step = 20},
-                           job_.Ports());
-  }
-  ComputedJob job_;
-};
-
-TEST(SlowJobTest, ARankThatComputesLongerThanBeforeIsNamedWithItsEvidence) {
-  SlowJob slow(6, 4, 9);
-  const auto suspicion = slow.Find();
-  ASSERT_TRUE(suspicion.ok()) << suspicion.status();
-  EXPECT_EQ(suspicion->kind(), control::Suspicion::KIND_SLOW);
-  EXPECT_EQ(suspicion->rank(), 9);
-  EXPECT_EQ(suspicion->node_id(), "n1");
-  EXPECT_EQ(suspicion->attempt(), 2);
-  EXPECT_THAT(suspicion->verdict(), testing::StartsWith("rank 9 on n1 computes"));
-  EXPECT_EQ(suspicion->evidence(0), "half throughput: a step takes 2.5 s, usually 1 s");
-}
-
-TEST(SlowJobTest, AJobThatIsNotSlowerHasNoSuspect) {
-  EXPECT_EQ(SlowJob(6, 4, 9, 1).Find().status().code(), absl::StatusCode::kNotFound);
-}
-
-// What was slow from the beginning cannot be told from what its peers claim of themselves.
-TEST(SlowJobTest, WithoutOlderStepsNoRankIsNamed) {
-  SlowJob slow(6, 4, 9);
-  for (int64_t step = 1; step <= 20; ++step) slow.job_.steps_.erase(step);
-  const auto suspicion = slow.Find();
-  ASSERT_TRUE(suspicion.ok()) << suspicion.status();
-  EXPECT_THAT(suspicion->verdict(), testing::StartsWith("rank 9 on n1 computes"));
-  EXPECT_EQ(suspicion->rank(), -1);
-  EXPECT_EQ(suspicion->node_id(), "");
 }
 
 }  // namespace

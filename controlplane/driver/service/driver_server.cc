@@ -228,7 +228,10 @@ absl::StatusOr<std::unique_ptr<DriverServer>> DriverServer::Start(const DriverOp
                             agents = impl->agents.get()](const std::string& job_id) {
     return RelayPorts<EvidenceStreamPorts>(loop, agents, job_id, kSuspectFetchTimeout);
   };
-  impl->watch = std::make_unique<SuspectWatch>(impl->loop.get(), spans_of);
+  impl->watch = std::make_unique<SuspectWatch>(
+      impl->loop.get(), [spans_of, evidence_of](const std::string& job_id) {
+        return SlowPorts{.spans = spans_of(job_id), .metrics = evidence_of(job_id)};
+      });
   impl->last_evidence = std::make_unique<LastEvidenceWatch>(
       impl->loop.get(), [spans_of, evidence_of](const std::string& job_id) {
         return std::pair(spans_of(job_id), evidence_of(job_id));

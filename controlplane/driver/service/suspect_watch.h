@@ -4,33 +4,32 @@
 #pragma once
 
 #include <functional>
-#include <map>
 #include <string>
 #include <thread>
 
-#include "controlplane/driver/relay/span_stream.h"
+#include "controlplane/driver/relay/suspect.h"
 #include "controlplane/driver/service/driver_loop.h"
 #include "controlplane/driver/shell/job_triggers.h"
+#include "controlplane/driver/shell/slow_looks.h"
 #include "runtime/base/stop_signal.h"
 
 namespace megascale::driver {
 
 class SuspectWatch {
  public:
-  // `ports_of`: the sources of a job's spans. `loop` outlives the watch.
-  using PortsOf = std::function<SpanStreamPorts(const std::string& job_id)>;
+  // `ports_of`: the sources of a job's spans and metrics. `loop` outlives the watch.
+  using PortsOf = std::function<SlowPorts(const std::string& job_id)>;
   SuspectWatch(DriverLoop* loop, PortsOf ports_of);
   ~SuspectWatch();
 
  private:
   void Run();
-  // Returns the node that is the cause of slow steps; "": none is known.
-  std::string Examine(const JobTriggers::Triggered& triggered);
+  void Examine(const JobTriggers::Triggered& triggered);
 
   DriverLoop& loop_;
   const PortsOf ports_of_;
   JobTriggers triggers_;
-  std::map<std::string, std::string> named_;  // by job: the slow node at the look before
+  SlowLooks slow_looks_;
   base::StopSignal stop_;
   std::thread thread_;
 };

@@ -96,6 +96,8 @@ class DriverStepsTest : public ShellTestBase {
       auto* record = JobOn(node_id)->add_steps();
       record->set_step(step);
       record->set_attempt(job().attempt());
+      record->set_seconds(step_seconds_);
+      record->set_checkpoint_seconds(checkpoint_seconds_);
     }
   }
   void AddManifest(int64_t step) {
@@ -132,6 +134,9 @@ class DriverStepsTest : public ShellTestBase {
     return links_[node_id]->last.jobs(0);
   }
 
+  // What the reporting rank says of each step.
+  double step_seconds_ = 0;
+  double checkpoint_seconds_ = 0;
   std::map<std::string, std::shared_ptr<CountingLink>> links_;
   std::map<std::string, agent::ActualState> reports_;
   std::set<std::string> silent_;
@@ -257,6 +262,48 @@ TEST_F(DriverStepsTest, AListKnowsTheLastStepOfAJobThatEndedBeforeTheDriverStart
   const auto list = shell_->view()->List({}, clock_.Wall());
   ASSERT_TRUE(list.ok()) << list.status();
   EXPECT_EQ(list->jobs(0).last_step(), 5);
+}
+
+TEST_F(DriverStepsTest, ANodeShowsTheGpusOfItsNewestReport) {
+  for (int i = 0; i < 100; ++i) reports_["n1"].add_gpus()->set_temperature_celsius(64);
+  Pass(absl::Seconds(1));
+  EXPECT_EQ(shell_->view()->Nodes().nodes(0).gpus_size(), 0);
+  const control::NodeView node = shell_->view()->Nodes().nodes(1);
+  EXPECT_EQ(node.gpus_size(), 64) << "an agent may report any number";
+  EXPECT_EQ(node.gpus(0).temperature_celsius(), 64);
+  EXPECT_EQ(shell_->view()->Node("n1")->gpus_size(), 64);
+  reports_["n1"].clear_gpus();
+  Pass(absl::Seconds(1));
+  EXPECT_EQ(shell_->view()->Nodes().nodes(1).gpus_size(), 0);
+}
+
+// The spec has a checkpoint after every tenth step.
+TEST_F(DriverStepsTest, ASaveThatWasNotDueIsPartOfTheStep) {
+  step_seconds_ = 0.5;
+  checkpoint_seconds_ = 0.25;
+  for (int64_t step = 1; step <= 25; ++step) {
+    Complete(step);
+    Pass(absl::Seconds(1));
+  }
+  const absl::Duration mean = shell_->view()->StepTime(job());
+  EXPECT_NEAR(absl::ToDoubleSeconds(mean), 0.73, 0.001) << "(25 x 0.75 - 2 x 0.25) / 25";
+  Pass(absl::Minutes(2));
+  EXPECT_EQ(job().time_book().account().checkpoint_nanos(), 500'000'000);
+}
+
+TEST_F(DriverStepsTest, StepsAreNotSaidToTakeLongerThanTheTimeThatPassed) {
+  step_seconds_ = 1;
+  int64_t step = 0;
+  while (step < 70) {
+    Complete(++step);
+    Pass(absl::Seconds(1));
+  }
+  step_seconds_ = 1000;
+  for (int i = 0; i < 15; ++i) {
+    Complete(++step);
+    Pass(absl::Seconds(1));
+  }
+  EXPECT_LT(shell_->view()->StepTime(job()), absl::Seconds(5));
 }
 
 // --- which jobs deserve a diagnosis --------------------------------------------------------------

@@ -24,6 +24,7 @@ namespace control = megascale::control::v1;
 // Steps of a job that has ended stay for its watchers at first, then for its rate.
 constexpr absl::Duration kEndedStepsAge = absl::Minutes(1);
 constexpr size_t kEndedStepsMax = 20;
+constexpr int kGpusShownMax = 64;  // of a machine
 
 // Reads the last steps of a job that ended before this driver started, or a while ago.
 RecentSteps LastStepsOf(const JobRecord& job, JobFiles* files) {
@@ -244,6 +245,16 @@ std::map<std::string, NodeUse> DriverView::UseNow() const {
   return UseOfNodes(jobs, LookupOfNodes());
 }
 
+// A report comes from another machine: what it says of GPUs is bounded.
+void DriverView::AddGpus(control::NodeView* view) const {
+  const AgentPart* part = agents_.Find(view->node_id());
+  if (part == nullptr || part->report == nullptr || !view->alive()) return;
+  for (const auto& gpu : part->report->gpus()) {
+    if (view->gpus_size() == kGpusShownMax) break;
+    *view->add_gpus() = gpu;
+  }
+}
+
 control::GetClusterResponse DriverView::Nodes() const {
   control::GetClusterResponse response;
   response.set_version(base::kVersion);
@@ -255,7 +266,9 @@ control::GetClusterResponse DriverView::Nodes() const {
   });
   for (const NodeRecord* node : nodes) {
     const std::string& node_id = node->hello().node_id();
-    *response.add_nodes() = ViewNode(*node, use[node_id], SilenceOf(node_id));
+    control::NodeView* view = response.add_nodes();
+    *view = ViewNode(*node, use[node_id], SilenceOf(node_id));
+    AddGpus(view);
   }
   return response;
 }
@@ -266,7 +279,9 @@ absl::StatusOr<control::NodeView> DriverView::Node(const std::string& node_id) c
     return absl::NotFoundError(
         absl::StrCat("node ", node_id, ": was lost long ago and is forgotten"));
   }
-  return ViewNode(*node, UseNow()[node_id], SilenceOf(node_id));
+  control::NodeView view = ViewNode(*node, UseNow()[node_id], SilenceOf(node_id));
+  AddGpus(&view);
+  return view;
 }
 
 std::vector<RecentSteps::StepRecord> DriverView::StepsSince(const std::string& job_id,

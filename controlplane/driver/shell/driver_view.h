@@ -90,6 +90,7 @@ class DriverView {
   NodeLookup LookupOfNodes() const;
   ReportLookup LookupOfReports(const JobRecord& job) const;
   absl::Duration SilenceOf(const std::string& node_id) const;
+  void AddGpus(megascale::control::v1::NodeView* view) const;
   std::map<std::string, NodeUse> UseNow() const;
 
   SharedMap<JobPart> jobs_;

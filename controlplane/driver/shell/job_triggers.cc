@@ -25,11 +25,12 @@ std::vector<int> SampleOf(const JobRecord& job) {
 }
 
 // A rank's first step of an attempt may take long: it counts from the second one.
-diagnose::SampledReport ReportOf(const telemetry::RankStatus& status) {
+diagnose::SampledReport ReportOf(const JobRecord& job, const telemetry::RankStatus& status) {
   const bool saves = megascale::telemetry::Saves(status);
   return {.rank = status.rank(),
           .trains = status.phase() == telemetry::PHASE_TRAINING || saves,
           .saves = saves,
+          .save_is_due = megascale::telemetry::SaveIsDue(job.submitted().spec(), status.step()),
           .step = status.step(),
           .quiet_seconds = status.progress_age_seconds()};
 }
@@ -47,7 +48,7 @@ std::vector<JobTriggers::Triggered> JobTriggers::Look(const DriverView& view, ab
     }
     std::vector<diagnose::SampledReport> reports;
     for (const control::RankView& rank : view.Ranks(*job, watched.sample)) {
-      reports.push_back(ReportOf(rank.status()));
+      reports.push_back(ReportOf(*job, rank.status()));
     }
     const diagnose::TriggerVerdict verdict = watched.trigger.Look(
         absl::ToDoubleSeconds(now), reports, absl::ToDoubleSeconds(view.StepTime(*job)));

@@ -3,11 +3,16 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/telemetry/doing.h"
+
 namespace megascale::driver {
 namespace {
 
+// What a rank says of one step is bounded, so that sums do not overflow.
+constexpr double kStepSecondsMax = 1e5;
+
 int64_t Nanos(double seconds) {
-  return absl::ToInt64Nanoseconds(absl::Seconds(std::max(0.0, seconds)));
+  return absl::ToInt64Nanoseconds(absl::Seconds(std::min(kStepSecondsMax, std::max(0.0, seconds))));
 }
 
 }  // namespace
@@ -21,17 +26,26 @@ void StepCounts::Count(const JobRecord& job, const megascale::agent::v1::ActualJ
     taken.set_job_id(JobId(job));
     taken.set_attempt(job.attempt());
     counted.logged = now.monotonic;
+    counted.logged_at.reset();
   }
   for (const auto& step : actual.steps()) {
     const int64_t known = std::max(taken.step(), job.time_book().kept_step());
     if (step.attempt() != job.attempt() || step.step() <= known || step.step() > newest) continue;
     taken.set_step(step.step());
     taken.set_num_steps(taken.num_steps() + 1);
-    taken.set_step_nanos(taken.step_nanos() + Nanos(step.seconds()));
-    taken.set_checkpoint_nanos(taken.checkpoint_nanos() + Nanos(step.checkpoint_seconds()));
+    // A rank that claims a save where none was due must not hide that its steps take long.
+    const bool has_saved = megascale::telemetry::SaveIsDue(job.submitted().spec(), step.step() - 1);
+    const int64_t saved = Nanos(step.checkpoint_seconds());
+    taken.set_step_nanos(taken.step_nanos() + Nanos(step.seconds()) + (has_saved ? 0 : saved));
+    taken.set_checkpoint_nanos(taken.checkpoint_nanos() + (has_saved ? saved : 0));
     taken.set_taken_unix_nanos(absl::ToUnixNanos(now.wall));
     counted.taken_at = now.awake;
+    counted.counted_at = now.monotonic;
   }
+  // Steps that are said to have taken longer than the time that passed would hide a stall.
+  if (!counted.logged_at.has_value()) return;
+  const absl::Duration passed = counted.counted_at - *counted.logged_at + kStallMin;
+  taken.set_step_nanos(std::min(taken.step_nanos(), absl::ToInt64Nanoseconds(passed)));
 }
 
 void StepCounts::Take(Counted* counted, absl::Duration now, std::vector<Event>* events) {
@@ -43,6 +57,7 @@ void StepCounts::Take(Counted* counted, absl::Duration now, std::vector<Event>* 
   counted->taken.set_step_nanos(0);
   counted->taken.set_checkpoint_nanos(0);
   counted->logged = now;
+  counted->logged_at = counted->counted_at;
 }
 
 void StepCounts::TakeOf(const std::string& job_id, absl::Duration now, std::vector<Event>* events) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,10 @@ class StepCounts {
     v1::StepsTaken taken;
     absl::Duration logged;    // monotonic time of the last event
     absl::Duration taken_at;  // of the newest step, as Now::awake
+    // When the newest step was counted, and the newest one that is logged; monotonic. Empty: no
+    // step of the attempt is logged.
+    absl::Duration counted_at;
+    std::optional<absl::Duration> logged_at;
   };
   static void Take(Counted* counted, absl::Duration now, std::vector<Event>* events);
   void TakeOf(const std::string& job_id, absl::Duration now, std::vector<Event>* events);

@@ -5,6 +5,7 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/median.h"
 #include "runtime/plan/operation.h"
@@ -57,6 +58,12 @@ std::vector<int> MembersOf(const plan::Mesh& mesh, const Wait& wait) {
   return peer >= 0 ? std::vector<int>{peer} : mesh.GroupOf(group, rank).ranks;
 }
 
+// Returns the name of the group, the same for all of its members; or that of a transfer.
+std::string NameOf(const plan::Mesh& mesh, const Wait& wait) {
+  const auto& [rank, group, peer] = wait;
+  return peer >= 0 ? absl::StrCat(rank, " for ", peer) : mesh.GroupName(group, rank);
+}
+
 // What a rank computes, without its waits.
 double MedianWork(absl::Span<const TimedStep> steps, const RankPlan& plan) {
   std::vector<double> work;
@@ -93,7 +100,7 @@ int RankThatComputesLonger(absl::Span<const RankPlan> plans, const std::vector<b
 }
 
 std::vector<int> RanksAwaited(absl::Span<const RankPlan> plans, const std::vector<bool>& known,
-                              const ComparedSteps& steps) {
+                              const ComparedSteps& steps, std::set<std::string>* passed) {
   MEGASCALE_CHECK(plans.size() == known.size());
   MEGASCALE_CHECK(!steps.before.empty() && !steps.now.empty());
   const double growth_min = kShareMin * (MedianStep(steps.now) - MedianStep(steps.before));
@@ -109,18 +116,22 @@ std::vector<int> RanksAwaited(absl::Span<const RankPlan> plans, const std::vecto
     }
   }
   std::vector<int> awaited;
+  std::string name;
   double largest = std::max(0.0, growth_min);
   for (const auto& [wait, seconds] : growth) {
     if (seconds <= largest) continue;
     const plan::Mesh& mesh = plans[static_cast<size_t>(std::get<0>(wait))].mesh;
+    if (passed->count(NameOf(mesh, wait)) > 0) continue;
     std::vector<int> unknown;
     for (const int rank : MembersOf(mesh, wait)) {
       if (!known[static_cast<size_t>(rank)]) unknown.push_back(rank);
     }
     if (unknown.empty()) continue;
     largest = seconds;
+    name = NameOf(mesh, wait);
     awaited = std::move(unknown);
   }
+  if (!awaited.empty()) passed->insert(name);
   std::sort(awaited.begin(), awaited.end());
   return awaited;
 }

@@ -2,6 +2,8 @@
 // begun to wait for. So a large job is explained from few ranks' spans. Pure functions.
 #pragma once
 
+#include <set>
+#include <string>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -17,12 +19,14 @@ struct ComparedSteps {
 };
 
 // Returns ranks that are not known, ascending: the other members of the transfer or of the group in
-// which a known rank waits longer than before, the one with the largest growth first that has such
-// members. Empty: all of them are known, or nobody waits longer. `plans`: by rank; those of ranks
-// that are not known are not read. Requires: both spans have steps; they come from
+// which a known rank waits longer than before, the one with the largest growth that has such
+// members and is not in `passed`, to which it is added. So a caller that reads only some of them
+// gets those of another group at the next call. Empty: there is no further one. `plans`: by rank;
+// those of ranks that are not known are not read. Requires: both spans have steps; they come from
 // timeline::MeasureSteps with these plans. Cost: O(instructions of known ranks x steps).
 std::vector<int> RanksAwaited(absl::Span<const plan::RankPlan> plans,
-                              const std::vector<bool>& known, const ComparedSteps& steps);
+                              const std::vector<bool>& known, const ComparedSteps& steps,
+                              std::set<std::string>* passed);
 
 // Returns the known rank that itself computes longer by the larger part of what a step takes
 // longer, the one with the largest growth; -1: there is none, and others must be read. Requires and

@@ -48,12 +48,23 @@ const char* Name(TriggerReason reason) {
   return "unknown";
 }
 
+namespace {
+
+bool Save(absl::Span<const SampledReport> reports) {
+  size_t num_saving = 0;
+  for (const SampledReport& report : reports) {
+    if (report.saves && report.save_is_due) return true;
+    num_saving += report.saves ? 1 : 0;
+  }
+  return num_saving > 1 && 2 * num_saving > reports.size();
+}
+
+}  // namespace
+
 TriggerVerdict Trigger::Look(double now_seconds, absl::Span<const SampledReport> reports,
                              double mean_step_seconds) {
   const SampledReport* slowest = nullptr;
-  bool saves = false;
   for (const SampledReport& report : reports) {
-    saves = saves || report.saves;
     if (report.trains && (slowest == nullptr || report.step < slowest->step)) slowest = &report;
   }
   if (slowest == nullptr) {
@@ -66,8 +77,11 @@ TriggerVerdict Trigger::Look(double now_seconds, absl::Span<const SampledReport>
     step_ = slowest->step;
     stepped_at_ = now_seconds;
   }
-  const bool may_save = now_seconds - stepped_at_ < kSaveSecondsMax;
-  if ((saves && may_save) || !has_window_) {
+  const bool may_save = now_seconds - stepped_at_ < kSaveSecondsMax &&
+                        now_seconds - excused_at_.value_or(now_seconds) < kSaveSecondsMax;
+  const bool saves = may_save && Save(reports);
+  if (saves && !excused_at_.has_value()) excused_at_ = now_seconds;
+  if (saves || !has_window_) {
     last_ = {};
     BeginWindow(now_seconds, slowest->step);
     return {};
@@ -112,6 +126,7 @@ TriggerVerdict Trigger::Slow(double now_seconds, const SampledReport& slowest) {
     const bool is_slow = usual > 0 && verdict.step_seconds >= kTimesSlower * usual;
     if (is_slow) verdict.reason = TriggerReason::kHalfThroughput;
     if (!is_slow) AddUsual(verdict.step_seconds, slowest.step);
+    excused_at_.reset();
     BeginWindow(now_seconds, slowest.step);
     last_ = is_slow ? verdict : TriggerVerdict();
     return last_;

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -30,7 +31,8 @@ std::vector<int> SampleRanks(const plan::Mesh& mesh, absl::Span<const int> machi
 struct SampledReport {
   int rank = 0;
   bool trains = false;       // it has begun its second step, and has not finished
-  bool saves = false;        // it copies a checkpoint or waits for storage
+  bool saves = false;        // it says that it copies a checkpoint or waits for storage
+  bool save_is_due = false;  // the job makes a checkpoint after its newest step
   int64_t step = 0;          // its newest completed step
   double quiet_seconds = 0;  // since it began or ended an instruction
 };
@@ -67,13 +69,16 @@ class Trigger {
   // Times slower than usual. 1.25 was tried by the authors, and overlapped communication raised it.
   static constexpr double kTimesSlower = 2;
 
-  // A rank that says so saves a checkpoint, but for no longer than this after the last step.
+  // Saving a checkpoint excuses a job, but for no longer than this after its last step, nor, if it
+  // saves again and again, without a whole window.
   static constexpr double kSaveSecondsMax = 600;
 
-  // Takes the newest reports of the sampled ranks. A look at which one of them saves a checkpoint
-  // does not count, and windows begin anew. What was slow never counts as usual: an attempt does
-  // the same work in each step. `mean_step_seconds`: of earlier steps, as the driver counted them;
-  // 0: not known. Requires: `now_seconds` does not decrease.
+  // Takes the newest reports of the sampled ranks. A look at which they save a checkpoint does not
+  // count, and windows begin anew. That one rank says so is believed where a save is due; else most
+  // of them must, or a rank that always says so would hide that the job is slow. What was slow
+  // never counts as usual: an attempt does the same work in each step. `mean_step_seconds`: of
+  // earlier steps, as the driver counted them; 0: not known. Requires: `now_seconds` does not
+  // decrease.
   TriggerVerdict Look(double now_seconds, absl::Span<const SampledReport> reports,
                       double mean_step_seconds = 0);
 
@@ -91,8 +96,10 @@ class Trigger {
   double window_begin_ = 0;
   int64_t window_step_ = 0;  // the newest step when the window began
   double stepped_at_ = 0;    // when a later step was seen first
-  int64_t step_ = 0;         // the newest step of the slowest rank
-  TriggerVerdict last_;      // of the last whole window
+  // When ranks were first seen to save since the last whole window.
+  std::optional<double> excused_at_;
+  int64_t step_ = 0;     // the newest step of the slowest rank
+  TriggerVerdict last_;  // of the last whole window
 };
 
 }  // namespace megascale::diagnose

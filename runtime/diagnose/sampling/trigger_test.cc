@@ -1,11 +1,13 @@
-// The trigger on reports of sampled ranks, and which ranks it reads of a job that has become slow.
+// The trigger on reports of sampled ranks, and which ranks are read of a job that has become slow.
 #include "runtime/diagnose/sampling/trigger.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <set>
+#include <string>
 
+#include "runtime/diagnose/sampling/slow_outliers.h"
 #include "runtime/diagnose/sampling/slow_path.h"
 #include "runtime/plan/build/step_plan.h"
 #include "runtime/plan/operation.h"
@@ -71,10 +73,16 @@ class TriggerTest : public ::testing::Test {
   }
   TriggerVerdict Look(double quiet_seconds) {
     const auto step = static_cast<int64_t>(steps_);
-    return trigger_.Look(now_, {{.rank = 1, .trains = trains_, .step = step, .quiet_seconds = 0.1},
+    return trigger_.Look(now_, {{.rank = 1,
+                                 .trains = trains_,
+                                 .saves = saves_ && do_all_save_,
+                                 .save_is_due = is_due_,
+                                 .step = step,
+                                 .quiet_seconds = 0.1},
                                 {.rank = 5,
                                  .trains = trains_,
                                  .saves = saves_,
+                                 .save_is_due = is_due_,
                                  .step = step,
                                  .quiet_seconds = quiet_seconds}});
   }
@@ -84,6 +92,8 @@ class TriggerTest : public ::testing::Test {
   double steps_ = 2;
   bool trains_ = true;
   bool saves_ = false;
+  bool do_all_save_ = false;
+  bool is_due_ = true;
 };
 
 TEST_F(TriggerTest, AJobWithSteadyStepsRaisesNothing) {
@@ -158,11 +168,69 @@ TEST_F(TriggerTest, ARankThatSaysForEverThatItSavesIsBelievedForTenMinutes) {
   EXPECT_EQ(Look(610).reason, TriggerReason::kStuck);
 }
 
+TEST_F(TriggerTest, ARankThatAlwaysSaysThatItSavesHidesNoSlowSteps) {
+  is_due_ = false;
+  saves_ = true;
+  EXPECT_EQ(Run(10, 1).usual_step_seconds, 0);
+  EXPECT_EQ(Run(2, 2.5).reason, TriggerReason::kHalfThroughput);
+  do_all_save_ = true;
+  EXPECT_EQ(Run(2, 2.5).reason, TriggerReason::kNone) << "the driver may not know of a save";
+  saves_ = false;
+  EXPECT_EQ(Run(2, 2.5).reason, TriggerReason::kHalfThroughput);
+}
+
+// A job that saves after each step is judged all the same.
+TEST_F(TriggerTest, SavesThatAreAlwaysDueHideSlowStepsForTenMinutesAtMost) {
+  Run(10, 1);
+  saves_ = true;
+  bool has_triggered = false;
+  for (int i = 0; i < 62; ++i) {
+    const bool is_slow = Run(1, 2.5).reason == TriggerReason::kHalfThroughput;
+    EXPECT_FALSE(is_slow && i < 58) << i;
+    has_triggered = has_triggered || is_slow;
+  }
+  EXPECT_TRUE(has_triggered);
+}
+
 TEST_F(TriggerTest, RanksThatDoNotTrainRaiseNothing) {
   Run(10, 1);
   trains_ = false;
   now_ += 100;
   EXPECT_EQ(Look(90).reason, TriggerReason::kNone);
+}
+
+// --- the ranks that stand out -------------------------------------------------------------------
+
+// Two stages of four replicas: rank r is of stage r / 4, and computes r + 1 seconds at first.
+std::vector<ComputeTime> TimesOf(double factor) {
+  std::vector<ComputeTime> times;
+  for (int rank = 0; rank < 8; ++rank) {
+    times.push_back({.rank = rank, .before = rank + 1.0, .now = factor * (rank + 1)});
+  }
+  return times;
+}
+
+TEST(SlowestRanksTest, ComparesARankWithItselfAndWithWhatAllHaveChanged) {
+  const plan::Mesh mesh = MeshOf({.data = 4, .pipeline = 2});
+  EXPECT_EQ(SlowestRanks(mesh, TimesOf(1)), std::vector<int>());
+  EXPECT_EQ(SlowestRanks(mesh, TimesOf(3)), std::vector<int>()) << "all are slow alike";
+  std::vector<ComputeTime> times = TimesOf(1.2);
+  times[1].now = 5;
+  times[6].now = 9.5;
+  EXPECT_EQ(SlowestRanks(mesh, times), (std::vector<int>{1, 6}));
+  times = TimesOf(0.5);
+  times[7].now = 8;
+  EXPECT_EQ(SlowestRanks(mesh, times), std::vector<int>()) << "the others have become faster";
+}
+
+TEST(SlowestRanksTest, ComparesRanksWithoutOlderStepsWithTheirDataGroup) {
+  const plan::Mesh mesh = MeshOf({.data = 4, .pipeline = 2});
+  std::vector<ComputeTime> times;
+  for (int rank = 0; rank < 8; ++rank) times.push_back({.rank = rank, .now = rank < 4 ? 1.0 : 7.0});
+  EXPECT_EQ(SlowestRanks(mesh, times), std::vector<int>()) << "stages may be unequal";
+  times[2].now = 3;
+  EXPECT_EQ(SlowestRanks(mesh, times), std::vector<int>{2});
+  EXPECT_EQ(SlowestRanks(mesh, {}), std::vector<int>());
 }
 
 // --- the ranks to read --------------------------------------------------------------------------
@@ -201,10 +269,11 @@ std::vector<bool> ReadAwaited(const Job& job) {
   const plan::Mesh& mesh = job.plans.front().mesh;
   std::vector<bool> known(job.plans.size());
   std::vector<int> next = SampleRanks(mesh, MachinesOf(mesh));
+  std::set<std::string> passed;
   while (!next.empty()) {
     for (const int rank : next) known[static_cast<size_t>(rank)] = true;
     if (RankThatComputesLonger(job.plans, known, {job.before, job.now}) >= 0) break;
-    next = RanksAwaited(job.plans, known, {job.before, job.now});
+    next = RanksAwaited(job.plans, known, {job.before, job.now}, &passed);
   }
   return known;
 }
@@ -217,6 +286,23 @@ TEST(SlowPathTest, LeadsFromTheSampleToTheSlowRankWhereverItIs) {
     EXPECT_EQ(RankThatComputesLonger(job.plans, known, {job.before, job.now}), slow);
     EXPECT_LT(std::count(known.begin(), known.end(), true), 64) << slow;
   }
+}
+
+// Where a group has too many members to read, the next call goes on along another path.
+TEST(SlowPathTest, AGroupIsReturnedOnce) {
+  const Job job = JobWith({.data = 8, .pipeline = 8}, 42);
+  const std::vector<int> sample = SampleRanks(job.plans.front().mesh, std::vector<int>(64, -1));
+  std::vector<bool> known(64);
+  for (const int rank : sample) known[static_cast<size_t>(rank)] = true;
+  std::set<std::string> passed;
+  std::set<std::vector<int>> returned;
+  for (;;) {
+    const std::vector<int> next = RanksAwaited(job.plans, known, {job.before, job.now}, &passed);
+    if (next.empty()) break;
+    EXPECT_TRUE(returned.insert(next).second);
+  }
+  EXPECT_GT(returned.size(), 1u);
+  EXPECT_EQ(returned.size(), passed.size());
 }
 
 TEST(SlowPathTest, AJobThatIsNotSlowerNeedsNoFurtherRank) {

@@ -167,6 +167,11 @@ int RunAgentFromArguments(char** argv) {
   if (!absl::ParseDuration(argv[4], &options.drain_timeout)) return 2;
   options.node_id = "n0";
   options.num_slots = 2;
+  options.read_gpus = [] {
+    telemetry::v1::GpuSample gpu;
+    gpu.set_temperature_celsius(64);
+    return std::vector<telemetry::v1::GpuSample>{gpu};
+  };
   const absl::Status status = RunAgent(options);
   if (!status.ok()) base::LogError(status.ToString());
   return status.ok() ? 0 : 1;

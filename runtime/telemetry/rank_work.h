@@ -1,0 +1,55 @@
+// How long a rank computed and waited in ranges of steps, from the samples of its machine. A job of
+// any size is summed up by a few numbers of each rank, where spans would be a megabyte of each.
+// Pure: no clock.
+//
+//   RankWorkSum sum("job-1", ranges);
+//   for (const v1::MachineSample& sample : samples) sum.Add(sample);  // oldest first
+//   sum.Ranks();
+//
+// Threads: one at a time.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "proto/telemetry.pb.h"
+
+namespace megascale::telemetry {
+
+class RankWorkSum {
+ public:
+  // Ranges beyond this number are left out.
+  static constexpr size_t kRangesMax = 4;
+
+  RankWorkSum(std::string job_id, std::vector<v1::StepRange> ranges);
+
+  // Takes the next sample. Time counts from one end of a step to another, as the samples show them,
+  // so that a step that is seen in part is left out. A rank whose newest step goes back has begun
+  // another attempt: what came before it is forgotten.
+  void Add(const v1::MachineSample& sample);
+
+  // Returns the sums of each rank of the job that was seen, ascending by rank.
+  std::vector<v1::RankWork> Ranks() const;
+
+ private:
+  struct Sum {
+    v1::StepsWork whole;  // up to the last end of a step
+    v1::StepsWork open;   // since then
+  };
+  struct Seen {
+    int64_t nanos = 0;  // at the sample before
+    int64_t step = 0;
+    bool has_ended_step = false;  // since the first sample
+    std::vector<Sum> sums;        // by range
+  };
+
+  void AddSecond(const v1::ProcessSample& rank, double seconds, Seen* seen) const;
+
+  const std::string job_id_;
+  std::vector<v1::StepRange> ranges_;
+  std::map<int, Seen> ranks_;
+};
+
+}  // namespace megascale::telemetry

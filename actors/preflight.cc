@@ -29,6 +29,7 @@
 #include "runtime/data/dataset/dataset.h"
 #include "runtime/hugging_face/initial_weights.h"
 #include "runtime/job/job_spec.h"
+#include "runtime/job/known_fields.h"
 #include "runtime/layout/node_memory.h"
 #include "runtime/layout/rank_layout.h"
 #include "runtime/ops/ops.h"
@@ -243,6 +244,8 @@ data::OnProgress ReportsOf(const PreflightOptions& options) {
 absl::Status Check(const HostAssignment& assignment, const device::Description& device,
                    const PreflightOptions& options, Preflight* result) {
   const auto& spec = assignment.spec();
+  // The driver may be of a newer version.
+  RETURN_IF_ERROR(job::CheckIsKnown(spec));
   RETURN_IF_ERROR(CheckDirectory(assignment));
   RETURN_IF_ERROR(CheckPlans(assignment));
   if (!assignment.has_memory()) RETURN_IF_ERROR(CheckMemory(assignment, device, options));

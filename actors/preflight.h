@@ -1,7 +1,7 @@
-// The checks that a host process makes before any worker starts: the step's plan is legal, there is
-// enough memory, the data can be read here, the checkpoint to start from fits the job, and the
-// checkpoint directory can be written and is the same on every machine. It also measures how fast
-// the machine is.
+// The checks that a host process makes before any worker starts: this version knows all that the
+// job asks for, the step's plan is legal, there is enough memory, the data can be read here, the
+// checkpoint to start from fits the job, and the checkpoint directory can be written and is the
+// same on every machine. It also measures how fast the machine is.
 #pragma once
 
 #include <cstdint>

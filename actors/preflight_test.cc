@@ -371,5 +371,15 @@ TEST_F(CeilingTest, ABusyMachineIsWarnedOf) {
             "best so far; a job that starts while the machine is idle measures it anew");
 }
 
+TEST_F(PreflightTest, WhatOnlyANewerDriverKnowsIsRefusedAndNotLeftOut) {
+  HostAssignment assignment = AssignmentOf("n0");
+  assignment.mutable_spec()->mutable_train()->set_precision(static_cast<job::v1::Precision>(99));
+  const auto result = RunPreflight(assignment, kCpu);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->state(), Preflight::STATE_REFUSED);
+  EXPECT_TRUE(absl::StrContains(result->message(), "train.precision: has value 99"))
+      << result->message();
+}
+
 }  // namespace
 }  // namespace megascale::actors

@@ -12,6 +12,7 @@ _CONTROL_FOLDERS = [
     "tests/e2e",
     "tests/page",
     "tests/sim",
+    "tests/versions",
 ]
 
 # GCC 12 warns of std::string itself where it was inlined, wrongly; it is silent about headers of the system, but takes

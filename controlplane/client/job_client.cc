@@ -16,6 +16,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/status.h"
 #include "runtime/base/stop_signal.h"
+#include "runtime/base/version.h"
 #include "runtime/job/names.h"
 
 namespace megascale::client {
@@ -37,6 +38,7 @@ constexpr absl::Duration kProbeTimeout = absl::Seconds(3);
 // Generous, because a driver on a busy machine is not away.
 constexpr absl::Duration kQueueTimeout = absl::Seconds(5);
 constexpr int64_t kJobsPage = 500;
+constexpr int kJobsToTellOrder = 2;
 // Enough for a job of tens of thousands of ranks. Larger messages are refused, to bound the memory.
 constexpr int kMessageBytesMax = 64 << 20;
 
@@ -132,6 +134,11 @@ struct JobClient::Impl {
       return absl::DeadlineExceededError(
           absl::StrCat("the driver at ", options.address.text, " did not answer in time"));
     }
+    if (code == absl::StatusCode::kUnimplemented) {
+      return absl::UnimplementedError(absl::StrCat(
+          "the driver at ", options.address.text, " is too old for this (", status.error_message(),
+          "); upgrade it, or use its own version of megascale (", base::kVersion, " is this one)"));
+    }
     return absl::Status(code, status.error_message());
   }
 
@@ -182,6 +189,40 @@ struct JobClient::Impl {
                      CallPatiently<control::v1::GetJobResponse>(
                          &control::v1::JobService::Stub::GetJob, request, kReadDeadline, retry));
     return std::move(*response.mutable_job());
+  }
+
+  // Reads pages of jobs until there are `num_jobs`, or all (0).
+  absl::StatusOr<control::v1::ListJobsResponse> Pages(bool newest_first, int64_t num_jobs) {
+    control::v1::ListJobsRequest request;
+    request.set_newest_first(newest_first);
+    control::v1::ListJobsResponse all;
+    std::set<std::string> tokens;
+    for (;;) {
+      const int64_t left = num_jobs > 0 ? num_jobs - all.jobs_size() : kJobsPage;
+      request.set_page_size(static_cast<int32_t>(std::min(left, kJobsPage)));
+      ASSIGN_OR_RETURN(auto page, CallPatiently<control::v1::ListJobsResponse>(
+                                      &control::v1::JobService::Stub::ListJobs, request,
+                                      kReadDeadline, options.retry));
+      all.mutable_jobs()->MergeFrom(page.jobs());
+      const bool is_enough = num_jobs > 0 && all.jobs_size() >= num_jobs;
+      if (page.next_page_token().empty() || is_enough) return all;
+      if (page.jobs().empty() || !tokens.insert(page.next_page_token()).second) {
+        return absl::InternalError("the driver's list of jobs does not end");
+      }
+      request.set_page_token(page.next_page_token());
+    }
+  }
+
+  // Returns true if `list`, which was asked for with newest_first, begins with the oldest job: the
+  // driver is older than this field. The times only say whether asking is worth while.
+  absl::StatusOr<bool> IgnoresOrder(const control::v1::ListJobsResponse& list) {
+    if (list.jobs_size() < kJobsToTellOrder) return false;
+    const auto time_of = [](const control::v1::Job& job) {
+      return std::pair(job.submitted_at().seconds(), job.submitted_at().nanos());
+    };
+    if (time_of(list.jobs(0)) >= time_of(list.jobs(list.jobs_size() - 1))) return false;
+    ASSIGN_OR_RETURN(const auto oldest, Pages(/*newest_first=*/false, /*num_jobs=*/1));
+    return oldest.jobs_size() > 0 && oldest.jobs(0).job_id() == list.jobs(0).job_id();
   }
 
   template <typename Message, typename Method, typename Request>
@@ -238,26 +279,20 @@ absl::StatusOr<control::v1::Job> JobClient::Measure(const std::string& job_id) {
 }
 
 absl::StatusOr<control::v1::ListJobsResponse> JobClient::List(int64_t limit) {
-  control::v1::ListJobsRequest request;
-  request.set_newest_first(limit > 0);
-  control::v1::ListJobsResponse all;
-  std::set<std::string> tokens;
-  for (;;) {
-    const int64_t left = limit > 0 ? limit - all.jobs_size() : kJobsPage;
-    request.set_page_size(static_cast<int32_t>(std::min<int64_t>(left, kJobsPage)));
-    ASSIGN_OR_RETURN(auto page, impl_->CallPatiently<control::v1::ListJobsResponse>(
-                                    &control::v1::JobService::Stub::ListJobs, request,
-                                    kReadDeadline, impl_->options.retry));
-    all.mutable_jobs()->MergeFrom(page.jobs());
-    const bool is_enough = limit > 0 && all.jobs_size() >= limit;
-    if (page.next_page_token().empty() || is_enough) break;
-    if (page.jobs().empty() || !tokens.insert(page.next_page_token()).second) {
-      return absl::InternalError("the driver's list of jobs does not end");
-    }
-    request.set_page_token(page.next_page_token());
+  if (limit <= 0) return impl_->Pages(/*newest_first=*/false, /*num_jobs=*/0);
+  // From one job nobody can tell the order.
+  ASSIGN_OR_RETURN(auto list,
+                   impl_->Pages(/*newest_first=*/true, std::max<int64_t>(limit, kJobsToTellOrder)));
+  ASSIGN_OR_RETURN(const bool is_ignored, impl_->IgnoresOrder(list));
+  if (is_ignored) {
+    ASSIGN_OR_RETURN(list, impl_->Pages(/*newest_first=*/false, /*num_jobs=*/0));
+  } else {
+    std::reverse(list.mutable_jobs()->begin(), list.mutable_jobs()->end());
   }
-  if (limit > 0) std::reverse(all.mutable_jobs()->begin(), all.mutable_jobs()->end());
-  return all;
+  if (list.jobs_size() > limit) {
+    list.mutable_jobs()->DeleteSubrange(0, list.jobs_size() - static_cast<int>(limit));
+  }
+  return list;
 }
 
 absl::StatusOr<control::v1::ListStepsResponse> JobClient::Steps(

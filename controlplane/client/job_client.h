@@ -71,7 +71,8 @@ class JobClient {
   // As Get, with Job.stage_times if they can be measured; takes longer.
   absl::StatusOr<control::v1::Job> Measure(const std::string& job_id);
   // Returns summaries of the `limit` jobs that were submitted last, or of all (0), in the order of
-  // submission. Asks for one page after the other.
+  // submission. Asks for one page after the other; of a driver that is too old to begin with the
+  // newest job, for all of them.
   absl::StatusOr<control::v1::ListJobsResponse> List(int64_t limit = 0);
   // Returns a part of the job's loss log.
   absl::StatusOr<control::v1::ListStepsResponse> Steps(

@@ -11,6 +11,7 @@
 #include <string>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -41,8 +42,11 @@ class FixedService final : public control::v1::JobService::Service {
     int done = 0;
     (void)absl::SimpleAtoi(request->page_token(), &done);
     for (int i = 0; i < request->page_size() && done < num_jobs; ++i, ++done) {
-      const int job = request->newest_first() ? num_jobs - 1 - done : done;
+      const bool newest_first = request->newest_first() && !ignores_order;
+      const int job = newest_first ? num_jobs - 1 - done : done;
       response->add_jobs()->set_job_id(absl::StrCat(job));
+      const int64_t time = clock_was_set_back ? num_jobs - job : job;
+      response->mutable_jobs()->rbegin()->mutable_submitted_at()->set_seconds(time);
     }
     if (done < num_jobs) response->set_next_page_token(absl::StrCat(done));
     if (endless) response->set_next_page_token("1");
@@ -91,6 +95,8 @@ class FixedService final : public control::v1::JobService::Service {
   int num_unavailable = 0;
   int num_jobs = 0;
   bool endless = false;
+  bool ignores_order = false;  // as a driver that is older than newest_first
+  bool clock_was_set_back = false;
   std::atomic<int> num_lists = 0;
 };
 
@@ -153,6 +159,41 @@ TEST_F(JobClientTest, ALimitedListHasTheNewestJobsInOrderAndAsksForNoMore) {
     EXPECT_EQ(some->jobs(expected - 1).job_id(), "1233");
     EXPECT_LE(service_.num_lists, 1 + limit / 500);
   }
+}
+
+TEST_F(JobClientTest, ALimitedListOfADriverThatKnowsNoOrderHasTheNewestJobs) {
+  service_.ignores_order = true;
+  service_.num_jobs = 1234;
+  Serve();
+  for (const int limit : {1, 3, 700, 1234, 5000}) {
+    const auto some = client_->List(limit);
+    ASSERT_TRUE(some.ok()) << some.status();
+    const int expected = std::min(limit, 1234);
+    ASSERT_EQ(some->jobs_size(), expected);
+    EXPECT_EQ(some->jobs(0).job_id(), absl::StrCat(1234 - expected));
+    EXPECT_EQ(some->jobs(expected - 1).job_id(), "1233");
+  }
+}
+
+TEST_F(JobClientTest, AClockThatWasSetBackChangesNoList) {
+  service_.clock_was_set_back = true;
+  service_.num_jobs = 20;
+  Serve();
+  const auto some = client_->List(3);
+  ASSERT_TRUE(some.ok()) << some.status();
+  ASSERT_EQ(some->jobs_size(), 3);
+  EXPECT_EQ(some->jobs(0).job_id(), "17");
+  EXPECT_EQ(some->jobs(2).job_id(), "19");
+}
+
+TEST_F(JobClientTest, ACallThatADriverDoesNotKnowSaysThatItIsTooOld) {
+  Serve();  // the service has no EvictNode
+  control::v1::EvictNodeRequest request;
+  request.set_node_id("n0");
+  const auto evicted = client_->Evict(request);
+  EXPECT_EQ(evicted.status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_TRUE(absl::StrContains(evicted.status().message(), "is too old for this"))
+      << evicted.status();
 }
 
 TEST_F(JobClientTest, AListThatDoesNotEndIsAnError) {

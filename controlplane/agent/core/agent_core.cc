@@ -35,9 +35,13 @@ void AgentCore::OnDesired(const v1::DesiredState& desired, absl::Duration now) {
   drain_known_ = desired.draining();
   check_->SetWanted(desired.has_machine_test() ? &desired.machine_test() : nullptr);
   for (const auto& [job_id, job] : jobs_) job->SetUnwanted();
+  is_understood_ = true;
   for (const v1::DesiredJob& wanted : desired.jobs()) {
+    const bool is_here = jobs_.count(wanted.job_id()) > 0;
+    const bool is_known = JobCore::UnknownIn(wanted).empty();
+    is_understood_ = is_understood_ && is_known;
     // The job was dropped here after it was reported; the next report tells the driver.
-    if (wanted.as_before() && jobs_.count(wanted.job_id()) == 0) continue;
+    if (!is_here && (wanted.as_before() || !is_known)) continue;
     std::unique_ptr<JobCore>& job = jobs_[wanted.job_id()];
     if (job == nullptr) job = std::make_unique<JobCore>(node_id_);
     job->SetDesired(wanted, now);
@@ -125,8 +129,8 @@ std::vector<Action> AgentCore::Reconcile(absl::Duration now) {
       ++job;
     }
   }
-  if (std::all_of(jobs_.begin(), jobs_.end(),
-                  [](const auto& item) { return item.second->applied(); })) {
+  if (is_understood_ && std::all_of(jobs_.begin(), jobs_.end(),
+                                    [](const auto& item) { return item.second->applied(); })) {
     applied_version_ = version_;
   }
   return actions;

@@ -105,7 +105,9 @@ class AgentCore {
 
   // Takes over `desired`, unless it is older than the known one or meant for another incarnation.
   // A driver whose log was restored from a copy begins a new epoch. Then nothing of older epochs
-  // counts: their processes end and their memory goes before a job begins again.
+  // counts: their processes end and their memory goes before a job begins again. Where a driver of
+  // another version wants a phase or a restore point that this version does not know, the job goes
+  // on as before, and `desired` does not count as applied.
   void OnDesired(const v1::DesiredState& desired, absl::Duration now);
 
   // From now on the reports ask the driver to take the jobs away and to place no more here.
@@ -166,6 +168,7 @@ class AgentCore {
   int64_t version_ = 0;
   std::string proof_;  // of epoch_ and version_
   int64_t applied_version_ = 0;
+  bool is_understood_ = true;  // the newest desired state has nothing unknown
   int64_t last_process_id_ = 0;
   bool draining_ = false;
   bool drain_known_ = false;

@@ -13,6 +13,7 @@ namespace megascale::agent {
 namespace {
 
 using testing::ElementsAre;
+using testing::HasSubstr;
 using testing::IsEmpty;
 
 TEST_F(AgentCoreTest, RunPreparesMemoryThenStartsHostAndLocalRanks) {
@@ -566,6 +567,71 @@ TEST_F(AgentCoreTest, TheReportIntervalIsTheShortestHeartbeat) {
       ->set_nanos(250'000'000);
   Apply();
   EXPECT_EQ(core_.report_interval(), absl::Milliseconds(250));
+}
+
+// --- a driver of another version ------------------------------------------------------------
+
+constexpr auto kNewPhase = static_cast<DesiredJob::Phase>(77);
+
+TEST_F(AgentCoreTest, APhaseThatOnlyANewerDriverKnowsLeavesTheAttemptAsItIs) {
+  Run();
+  const int64_t applied = Report().applied_version();
+  for (const auto phase : {kNewPhase, DesiredJob::PHASE_UNSPECIFIED}) {
+    Want(phase, 1)->set_acked_step(7);
+    EXPECT_THAT(Apply(), IsEmpty());
+    EXPECT_EQ(Job().num_processes(), 3);
+    EXPECT_EQ(Report().applied_version(), applied) << "what it does not know is not applied";
+    ASSERT_EQ(Job().warnings_size(), 1);
+    EXPECT_THAT(Job().warnings(0), HasSubstr("the driver wants phase "));
+  }
+  End(1, Killed(SIGKILL));
+  now_ += absl::Seconds(1);
+  EXPECT_THAT(Settle(), ElementsAre("start host as 4")) << "it goes on in the phase before";
+  Want(DesiredJob::PHASE_RUN, 1);
+  EXPECT_THAT(Apply(), IsEmpty());
+  EXPECT_EQ(Report().applied_version(), version_);
+  EXPECT_EQ(Job().warnings_size(), 0);
+}
+
+TEST_F(AgentCoreTest, AnUnknownPhaseDoesNotPutOffTheEndOfAStop) {
+  Run();
+  Want(DesiredJob::PHASE_STOP, 1);
+  Apply();
+  now_ += absl::Seconds(29);
+  Want(kNewPhase, 1);
+  Apply();
+  Want(DesiredJob::PHASE_STOP, 1);
+  Apply();
+  now_ += absl::Seconds(1);
+  EXPECT_THAT(Settle(), ElementsAre("kill 2", "kill 3"));
+}
+
+TEST_F(AgentCoreTest, ANewAttemptInAnUnknownPhaseWaitsBesideTheOneThatRuns) {
+  Run();
+  Want(kNewPhase, 2);
+  EXPECT_THAT(Apply(), IsEmpty());
+  EXPECT_EQ(Job().attempt(), 1);
+  EXPECT_EQ(Job().num_processes(), 3);
+  Want(DesiredJob::PHASE_RUN, 2);
+  EXPECT_THAT(Apply(), ElementsAre("kill 1", "kill 2", "kill 3"));
+}
+
+TEST_F(AgentCoreTest, AnAttemptThatStartsWhereOnlyANewerDriverKnowsWaits) {
+  Run();
+  Want(DesiredJob::PHASE_RUN, 2)
+      ->mutable_restore()
+      ->set_source(static_cast<v1::RestorePoint::Source>(77));
+  EXPECT_THAT(Apply(), IsEmpty());
+  EXPECT_EQ(Job().attempt(), 1);
+  ASSERT_EQ(Job().warnings_size(), 1);
+  EXPECT_THAT(Job().warnings(0), HasSubstr("the driver wants restore point 77"));
+}
+
+TEST_F(AgentCoreTest, ANewJobInAnUnknownPhaseIsNotBegun) {
+  Want(kNewPhase, 1);
+  EXPECT_THAT(Apply(), IsEmpty());
+  EXPECT_EQ(Report().jobs_size(), 0);
+  EXPECT_EQ(Report().applied_version(), 0);
 }
 
 }  // namespace

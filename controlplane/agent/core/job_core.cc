@@ -59,18 +59,36 @@ void TakeFromBefore(v1::DesiredJob* before, v1::DesiredJob* job) {
 
 // --- desired state --------------------------------------------------------------------------
 
+std::string JobCore::UnknownIn(const v1::DesiredJob& desired) {
+  if (!v1::DesiredJob::Phase_IsValid(desired.phase()) ||
+      desired.phase() == v1::DesiredJob::PHASE_UNSPECIFIED) {
+    return absl::StrCat("phase ", desired.phase());
+  }
+  if (!v1::RestorePoint::Source_IsValid(desired.restore().source())) {
+    return absl::StrCat("restore point ", desired.restore().source());
+  }
+  return "";
+}
+
 void JobCore::SetDesired(const v1::DesiredJob& desired, absl::Duration now) {
+  const std::string unknown = UnknownIn(desired);
   if (abandoned_) {
-    next_ = desired;
+    if (unknown.empty()) next_ = desired;
     return;
   }
   wanted_ = true;
   if (desired.attempt() < std::max(attempt_, desired_.attempt())) return;
   const bool same_attempt = desired.attempt() == desired_.attempt();
   if (desired.as_before() && !same_attempt) return;  // it is told in full once it was reported
-  const bool stops = desired.phase() == v1::DesiredJob::PHASE_STOP;
-  if (!stops || !same_attempt) stop_since_.reset();
+  unknown_ = unknown;
+  if (!unknown.empty() && !same_attempt) return;
   v1::DesiredJob before = std::exchange(desired_, desired);
+  if (!unknown.empty()) {
+    desired_.set_phase(before.phase());
+    *desired_.mutable_restore() = before.restore();
+  }
+  const bool stops = InPhase(v1::DesiredJob::PHASE_STOP);
+  if (!stops || !same_attempt) stop_since_.reset();
   if (desired.as_before()) {
     TakeFromBefore(&before, &desired_);
   } else {

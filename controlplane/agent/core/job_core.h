@@ -27,7 +27,11 @@ class JobCore {
 
   explicit JobCore(std::string node_id) : node_id_(std::move(node_id)) {}
 
-  // Takes over `desired`, unless its attempt is older than the known one.
+  // Returns what only a driver of another version knows, the phase or where the attempt starts;
+  // empty: this version knows both.
+  static std::string UnknownIn(const v1::DesiredJob& desired);
+  // Takes over `desired`, unless its attempt is older than the known one. If something in it is
+  // unknown, the attempt goes on in the phase before, and a new attempt waits.
   void SetDesired(const v1::DesiredJob& desired, absl::Duration now);
   void SetUnwanted() {
     wanted_ = false;
@@ -126,6 +130,7 @@ class JobCore {
   std::optional<v1::DesiredJob> next_;         // what the new epoch wants
   absl::Duration now_ = absl::ZeroDuration();  // time of the newest call that passed it
   v1::DesiredJob desired_;
+  std::string unknown_;  // what was desired last and is not in desired_; "": nothing
   std::optional<absl::Duration> stop_since_;
 
   int64_t attempt_ = 0;    // the attempt of everything below; 0: there was none yet

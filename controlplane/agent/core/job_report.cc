@@ -1,7 +1,9 @@
 // The part of job_core.h that reports the actual state.
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "controlplane/agent/core/job_core.h"
+#include "runtime/base/version.h"
 #include "runtime/job/job_spec.h"
 
 namespace megascale::agent {
@@ -101,6 +103,11 @@ v1::ActualJob JobCore::Report(const Heartbeats& heartbeats) const {
     *report.add_steps() = record;
   }
   *report.mutable_warnings() = {warnings_.begin(), warnings_.end()};
+  if (!unknown_.empty()) {
+    report.add_warnings(absl::StrCat("the driver wants ", unknown_, ", which megascale ",
+                                     base::kVersion, " does not know; attempt ", report.attempt(),
+                                     " goes on as before; upgrade this agent"));
+  }
   report.set_storage_error(storage_error_);
   if (retained_.has_value()) *report.mutable_retained() = *retained_;
   return report;

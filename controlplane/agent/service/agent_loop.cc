@@ -20,6 +20,7 @@
 #include "runtime/base/process/resource_limit.h"
 #include "runtime/base/process/thread_environment.h"
 #include "runtime/base/status.h"
+#include "runtime/base/version.h"
 
 namespace megascale::agent {
 namespace {
@@ -168,6 +169,7 @@ absl::Status AgentLoop::TakeStream() {
     stores_.OnStreamOpened();
   }
   for (const v1::AgentDown& message : events.messages) {
+    if (message.message_case() == v1::AgentDown::MESSAGE_NOT_SET) WarnOfUnknown();
     if (message.has_desired()) OnDesired(message.desired());
     for (const v1::StoreReply& reply : message.store().replies()) stores_.OnDriverReply(reply);
     if (message.has_fetch_log()) AnswerFetchLog(message.fetch_log());
@@ -175,6 +177,14 @@ absl::Status AgentLoop::TakeStream() {
     if (message.has_fetch_evidence()) AnswerFetchEvidence(message.fetch_evidence());
   }
   return absl::OkStatus();
+}
+
+// A newer driver asks for something that this version cannot do. Nothing depends on an answer: the
+// driver's wait has a deadline.
+void AgentLoop::WarnOfUnknown() {
+  if (std::exchange(warned_of_unknown_, true)) return;
+  base::LogWarning("ignores a message of the driver that megascale " + std::string(base::kVersion) +
+                   " does not know");
 }
 
 void AgentLoop::OnDesired(const v1::DesiredState& desired) {

@@ -60,6 +60,7 @@ class AgentLoop {
   void ReadChild(ChildProcess* child);
   void OnMessage(const ChildProcess& child, const std::string& message);
   void OnWorkerMessage(const ChildProcess& child, const std::string& message);
+  void WarnOfUnknown();
   void OnDesired(const v1::DesiredState& desired);
 
   void Act();
@@ -108,6 +109,7 @@ class AgentLoop {
   std::map<std::string, int64_t> published_;  // newest step in the batch ring, by job
 
   bool stopping_ = false;
+  bool warned_of_unknown_ = false;
   absl::Duration drain_deadline_ = absl::InfiniteDuration();  // finite: the agent drains
   bool changed_ = true;                                       // since the last report
   absl::Duration reported_ = -absl::InfiniteDuration();

@@ -25,6 +25,7 @@
 #include "controlplane/agent/service/driver_stream.h"
 #include "controlplane/agent/service/local_address.h"
 #include "controlplane/launch/process_keeper.h"
+#include "controlplane/protocol/protocol.h"
 #include "controlplane/security/grpc_log.h"
 #include "controlplane/security/probe.h"
 #include "controlplane/security/tls_check.h"
@@ -166,7 +167,7 @@ v1::Hello MakeHello(const AgentOptions& options, const AgentKey& key) {
   const std::string boot =
       base::ReadFile("/proc/sys/kernel/random/boot_id", 1 << 10).value_or("unknown");
   v1::Hello hello;
-  hello.set_protocol_version(v1::PROTOCOL_VERSION_CURRENT);
+  protocol::SetVersions(&hello);
   hello.set_tests_machine(true);
   hello.set_tests_exchange(true);
   hello.set_node_id(options.node_id);

@@ -599,6 +599,37 @@ TEST_F(AgentServerTest, WorkGoesOnWhileTheDriverIsAway) {
   EXPECT_EQ(Pids(), pids);
 }
 
+TEST_F(AgentServerTest, ADriverOfAnotherVersionLeavesItItsWorkersUntilItIsDrained) {
+  const int64_t agent = Run("1s");
+  const std::vector<pid_t> pids = Pids();
+  const std::string incarnation = driver_->hello().incarnation();
+  driver_->RefuseWith({grpc::StatusCode::FAILED_PRECONDITION, "node n0: upgrade the agent"});
+  driver_->Close();
+  driver_->Open();
+  ASSERT_TRUE(AwaitLines("the driver refuses this agent (node n0: upgrade the agent)", 1));
+  for (const pid_t pid : pids) EXPECT_FALSE(IsGone(pid)) << pid;
+  driver_->RefuseWith(grpc::Status::OK);  // the one before is back
+  ASSERT_TRUE(driver_->AwaitHello());
+  EXPECT_EQ(driver_->hello().incarnation(), incarnation);
+  ASSERT_TRUE(driver_->AwaitJob([&](const v1::ActualJob& job) {
+    return job.num_processes() == 3 && job.ranks(1).status().step() > 3;
+  }));
+  EXPECT_EQ(Pids(), pids);
+  driver_->RefuseWith({grpc::StatusCode::FAILED_PRECONDITION, "node n0: upgrade the agent"});
+  driver_->Close();
+  driver_->Open();
+  ASSERT_TRUE(keeper_->Kill(agent, SIGTERM).ok());
+  EXPECT_EQ(AwaitExit(agent), 0);
+  EXPECT_THAT(Output(), HasSubstr("its jobs did not leave within 1s"));
+  for (const pid_t pid : pids) EXPECT_TRUE(AwaitGone(pid)) << pid;
+}
+
+TEST_F(AgentServerTest, AnAgentThatNoDriverHasTakenYetEndsIfItsVersionIsRefused) {
+  driver_->RefuseWith({grpc::StatusCode::FAILED_PRECONDITION, "node n0: upgrade the agent"});
+  EXPECT_EQ(WEXITSTATUS(AwaitExit(StartAgent())), 1);
+  EXPECT_THAT(Output(), HasSubstr("node n0: upgrade the agent"));
+}
+
 TEST_F(AgentServerTest, ASecondAgentInTheSameRunDirectoryIsRefused) {
   StartAgent();
   ASSERT_TRUE(driver_->AwaitHello());

@@ -38,6 +38,24 @@ bool IsStarting(telemetry::Phase phase) {
          phase == telemetry::PHASE_LOADING || phase == telemetry::PHASE_FIRST_STEP;
 }
 
+// How long a rank of a job may make no progress.
+class ProgressLimits {
+ public:
+  explicit ProgressLimits(const JobRecord& job)
+      : start_(job::ToDuration(job.submitted().spec().fault().start_timeout())),
+        progress_(job::ToDuration(job.submitted().spec().fault().progress_timeout())) {}
+
+  // A phase of a newer agent may belong to the start or to training: it has the longer limit.
+  absl::Duration Of(telemetry::Phase phase) const {
+    if (!telemetry::Phase_IsValid(phase)) return std::max(start_, progress_);
+    return IsStarting(phase) ? start_ : progress_;
+  }
+
+ private:
+  absl::Duration start_;
+  absl::Duration progress_;
+};
+
 Event HungEvent(const JobRecord& job, int rank, const std::string& node_id,
                 const std::string& evidence, const AgentReports& reports) {
   agent::RankFailure failure;
@@ -126,7 +144,6 @@ std::vector<Event> FailureDetector::FailuresOf(const JobRecord& job, const Agent
 std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
     const JobRecord& job, const telemetry::RankStatus& status, absl::Duration silence,
     const AgentReports& reports) {
-  const auto& fault = job.submitted().spec().fault();
   const absl::Duration in_phase = InPhase(job, status, reports);
   Suspect suspect;
   suspect.rank = status.rank();
@@ -141,8 +158,7 @@ std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
                      " (process ", status.pid(), ", in ", Doing(status), ")", Recent(status));
     return suspect;
   }
-  const absl::Duration limit = job::ToDuration(
-      IsStarting(status.phase()) ? fault.start_timeout() : fault.progress_timeout());
+  const absl::Duration limit = ProgressLimits(job).Of(status.phase());
   suspect.age = StillFor(status, silence, in_phase);
   if (suspect.age <= limit) return std::nullopt;
   // While ranks read a checkpoint for others, a rank that waits makes no progress of its own for as
@@ -156,10 +172,8 @@ std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
 std::vector<FailureDetector::Suspect> FailureDetector::SuspectsOf(const JobRecord& job,
                                                                   const AgentReports& reports) {
   std::vector<Suspect> suspects;
-  const auto& fault = job.submitted().spec().fault();
   const absl::Duration heartbeat_timeout = HeartbeatTimeout(job);
-  const absl::Duration start_timeout = job::ToDuration(fault.start_timeout());
-  const absl::Duration progress_timeout = job::ToDuration(fault.progress_timeout());
+  const ProgressLimits limits(job);
   std::vector<Watched>& phases = phases_[JobId(job)];
   phases.resize(static_cast<size_t>(job.placements_size()));
   for (const std::string& node_id : reports.Nodes(job)) {
@@ -176,9 +190,7 @@ std::vector<FailureDetector::Suspect> FailureDetector::SuspectsOf(const JobRecor
       if (watched.value != value) watched = Watched{value, reports.awake()};
       const absl::Duration still = StillFor(status, silence, reports.awake() - watched.since);
       const bool is_alive = absl::Seconds(status.alive_age_seconds()) <= heartbeat_timeout;
-      if (is_alive && still <= (IsStarting(status.phase()) ? start_timeout : progress_timeout)) {
-        continue;
-      }
+      if (is_alive && still <= limits.Of(status.phase())) continue;
       std::optional<Suspect> suspect = SuspectOf(job, status, silence, reports);
       // The report of an agent that stalled itself says nothing about its ranks.
       if (!suspect.has_value() || !reports.IsPunctual(node_id)) continue;

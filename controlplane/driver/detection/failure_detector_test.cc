@@ -336,5 +336,19 @@ TEST_F(FailureDetectorTest, StorageThatFailsForTooLongFailsTheJobAndACommitBegin
   EXPECT_EQ(job().reason(), "StorageFailed");
 }
 
+// SpecOf: start_timeout is 120 s, progress_timeout 60 s.
+TEST_F(FailureDetectorTest, APhaseThatOnlyANewerAgentKnowsHasTheLongerLimit) {
+  Train();
+  RankOf(1)->mutable_status()->set_phase(static_cast<telemetry::Phase>(77));
+  for (int age = 10; age <= 110; age += 10) {
+    RankOf(1)->mutable_status()->set_progress_age_seconds(age);
+    EXPECT_THAT(Pass(absl::Seconds(10)), SizeIs(0)) << age;
+  }
+  RankOf(1)->mutable_status()->set_progress_age_seconds(130);
+  const std::vector<Event> events = Pass(absl::Seconds(15));
+  ASSERT_THAT(events, SizeIs(testing::Ge(1)));
+  EXPECT_EQ(events[0].rank_failed().rank(), 1);
+}
+
 }  // namespace
 }  // namespace megascale::driver

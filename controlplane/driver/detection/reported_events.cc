@@ -131,8 +131,10 @@ telemetry::Phase PhaseOn(const std::string& node_id, const JobRecord& job, telem
   std::set<int> reached;
   for (const auto& rank : actual->ranks()) {
     if (NodeOfRank(job, rank.status().rank()) != node_id) continue;
-    if (rank.status().phase() < wanted) return telemetry::PHASE_STARTING;
-    slowest = std::min(slowest, rank.status().phase());
+    // What a newer agent's phase stands for is not known: it reaches nothing.
+    const telemetry::Phase phase = rank.status().phase();
+    if (phase < wanted || !telemetry::Phase_IsValid(phase)) return telemetry::PHASE_STARTING;
+    slowest = std::min(slowest, phase);
     reached.insert(rank.status().rank());
   }
   const bool all = static_cast<int>(reached.size()) == reports.NumRanksOn(job, node_id);

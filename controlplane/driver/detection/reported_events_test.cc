@@ -15,6 +15,8 @@ namespace agent = megascale::agent::v1;
 namespace control = megascale::control::v1;
 namespace pb = megascale::driver::v1;
 namespace telemetry = megascale::telemetry::v1;
+using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
 
 using ReportedEventsTest = AgentMonitorTest;
@@ -256,6 +258,35 @@ TEST_F(ReportedEventsTest, ATestThatHangsIsToldOnceAndItsEndToo) {
   reports_["n0"].set_test_hangs(false);
   EXPECT_THAT(Report("n0", reports_["n0"]), SizeIs(1));
   EXPECT_FALSE(FindNode(state_, "n0")->busy());
+}
+
+TEST_F(ReportedEventsTest, WhatOnlyANewerAgentKnowsBeginsAndEndsNothing) {
+  for (const char* node : {"n0", "n1"}) {
+    JobOn(node)->mutable_preflight()->set_state(static_cast<agent::Preflight::State>(77));
+  }
+  EXPECT_THAT(Pass(absl::Seconds(1)), IsEmpty());
+  for (const char* node : {"n0", "n1"}) {
+    JobOn(node)->mutable_preflight()->set_state(agent::Preflight::STATE_PASSED);
+  }
+  Pass(absl::Seconds(1));
+  ASSERT_EQ(job().stage(), pb::STAGE_RUN);
+  for (int rank = 0; rank < 4; ++rank) {
+    RankOf(rank)->mutable_status()->set_phase(static_cast<telemetry::Phase>(77));
+  }
+  EXPECT_THAT(Pass(absl::Seconds(1)), IsEmpty()) << "the phase is neither loading nor training";
+  EXPECT_EQ(job().state(), control::JOB_STATE_STARTING);
+  for (int rank = 0; rank < 4; ++rank) {
+    RankOf(rank)->mutable_status()->set_phase(telemetry::PHASE_TRAINING);
+  }
+  Pass(absl::Seconds(1));
+  EXPECT_EQ(job().state(), control::JOB_STATE_RUNNING);
+  RankOf(1)->set_state(static_cast<agent::ActualRank::State>(77));
+  EXPECT_THAT(Pass(absl::Seconds(1)), IsEmpty());
+  RankOf(1)->set_state(agent::ActualRank::STATE_FAILED);
+  RankOf(1)->mutable_failure()->set_failure_class(static_cast<telemetry::FailureClass>(77));
+  EXPECT_THAT(Pass(absl::Seconds(1)), Not(IsEmpty()));
+  EXPECT_EQ(job().reason(), "Failed");
+  EXPECT_EQ(job().state(), control::JOB_STATE_RECOVERING) << "as a rank that exited";
 }
 
 // --- the cost of a report -----------------------------------------------------------------------

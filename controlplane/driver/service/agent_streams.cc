@@ -11,8 +11,11 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/service/driver_loop.h"
+#include "controlplane/protocol/protocol.h"
 #include "controlplane/security/credentials.h"
 #include "proto/agent.grpc.pb.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/comm/store/embedded_store.h"
@@ -27,29 +30,17 @@ namespace pb = megascale::agent::v1;
 constexpr size_t kOutgoingMax = 100'000;
 // The maximum size of each text in Hello, because the driver keeps and shows these for good.
 constexpr size_t kHelloTextBytesMax = 255;
-// The oldest version of agents with which this driver works.
-constexpr int kOldestProtocolVersion = 5;
+// A refused agent asks again every few seconds: one line about each in this time, and only about so
+// many of them.
+constexpr absl::Duration kRefusalLogInterval = absl::Minutes(1);
+constexpr size_t kRefusalsNotedMax = 1024;
 
 grpc::Status ToGrpc(const absl::Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
 }
 
-// An agent and a driver work together if one of them speaks the other's version.
-absl::Status CheckVersion(const pb::Hello& hello) {
-  const int version = hello.protocol_version();
-  const int oldest =
-      hello.oldest_protocol_version() > 0 ? hello.oldest_protocol_version() : version;
-  if (version >= kOldestProtocolVersion && oldest <= pb::PROTOCOL_VERSION_CURRENT) {
-    return absl::OkStatus();
-  }
-  return absl::FailedPreconditionError(
-      absl::StrCat("node ", hello.node_id(), ": speaks version ", version,
-                   " of the agents' protocol, this driver speaks ", kOldestProtocolVersion, " to ",
-                   pb::PROTOCOL_VERSION_CURRENT, "; use one version of megascale on all machines"));
-}
-
 absl::Status CheckHello(const pb::Hello& hello) {
-  RETURN_IF_ERROR(CheckVersion(hello));
+  RETURN_IF_ERROR(protocol::CheckVersions(hello));
   if (hello.node_id().empty() || hello.incarnation().empty() || hello.num_slots() < 0) {
     return absl::InvalidArgumentError(
         "the first message of an agent needs node_id, incarnation and num_slots");
@@ -82,6 +73,8 @@ struct AgentStreams::Impl {
                                   const std::function<pb::AgentDown(const std::string&)>& question);
   void HandleStore(const pb::StoreRequest& request, const std::string& node_id,
                    const std::shared_ptr<Session>& session);
+  // Says in the log that an agent was refused; `node_id` is what the agent calls itself.
+  void LogRefusal(const std::string& node_id, const absl::Status& why);
 
   DriverLoop* loop = nullptr;
   std::unique_ptr<grpc::Service> service;
@@ -91,6 +84,7 @@ struct AgentStreams::Impl {
   std::map<std::string, std::weak_ptr<Session>> sessions;    // by node
   std::map<std::string, std::promise<pb::AgentUp>> fetches;  // by KeyOf
   int64_t num_fetches = 0;
+  std::map<std::string, absl::Duration> refusals_logged;  // when, by node
 };
 
 // One stream. gRPC calls its reactions. It lives at least until OnDone, and as long as it is
@@ -178,8 +172,11 @@ class AgentStreams::Impl::Session : public AgentLink,
 
  private:
   void OnHello() {
+    // It is kept in the log for good: only what this version understands.
+    up_.DiscardUnknownFields();
     const pb::Hello& hello = up_.hello();
     if (absl::Status status = CheckHello(hello); !status.ok()) {
+      if (absl::IsFailedPrecondition(status)) impl_->LogRefusal(hello.node_id(), status);
       Close(status);
       return;
     }
@@ -324,6 +321,25 @@ void AgentStreams::Impl::HandleStore(const pb::StoreRequest& request, const std:
       "attempt ", request.attempt(), " of job ", request.job_id(),
       is_present ? absl::StrCat(" has no rank on node ", node_id) : " is not the present one"));
   reply(refusal);
+}
+
+void AgentStreams::Impl::LogRefusal(const std::string& node_id, const absl::Status& why) {
+  const absl::Duration now = base::RealClock().Monotonic();
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (refusals_logged.size() >= kRefusalsNotedMax) {
+      std::erase_if(refusals_logged,
+                    [&](const auto& item) { return now - item.second >= kRefusalLogInterval; });
+    }
+    const auto logged = refusals_logged.find(node_id);
+    if (logged == refusals_logged.end()) {
+      if (refusals_logged.size() >= kRefusalsNotedMax) return;
+    } else if (now - logged->second < kRefusalLogInterval) {
+      return;
+    }
+    refusals_logged[node_id] = now;
+  }
+  base::LogWarning(absl::StrCat("refused an agent: ", why.message()));
 }
 
 AgentStreams::AgentStreams() : impl_(std::make_shared<Impl>()) {}

@@ -600,10 +600,14 @@ TEST_F(DriverServerTest, AgentOfAnotherProtocolIsRefused) {
   agent::AgentUp up;
   *up.mutable_hello() = HelloOf("n0", "a", 1);
   up.mutable_hello()->set_protocol_version(agent::PROTOCOL_VERSION_CURRENT + 1);
+  ::testing::internal::CaptureStdout();  // where a test's log goes
   ASSERT_TRUE(stream->Write(up));
   agent::AgentDown down;
   EXPECT_FALSE(stream->Read(&down));
-  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  const grpc::Status refused = stream->Finish();
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(refused.error_message(), HasSubstr("upgrade the driver"));
+  EXPECT_THAT(::testing::internal::GetCapturedStdout(), HasSubstr(refused.error_message()));
 }
 
 // An agent of the next version that still speaks this one.

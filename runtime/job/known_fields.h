@@ -1,0 +1,15 @@
+// Whether this version knows all that a job asks for. Protocol buffers keep fields and values that
+// a newer program added, and a reader that looks only at what it knows would train another job than
+// the one that was asked for.
+#pragma once
+
+#include "absl/status/status.h"
+#include "proto/job.pb.h"
+
+namespace megascale::job {
+
+// Errors: FailedPrecondition - `spec` has a field or a value of an enumeration that only a newer
+// version knows; the message names it.
+absl::Status CheckIsKnown(const v1::JobSpec& spec);
+
+}  // namespace megascale::job

@@ -27,6 +27,12 @@ const char* NameOf(Epilogue epilogue) {
       return "none";
     case Epilogue::kBias:
       return "bias";
+    case Epilogue::kGelu:
+      return "gelu";
+    case Epilogue::kBiasGelu:
+      return "bias and gelu";
+    case Epilogue::kGeluGradient:
+      return "gradient of gelu";
   }
   return "";
 }
@@ -117,7 +123,7 @@ class Reader {
   }
   Epilogue EpilogueNamed(const char* key) {
     const std::string name = String(key);
-    for (const Epilogue epilogue : {Epilogue::kNone, Epilogue::kBias}) {
+    for (const Epilogue epilogue : kEpilogues) {
       if (name == NameOf(epilogue)) return epilogue;
     }
     Wrong(key, "is no epilogue that this version knows");
@@ -238,6 +244,11 @@ std::string Describe(const Product& p) {
                    operand(p.m, p.k, p.transpose_a), " x ", operand(p.k, p.n, p.transpose_b));
   if (p.epilogue != Epilogue::kNone) absl::StrAppend(&text, " + ", NameOf(p.epilogue));
   return absl::StrCat(text, p.accumulate ? " added to " : " to ", tensor::Name(p.result));
+}
+
+std::string NameOf(const Product& p) {
+  return absl::StrCat(Describe(p), ", aligned to ", p.a_alignment, ", ", p.b_alignment, ", ",
+                      p.c_alignment, ", ", p.bias_alignment);
 }
 
 const Algorithm* AlgorithmTable::Find(const Product& product) const {

@@ -19,9 +19,12 @@
 
 namespace megascale::gpu {
 
-// What is done to a product before it is stored. Activations and their gradients are added here,
-// in algorithm_table.cc (their name in the text), and in products.cc (EpilogueOf).
-enum class Epilogue : uint8_t { kNone, kBias };
+// What is done to a product before it is stored. GELU is that by tanh, and also stores its input;
+// its gradient is multiplied by the product. Others are added here, in algorithm_table.cc (their
+// name in the text), and in products.cc (EpilogueOf).
+enum class Epilogue : uint8_t { kNone, kBias, kGelu, kBiasGelu, kGeluGradient };
+inline constexpr std::array kEpilogues = {Epilogue::kNone, Epilogue::kBias, Epilogue::kGelu,
+                                          Epilogue::kBiasGelu, Epilogue::kGeluGradient};
 
 // The greatest alignment that is told apart, in bytes. No kernel loads more than 16 bytes at once,
 // so that a choice does not depend on where an allocator places a tensor beyond that.
@@ -59,6 +62,9 @@ struct Product {
 // Returns such as "BF16 [64, 32] x [32, 128]^T + bias to F32".
 std::string Describe(const Product& product);
 
+// Returns the description with the alignments: equal for equal products only.
+std::string NameOf(const Product& product);
+
 // An algorithm with its configuration: the attributes that cublasLt.h names (CUBLASLT_ALGO_CONFIG),
 // and the library's own words (cublasLtMatmulAlgo_t), which hold more than those but are valid for
 // the version of the library that wrote them only.
@@ -78,6 +84,10 @@ struct Algorithm {
   auto operator<=>(const Algorithm&) const = default;
 };
 
+// The id in the entry of a product with an activation for which the library had no algorithm when
+// the table was made: the product is made without it, by an entry of its own, and a kernel follows.
+inline constexpr int32_t kNoAlgorithm = -1;
+
 class AlgorithmTable {
  public:
   // Returns null for a product that is not in the table. The pointer is valid until the next Set of
@@ -85,6 +95,11 @@ class AlgorithmTable {
   const Algorithm* Find(const Product& product) const;
   // Adds or replaces. Requires (CHECK): m, n, k > 0.
   void Set(const Product& product, const Algorithm& algorithm);
+
+  // Adds the products of another table that this one lacks.
+  void Add(const AlgorithmTable& other) {
+    products_.insert(other.products_.begin(), other.products_.end());
+  }
 
   const std::map<Product, Algorithm>& products() const { return products_; }
 

@@ -48,8 +48,8 @@ struct TextSource {
   std::optional<int64_t> step;                  // of a checkpoint that a job wrote
   TextCodec codec{nullptr};
   std::string tokenizer;  // where the codec's was found; empty: bytes
-  // Of the codec's vocabulary. Those of the weights' folder count where the codec spells them as
-  // the folder's own tokenizer does.
+  // In the codec's vocabulary. A token that the weights' folder names counts if the codec spells it
+  // as the folder's own tokenizer does.
   std::vector<int32_t> end_tokens;
   std::vector<std::string> warnings;
 };

@@ -182,7 +182,7 @@ class Transition {
   JobIndex& index_;
   bool nodes_changed_ = false;
   bool stages_changed_ = false;
-  // Of the placement of waiting jobs:
+  // What the placement of waiting jobs keeps:
   bool attempt_begun_ = false;
   JobIndex::Change change_ = JobIndex::Change::kSlots;
   JobIndex::Placed placed_;

@@ -19,7 +19,7 @@ namespace megascale::driver {
 
 class FewRanks {
  public:
-  // Of each group of a rank, this many other ranks show how it holds them up.
+  // This many other ranks of each of its groups show how a rank holds them up.
   static constexpr size_t kMembersRead = 16;
 
   struct Options {

@@ -23,9 +23,9 @@ namespace control = megascale::control::v1;
 
 // A job of at most this many ranks is read whole: comparing all of them costs little.
 constexpr int kRanksOfSmallJob = 64;
-// Of a larger one, so many ranks that compute longer are read first, with those on their machines.
+// In a larger one, so many ranks that compute longer are read first, with those on their machines.
 constexpr size_t kOutliersRead = 64;
-// Of a group for whose members others wait, at most this many are read. More would use up
+// If others wait for the members of a group, at most this many members are read. More would use up
 // kSuspectRanksRead before the search comes to the end of a path.
 constexpr size_t kRanksOfRound = 16;
 // This many of the newest steps are judged, and compared with this many normal ones.

@@ -41,7 +41,7 @@ struct SlowPorts {
 // Returns why the steps of a job take longer than before, as a suspicion of KIND_SLOW
 // (runtime/diagnose/slow_verdict.h). `trigger`: what it said.
 //
-// Of a job of at most 64 ranks it reads the spans of all. Of a larger one it first asks the agents
+// It reads the spans of all ranks of a job of at most 64. For a larger job it first asks the agents
 // how long each rank computes in a step, and reads the ranks `sample` and those that stand out; if
 // none of them computes longer, then the ranks for which those have begun to wait longer. Source:
 // MegaScale (Jiang et al., 2024), 5: first a heat map of all ranks, then the traces of some.

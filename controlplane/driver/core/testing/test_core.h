@@ -127,7 +127,7 @@ class DriverCoreTest : public ::testing::Test {
   std::vector<Event> events_;
   std::vector<std::string> states_;
   int64_t seconds_ = 0;
-  // Of the replay:
+  // What the replay keeps:
   DesiredParts parts_;
   std::map<std::string, std::string> prints_;  // by node
 };

@@ -52,7 +52,7 @@ class DriverShellTest : public ShellTestBase {
 
   absl::Status Submit(const std::string& job_id) {
     absl::Status status;
-    Round([&] { status = shell_->Submit(Submitted(job_id, SpecOf(1, 1, 30)).job_submitted()); });
+    Round([&] { status = shell_->Submit(Submitted(job_id, SpecOf(1, 1, 2000)).job_submitted()); });
     return status;
   }
   void Cancel(const std::string& job_id) {

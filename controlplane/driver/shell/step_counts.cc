@@ -6,8 +6,10 @@
 namespace megascale::driver {
 namespace {
 
+// An agent's number: a sum of them must not overflow.
 int64_t Nanos(double seconds) {
-  return absl::ToInt64Nanoseconds(absl::Seconds(std::max(0.0, seconds)));
+  constexpr double kSecondsMax = 24 * 3600;
+  return absl::ToInt64Nanoseconds(absl::Seconds(std::min(std::max(0.0, seconds), kSecondsMax)));
 }
 
 }  // namespace

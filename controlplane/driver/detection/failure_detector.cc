@@ -18,6 +18,11 @@ namespace agent = megascale::agent::v1;
 namespace pb = megascale::driver::v1;
 namespace telemetry = megascale::telemetry::v1;
 
+// A rank that waits for peers is suspected so much later than others. After a restart or a stall of
+// the driver the time of each rank counts from its agent's first report, and the report about the
+// rank that the others wait for may come last.
+constexpr absl::Duration kWaitersLast = absl::Seconds(3);
+
 absl::Duration HeartbeatTimeout(const JobRecord& job) {
   return job::ToDuration(job.submitted().spec().fault().heartbeat_timeout());
 }
@@ -144,7 +149,9 @@ std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
   const absl::Duration limit = job::ToDuration(
       IsStarting(status.phase()) ? fault.start_timeout() : fault.progress_timeout());
   suspect.age = StillFor(status, silence, in_phase);
-  if (suspect.age <= limit) return std::nullopt;
+  if (suspect.age <= limit + (suspect.waiting ? kWaitersLast : absl::ZeroDuration())) {
+    return std::nullopt;
+  }
   // While ranks read a checkpoint for others, a rank that waits makes no progress of its own for as
   // long as that takes. Each rank that reads has its own limit.
   if (suspect.waiting && status.phase() == telemetry::PHASE_LOADING) return std::nullopt;

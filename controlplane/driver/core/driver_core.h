@@ -31,7 +31,8 @@ namespace megascale::driver {
 //   6: when tests are turned on, jobs that run go on, and lost nodes are tested when they return;
 //      a recovering job's waiting time for slots ends only when it makes progress, not when an
 //      attempt starts; only a machine that was there for the whole fence timeout is blamed.
-inline constexpr int kRules = 6;
+//   7: a machine that is lost after its processes of a failed attempt had ended is not the cause.
+inline constexpr int kRules = 7;
 
 // A restored copy of the log begins a new epoch (epoch.h), which adds this to the attempts of all
 // jobs: each attempt after it is greater than every attempt that the lost part of the log may have

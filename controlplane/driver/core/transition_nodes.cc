@@ -216,6 +216,7 @@ void Transition::LoseProcesses(const std::string& node_id, const pb::Failure& fo
     const std::vector<std::string> nodes = NodesOf(job);
     if (!std::binary_search(nodes.begin(), nodes.end(), node_id)) continue;
     Touch(job);
+    const bool was_fenced = IsFenced(job, node_id);
     base::EraseIf(job.mutable_fenced(),
                   [&](const auto& entry) { return entry.node_id() == node_id; });
     for (const auto& placement : job.placements()) {
@@ -224,6 +225,8 @@ void Transition::LoseProcesses(const std::string& node_id, const pb::Failure& fo
       ended->set_rank(placement.rank());
       ended->set_failed(true);
     }
+    // The attempt had ended before, and nothing of it was left there.
+    if (state_.rules() >= 7 && was_fenced && job.stage() == pb::STAGE_FENCE) continue;
     Fail(&job, found);
   }
 }

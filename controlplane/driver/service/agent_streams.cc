@@ -8,14 +8,14 @@
 #include <optional>
 #include <utility>
 
-#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/detection/agent_hello.h"
+#include "controlplane/driver/service/attempt_store.h"
 #include "controlplane/driver/service/driver_loop.h"
 #include "controlplane/security/credentials.h"
 #include "proto/agent.grpc.pb.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
-#include "runtime/comm/store/embedded_store.h"
 
 namespace megascale::driver {
 namespace {
@@ -25,43 +25,9 @@ namespace pb = megascale::agent::v1;
 // The maximum number of replies and requests that wait to be written to one agent. Beyond it the
 // stream is ended, and the agent asks again on its next one.
 constexpr size_t kOutgoingMax = 100'000;
-// The maximum size of each text in Hello, because the driver keeps and shows these for good.
-constexpr size_t kHelloTextBytesMax = 255;
-// The oldest version of agents with which this driver works.
-constexpr int kOldestProtocolVersion = 5;
 
 grpc::Status ToGrpc(const absl::Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
-}
-
-// An agent and a driver work together if one of them speaks the other's version.
-absl::Status CheckVersion(const pb::Hello& hello) {
-  const int version = hello.protocol_version();
-  const int oldest =
-      hello.oldest_protocol_version() > 0 ? hello.oldest_protocol_version() : version;
-  if (version >= kOldestProtocolVersion && oldest <= pb::PROTOCOL_VERSION_CURRENT) {
-    return absl::OkStatus();
-  }
-  return absl::FailedPreconditionError(
-      absl::StrCat("node ", hello.node_id(), ": speaks version ", version,
-                   " of the agents' protocol, this driver speaks ", kOldestProtocolVersion, " to ",
-                   pb::PROTOCOL_VERSION_CURRENT, "; use one version of megascale on all machines"));
-}
-
-absl::Status CheckHello(const pb::Hello& hello) {
-  RETURN_IF_ERROR(CheckVersion(hello));
-  if (hello.node_id().empty() || hello.incarnation().empty() || hello.num_slots() < 0) {
-    return absl::InvalidArgumentError(
-        "the first message of an agent needs node_id, incarnation and num_slots");
-  }
-  for (const std::string* text : {&hello.node_id(), &hello.incarnation(), &hello.machine_id(),
-                                  &hello.instruction_set(), &hello.hostname(), &hello.key()}) {
-    if (text->size() <= kHelloTextBytesMax && base::Printable(*text) == *text) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the first message of an agent has '", base::Printable(*text, 60),
-        "'; expected texts of at most ", kHelloTextBytesMax, " bytes without control characters"));
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -85,9 +51,8 @@ struct AgentStreams::Impl {
 
   DriverLoop* loop = nullptr;
   std::unique_ptr<grpc::Service> service;
-  comm::EmbeddedStore store;
+  AttemptStore store;
   std::mutex mutex;
-  std::map<std::string, RunningAttempt> attempts;
   std::map<std::string, std::weak_ptr<Session>> sessions;    // by node
   std::map<std::string, std::promise<pb::AgentUp>> fetches;  // by KeyOf
   int64_t num_fetches = 0;
@@ -179,7 +144,7 @@ class AgentStreams::Impl::Session : public AgentLink,
  private:
   void OnHello() {
     const pb::Hello& hello = up_.hello();
-    if (absl::Status status = CheckHello(hello); !status.ok()) {
+    if (const absl::Status status = CheckHello(hello); !status.ok()) {
       Close(status);
       return;
     }
@@ -309,21 +274,7 @@ void AgentStreams::Impl::HandleStore(const pb::StoreRequest& request, const std:
     *down.mutable_store()->add_replies() = answer;
     open->Send(std::move(down));
   };
-  // Held during the call, so that no request reaches the store after its job was dropped.
-  std::lock_guard<std::mutex> lock(mutex);
-  const auto it = attempts.find(request.job_id());
-  const bool is_present = it != attempts.end() && it->second.attempt == request.attempt();
-  if (is_present && absl::c_binary_search(it->second.nodes, node_id)) {
-    store.Handle(request, reply);
-    return;
-  }
-  pb::StoreReply refusal;
-  refusal.set_request_id(request.request_id());
-  refusal.set_code(static_cast<int>(absl::StatusCode::kAborted));
-  refusal.set_message(absl::StrCat(
-      "attempt ", request.attempt(), " of job ", request.job_id(),
-      is_present ? absl::StrCat(" has no rank on node ", node_id) : " is not the present one"));
-  reply(refusal);
+  store.Handle(request, node_id, reply);
 }
 
 AgentStreams::AgentStreams() : impl_(std::make_shared<Impl>()) {}
@@ -336,14 +287,7 @@ grpc::Service* AgentStreams::Serve(DriverLoop* loop) {
 }
 
 void AgentStreams::SetAttempts(const std::map<std::string, RunningAttempt>& attempts) {
-  std::lock_guard<std::mutex> lock(impl_->mutex);
-  const std::map<std::string, RunningAttempt> before = std::exchange(impl_->attempts, attempts);
-  for (const auto& [job_id, running] : attempts) {
-    impl_->store.DropAttemptsBefore(job_id, running.attempt);
-  }
-  for (const auto& [job_id, running] : before) {
-    if (attempts.count(job_id) == 0) impl_->store.DropJob(job_id);
-  }
+  impl_->store.SetAttempts(attempts);
 }
 
 namespace {

@@ -1,0 +1,50 @@
+#include "controlplane/driver/detection/agent_hello.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/status.h"
+#include "runtime/base/text/printable.h"
+
+namespace megascale::driver {
+namespace {
+
+namespace agent = megascale::agent::v1;
+
+constexpr size_t kTextBytesMax = 255;
+// The oldest version of agents with which this driver works.
+constexpr int kOldestProtocolVersion = 5;
+
+// An agent and a driver work together if one of them speaks the other's version.
+absl::Status CheckVersion(const agent::Hello& hello) {
+  const int version = hello.protocol_version();
+  const int oldest =
+      hello.oldest_protocol_version() > 0 ? hello.oldest_protocol_version() : version;
+  if (version >= kOldestProtocolVersion && oldest <= agent::PROTOCOL_VERSION_CURRENT) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "node ", base::Printable(hello.node_id(), 60), ": speaks version ", version,
+      " of the agents' protocol, this driver speaks ", kOldestProtocolVersion, " to ",
+      agent::PROTOCOL_VERSION_CURRENT, "; use one version of megascale on all machines"));
+}
+
+}  // namespace
+
+absl::Status CheckHello(const agent::Hello& hello) {
+  RETURN_IF_ERROR(CheckVersion(hello));
+  if (hello.node_id().empty() || hello.incarnation().empty() || hello.num_slots() < 0) {
+    return absl::InvalidArgumentError(
+        "the first message of an agent needs node_id, incarnation and num_slots");
+  }
+  for (const std::string* text : {&hello.node_id(), &hello.incarnation(), &hello.machine_id(),
+                                  &hello.instruction_set(), &hello.hostname(), &hello.key()}) {
+    if (text->size() <= kTextBytesMax && base::Printable(*text) == *text) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the first message of an agent has '", base::Printable(*text, 60),
+        "'; expected texts of at most ", kTextBytesMax, " bytes without control characters"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace megascale::driver

@@ -140,7 +140,8 @@ bool AgentNode::EndIfDrained() {
   if (!drains()) return false;
   if (!core_->drained() && (connection_ != nullptr || core_->has_processes())) return false;
   world_.Tell(&Observer::OnDrained, node_id_);
-  EndAgent("its jobs have left", Harm::kPeople, *drain_away_);
+  // While the driver is away it ends without having told anybody.
+  EndAgent("its jobs have left", core_->drained() ? Harm::kPeople : Harm::kAway, *drain_away_);
   return true;
 }
 

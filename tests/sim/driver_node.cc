@@ -188,7 +188,7 @@ void DriverNode::CheckSteps() {
 }
 
 void DriverNode::Crash(absl::string_view why, std::optional<absl::Duration> away) {
-  world_.Break({}, absl::StrCat("the driver ends: ", why));
+  world_.Break({"", Harm::kDriver}, absl::StrCat("the driver ends: ", why));
   dying_ = true;
   inputs_.clear();
   shell_.reset();
@@ -206,7 +206,8 @@ void DriverNode::Crash(absl::string_view why, std::optional<absl::Duration> away
 
 void DriverNode::Stall(absl::Duration how_long) {
   if (!up()) return;
-  world_.Break({}, absl::StrCat("the driver stands still for ", absl::FormatDuration(how_long)));
+  world_.Break({"", Harm::kDriver},
+               absl::StrCat("the driver stands still for ", absl::FormatDuration(how_long)));
   stalled_until_ = std::max(stalled_until_, world_.timeline.now() + how_long);
 }
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/sim/agent_node.h"
 #include "tests/sim/checkers/cause_checker.h"
@@ -16,6 +17,7 @@
 #include "tests/sim/faults.h"
 #include "tests/sim/network.h"
 #include "tests/sim/operators.h"
+#include "tests/sim/worker_process.h"
 
 namespace megascale::sim {
 namespace {
@@ -47,6 +49,8 @@ class Census : public Observer {
       const JobRecord* old = driver::FindJob(before, driver::JobId(job));
       if (old == nullptr || old->attempt() == job.attempt()) continue;
       ++outcome_.num_attempts;
+      outcome_.num_not_met +=
+          absl::StrContains(old->culprit().evidence(), WorkerProcess::kNotMet) ? 1 : 0;
       if (old->attempt() == 0) continue;
       outcome_.num_from_memory +=
           job.restore().source() == agent::RestorePoint::SOURCE_MEMORY ? 1 : 0;

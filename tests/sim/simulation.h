@@ -54,6 +54,7 @@ struct Outcome {
   int64_t num_from_storage = 0;
   int64_t num_reporter_faults = 0;
   int64_t num_reads_refused = 0;  // failed reads of ranks whose machine could not read
+  int64_t num_not_met = 0;        // attempts after one whose ranks did not meet at the store
   int64_t num_outdated = 0;       // drivers that stopped because agents knew a later log
   int64_t num_drained = 0;        // agents that ended because their jobs had left
 };

@@ -94,7 +94,8 @@ TEST(SimulationTest, ADriverThatIsAwayForMinutesCostsNoAttempt) {
                     << violation.what;
     }
     EXPECT_GT(outcome.virtual_time, absl::Minutes(5)) << "seed " << seed;
-    EXPECT_LE(outcome.num_attempts, outcome.num_jobs) << "seed " << seed;
+    // Ranks that are about to meet at the driver's store wait for less than minutes.
+    EXPECT_LE(outcome.num_attempts, outcome.num_jobs + outcome.num_not_met) << "seed " << seed;
   }
 }
 

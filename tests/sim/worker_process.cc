@@ -298,7 +298,7 @@ void WorkerProcess::Meet() {
   After(kJoinTimeout, [this] {
     if (asked_.empty()) return;
     asked_.clear();
-    OnJoined(absl::DeadlineExceededError("the address of a rank did not come"));
+    OnJoined(absl::DeadlineExceededError(kNotMet));
   });
 }
 

@@ -60,6 +60,9 @@ class Collective {
 
 class WorkerProcess : public std::enable_shared_from_this<WorkerProcess> {
  public:
+  // The error of a rank that did not meet its peers at the store in time.
+  static constexpr char kNotMet[] = "the address of a rank did not come";
+
   struct Options {
     ProcessName name;
     agent::DesiredJob job;

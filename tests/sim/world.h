@@ -41,7 +41,8 @@ struct ProcessName {
 
 // What a fault can explain. docs/invariants.md: RecoveryHasACause.
 enum class Harm {
-  kNothing,    // a fault of the driver, say
+  kNothing,    // it concerns nobody
+  kDriver,     // the driver ended or stood still, and with it the store at which ranks meet
   kAway,       // the driver may believe that the machine's agent is gone
   kProcess,    // a process was killed, hangs, or was not started
   kMemory,     // there is no memory for an attempt

@@ -161,7 +161,8 @@ std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
 }
 
 std::vector<FailureDetector::Suspect> FailureDetector::SuspectsOf(const JobRecord& job,
-                                                                  const AgentReports& reports) {
+                                                                  const AgentReports& reports,
+                                                                  bool* is_cause_ahead) {
   std::vector<Suspect> suspects;
   const auto& fault = job.submitted().spec().fault();
   const absl::Duration heartbeat_timeout = HeartbeatTimeout(job);
@@ -183,7 +184,11 @@ std::vector<FailureDetector::Suspect> FailureDetector::SuspectsOf(const JobRecor
       if (watched.value != value) watched = Watched{value, reports.awake()};
       const absl::Duration still = StillFor(status, silence, reports.awake() - watched.since);
       const bool is_alive = absl::Seconds(status.alive_age_seconds()) <= heartbeat_timeout;
-      if (is_alive && still <= (IsStarting(status.phase()) ? start_timeout : progress_timeout)) {
+      const absl::Duration limit = IsStarting(status.phase()) ? start_timeout : progress_timeout;
+      if (is_alive && still <= limit) {
+        // It has stood still for long, but in a phase that this driver has not seen for so long.
+        *is_cause_ahead |= absl::Seconds(status.progress_age_seconds()) > limit &&
+                           !plan::NeedsPeers(plan::InstructionId::FromPacked(status.instruction()));
         continue;
       }
       std::optional<Suspect> suspect = SuspectOf(job, status, silence, reports);
@@ -197,13 +202,15 @@ std::vector<FailureDetector::Suspect> FailureDetector::SuspectsOf(const JobRecor
 }
 
 std::optional<Event> FailureDetector::Hung(const JobRecord& job, const AgentReports& reports) {
-  const std::vector<Suspect> suspects = SuspectsOf(job, reports);
+  bool is_cause_ahead = false;
+  const std::vector<Suspect> suspects = SuspectsOf(job, reports, &is_cause_ahead);
   if (suspects.empty()) return std::nullopt;
   const Suspect& worst =
       *std::max_element(suspects.begin(), suspects.end(), [](const Suspect& a, const Suspect& b) {
         return std::tuple(a.dead, !a.waiting, a.age, -a.rank) <
                std::tuple(b.dead, !b.waiting, b.age, -b.rank);
       });
+  if (worst.waiting && !worst.dead && is_cause_ahead) return std::nullopt;
   return HungEvent(job, worst.rank, worst.node_id, worst.evidence, reports);
 }
 

@@ -215,7 +215,7 @@ TEST_F(FailureDetectorTest, RankWithoutProgressIsBlamedThoughItsPhaseWasSeenLast
     SetRuns(rank, InstructionId(OpKind::kReduceNorm));
   }
   SetRuns(2, InstructionId(OpKind::kBackward, 0, 1));
-  Pass(absl::Seconds(2));
+  Pass(absl::Seconds(20));
   RankOf(2)->mutable_status()->set_phase(telemetry::PHASE_CHECKPOINT);
   EXPECT_THAT(Pass(absl::Seconds(59)), SizeIs(0)) << "the others have waited for longer";
   const std::vector<Event> events = Pass(absl::Seconds(2));

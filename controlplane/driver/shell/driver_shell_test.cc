@@ -322,7 +322,7 @@ TEST_F(DriverShellTest, WhatAnAgentHasReportedOfAnAttemptIsLeftOut) {
 
 TEST_F(DriverShellTest, AJobThatAnOlderVersionTookHasWhatThatVersionDid) {
   SimulatedDisk older;
-  const Event submitted = Submitted("j", SpecOf(1, 1, 30));
+  const Event submitted = Submitted("j", SpecOf(1, 1, 2000));
   ASSERT_EQ(submitted.job_submitted().spec().optimizer().type(), 0);
   ASSERT_TRUE(older.OpenLog()->Append(0, {submitted}).ok());
   Open(&older);

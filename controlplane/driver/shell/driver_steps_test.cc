@@ -44,7 +44,7 @@ class DriverStepsTest : public ShellTestBase {
     options.files = &disk_;
     Begin(&disk_, std::move(options));
     Round([&] {
-      EXPECT_TRUE(shell_->Submit(Submitted("j", SpecOf(3, 1, 30)).job_submitted()).ok());
+      EXPECT_TRUE(shell_->Submit(Submitted("j", SpecOf(3, 1, 300)).job_submitted()).ok());
     });
     for (const char* node_id : {"n0", "n1", "n2"}) {
       links_[node_id] = std::make_shared<CountingLink>();
@@ -246,7 +246,7 @@ TEST_F(DriverStepsTest, AWatcherGetsEachStepOnceThoughTheLossLogFailsForAMoment)
 }
 
 TEST_F(DriverStepsTest, NumbersThatAreNoStepsOfTheJobAreIgnored) {
-  for (const int64_t step : {int64_t{-1}, int64_t{0}, int64_t{31}, int64_t{1} << 62}) {
+  for (const int64_t step : {int64_t{-1}, int64_t{0}, int64_t{301}, int64_t{1} << 62}) {
     JobOn("n0")->clear_steps();
     auto* record = JobOn("n0")->add_steps();
     record->set_step(step);

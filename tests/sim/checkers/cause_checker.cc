@@ -4,6 +4,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "tests/sim/worker_process.h"
 
 namespace megascale::sim {
 
@@ -65,7 +66,8 @@ bool CauseChecker::Explains(const JobRecord& job, const control::Culprit& culpri
     case telemetry::FAILURE_CLASS_STORAGE:
       return Happened("", Harm::kStorage);
     case telemetry::FAILURE_CLASS_ABORTED:  // a peer failed, and nobody knows which one
-      return AnyOnNodesOf(job);
+      return AnyOnNodesOf(job) || (absl::StrContains(culprit.evidence(), WorkerProcess::kNotMet) &&
+                                   Happened("", Harm::kDriver));
     default:
       return false;
   }

@@ -203,7 +203,8 @@ void DrainChecker::OnDrainBegan(const std::string& node_id) {
 
 void DrainChecker::OnState(const DriverState& before, const DriverState& after) {
   for (const JobRecord& job : after.jobs()) {
-    if (!job.has_culprit()) continue;
+    const bool is_refused = job.submitted().spec().name() == "refused";
+    if (!job.has_culprit() || is_refused) continue;
     world_.Violate("DrainsEnd", absl::StrCat("job ", JobId(job), " fails: ", job.message()));
   }
 }

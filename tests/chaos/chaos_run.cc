@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "controlplane/address/address.h"
 #include "runtime/base/clock.h"
 #include "runtime/telemetry/doing.h"
 
@@ -55,24 +54,26 @@ void ChaosRun::Problem(const std::string& text) {
 }
 
 void ChaosRun::StartAll() {
+  if (report_.setting == Setting::kMutualTls) cluster_.UseTls();
+  if (report_.setting == Setting::kRedis) redis_.emplace();
   cluster_.StartDriver();
-  client::ClientOptions options;
-  options.address = client::ParseAddress(cluster_.address()).value();
-  client_ = client::JobClient::Create(options).value();
   for (int i = 0; i < kNumAgents; ++i) {
     cluster_.StartAgent(i, kSlots);
     probes_.emplace_back(cluster_.agent_pid(i));
   }
   std::vector<std::string> fields = JobFields(job_);
-  fields.push_back("store=" + store_.unix_url());
+  if (redis_.has_value()) fields.push_back("store=" + redis_->unix_url());
   cluster_.Submit(kJobId, fields);
   checkpoints_ = cluster_.checkpoints(kJobId);
 }
 
 Report ChaosRun::Run(int num_faults, CalmRun* calm) {
   const absl::Duration begin = Now();
+  const std::vector<Fault> faults = DrawFaults(report_.seed, num_faults, kNumRanks, kNumAgents);
+  report_.setting = SettingOf(report_.seed, faults);
+  say_(Describe(report_.setting));
   StartAll();
-  for (const Fault& fault : DrawFaults(report_.seed, num_faults, kNumRanks, kNumAgents)) {
+  for (const Fault& fault : faults) {
     if (IsTerminal(Job())) {
       Problem(absl::StrCat("the job ended before fault ", report_.faults.size() + 1));
       break;
@@ -98,11 +99,9 @@ void ChaosRun::Finish() {
                          control::v1::JobState_Name(job.state()), ": ", job.message()));
     return;
   }
-  control::v1::CancelJobRequest cancel;
-  cancel.set_job_id(kJobId);
-  const auto cancelled = client_->Cancel(cancel);
-  if (!cancelled.ok() || !e2e::WaitUntil([&] { return IsTerminal(Job()); }, kEndSeconds)) {
-    Problem(absl::StrCat("the job is not cancelled: ", cancelled.status().ToString()));
+  const e2e::CommandResult cancelled = cluster_.Megascale({"cancel", kJobId});
+  if (cancelled.exit_code != 0 || !e2e::WaitUntil([&] { return IsTerminal(Job()); }, kEndSeconds)) {
+    Problem(absl::StrCat("the job is not cancelled: ", cancelled.err));
     return;
   }
   job = Job();
@@ -124,7 +123,7 @@ void ChaosRun::Compare(const Ending& calm) {
 }
 
 // Returns the job; an empty one while the driver is away, because the last known one may be wrong.
-Job ChaosRun::Job() { return client_->Get(kJobId).value_or(control::v1::Job()); }
+Job ChaosRun::Job() { return cluster_.Status(kJobId); }
 
 void ChaosRun::Inject(const Fault& fault) {
   FaultReport report;
@@ -284,11 +283,11 @@ bool ChaosRun::IsThere(const Strike& strike) {
 }
 
 void ChaosRun::HitStore(const Strike& strike, std::vector<Aftermath>* aftermath) {
-  store_.Signal(strike.blow.signal);
+  redis_->Signal(strike.blow.signal);
   if (strike.blow.signal == SIGSTOP) {
-    aftermath->push_back({Now() + strike.blow.pause, [this] { store_.Signal(SIGCONT); }});
+    aftermath->push_back({Now() + strike.blow.pause, [this] { redis_->Signal(SIGCONT); }});
   } else {
-    aftermath->push_back({Now() + strike.absence, [this] { store_.Start(); }});
+    aftermath->push_back({Now() + strike.absence, [this] { redis_->Start(); }});
   }
 }
 

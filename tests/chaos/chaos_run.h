@@ -1,16 +1,15 @@
-// One job under faults: a driver, two agents, four workers and a redis-server as real processes. A
-// seed names the faults and their moments; after each fault the run waits until the job trains
-// again. The first checkpoint after the last fault must have the bits of a calm run, and no failure
-// may occur without a fault.
+// One job under faults: a driver, two agents, four workers and, in some settings, a redis-server as
+// real processes. A seed names the faults and their moments; after each fault the run waits until
+// the job trains again. The first checkpoint after the last fault must have the bits of a calm run,
+// and no failure may occur without a fault.
 #pragma once
 
 #include <functional>
-#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/time/time.h"
-#include "controlplane/client/job_client.h"
 #include "runtime/comm/store/redis/testing/test_redis_server.h"
 #include "tests/chaos/calm_run.h"
 #include "tests/chaos/fault.h"
@@ -33,6 +32,7 @@ struct FaultReport {
 
 struct Report {
   uint64_t seed = 0;
+  Setting setting = Setting::kDefault;
   std::vector<FaultReport> faults;
   Ending ending;
   absl::Duration took = absl::ZeroDuration();
@@ -44,6 +44,7 @@ class ChaosRun {
   // `say` is called with one line after every fault.
   ChaosRun(uint64_t seed, ChaosJob job, std::function<void(const std::string&)> say);
 
+  // In the setting that the seed's faults need.
   Report Run(int num_faults, CalmRun* calm);
 
  private:
@@ -75,9 +76,8 @@ class ChaosRun {
   const ChaosJob job_;
   const std::function<void(const std::string&)> say_;
   Report report_;
-  comm::TestRedisServer store_;  // the rendezvous store
+  std::optional<comm::TestRedisServer> redis_;  // set: the rendezvous store
   e2e::Cluster cluster_;
-  std::unique_ptr<client::JobClient> client_;
   std::vector<AgentProbe> probes_;  // by agent
   std::string checkpoints_;
   int64_t attempt_with_sockets_ = 0;  // the newest such attempt before the present fault

@@ -16,9 +16,7 @@
 namespace megascale::chaos {
 namespace {
 
-constexpr int kFaults = 3;
 constexpr uint64_t kSeeds = 2;
-constexpr uint64_t kSoakSeeds = 60;
 
 // Every layout has data 2 x pipeline 2 unless its fields say otherwise.
 const std::vector<std::string> kLayouts[] = {
@@ -40,11 +38,11 @@ class ChaosTest : public ::testing::TestWithParam<uint64_t> {
 TEST_P(ChaosTest, TheJobHasTheBitsOfTheCalmRun) {
   const std::vector<std::string>& layout = kLayouts[GetParam() % std::size(kLayouts)];
   const ChaosJob job = {.fields = layout};
-  const std::string again = absl::StrCat("--seed ", GetParam(), " --faults ", kFaults, " --set ",
-                                         absl::StrJoin(layout, " --set "));
+  const std::string again = absl::StrCat("--seed ", GetParam(), " --faults ", kFaultsPerSeed,
+                                         " --set ", absl::StrJoin(layout, " --set "));
   std::printf("seed %d; again: ./dev chaos %s\n", static_cast<int>(GetParam()), again.c_str());
   const auto say = [](const std::string& line) { std::printf("  %s\n", line.c_str()); };
-  const Report report = ChaosRun(GetParam(), job, say).Run(kFaults, CalmRunOf(job));
+  const Report report = ChaosRun(GetParam(), job, say).Run(kFaultsPerSeed, CalmRunOf(job));
   for (const std::string& problem : report.problems) ADD_FAILURE() << problem;
 }
 

@@ -103,6 +103,30 @@ std::vector<Fault> DrawFaults(uint64_t seed, int count, int num_ranks, int num_a
   return faults;
 }
 
+Setting SettingOf(uint64_t seed, const std::vector<Fault>& faults) {
+  bool sees_sockets = false;
+  for (const Fault& fault : faults) {
+    sees_sockets = sees_sockets || fault.aim == Aim::kSockets;
+    for (const Strike& strike : fault.strikes) {
+      if (strike.blow.victim == Victim::kStore) return Setting::kRedis;
+    }
+  }
+  // Four seeds at a time, because consecutive ones have different layouts.
+  return sees_sockets || seed / 4 % 2 == 0 ? Setting::kDefault : Setting::kMutualTls;
+}
+
+std::string Describe(Setting setting) {
+  switch (setting) {
+    case Setting::kDefault:
+      return "Unix sockets and the driver's store";
+    case Setting::kMutualTls:
+      return "TCP with mutual TLS and the driver's store";
+    case Setting::kRedis:
+      return "Unix sockets and a redis-server";
+  }
+  return "";
+}
+
 std::string Describe(Aim aim) {
   switch (aim) {
     case Aim::kAnyTime:

@@ -58,6 +58,22 @@ struct Fault {
   std::vector<Strike> strikes;  // one, or two at once
 };
 
+// How the processes of a run talk to each other, and which store their ranks meet at.
+enum class Setting {
+  kDefault,    // Unix sockets; the store that the driver serves
+  kMutualTls,  // TCP with certificates of both sides; the same store
+  kRedis,      // Unix sockets; a redis-server
+};
+
+// What a soak runs: every pair of a moment and a blow at least once.
+inline constexpr uint64_t kSoakSeeds = 68;
+inline constexpr int kFaultsPerSeed = 3;
+
+// Returns the setting in which the faults of a seed can happen, by turns: one that strikes the
+// store needs a redis-server, and the probe sees only the Unix sockets of ranks.
+Setting SettingOf(uint64_t seed, const std::vector<Fault>& faults);
+std::string Describe(Setting setting);
+
 // Returns the faults of a seed. Requires: num_agents >= 1, each with the same number of ranks.
 std::vector<Fault> DrawFaults(uint64_t seed, int count, int num_ranks, int num_agents);
 

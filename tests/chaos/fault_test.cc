@@ -53,6 +53,28 @@ TEST(DrawFaultsTest, EveryPairOfAMomentAndABlowComesOnceInARound) {
   EXPECT_EQ(pairs.size(), static_cast<size_t>(round));
 }
 
+TEST(SettingTest, ASoakHasEveryPairAndEverySettingInEveryLayout) {
+  constexpr uint64_t kLayouts = 4;
+  std::set<std::pair<Aim, std::string>> pairs;
+  std::set<std::pair<Setting, uint64_t>> settings;
+  for (uint64_t seed = 1; seed <= kSoakSeeds; ++seed) {
+    const std::vector<Fault> faults = DrawFaults(seed, kFaultsPerSeed, 4, 2);
+    const Setting setting = SettingOf(seed, faults);
+    settings.insert({setting, seed % kLayouts});
+    for (const Fault& fault : faults) {
+      Strike only_blow;
+      only_blow.blow = fault.strikes[0].blow;
+      pairs.insert({fault.aim, Describe(only_blow)});
+      const bool is_of_store = only_blow.blow.victim == Victim::kStore;
+      EXPECT_TRUE(!is_of_store || setting == Setting::kRedis) << "seed " << seed;
+      EXPECT_TRUE(fault.aim != Aim::kSockets || setting != Setting::kMutualTls) << "seed " << seed;
+    }
+  }
+  EXPECT_EQ(pairs.size(), kNumAims * AllBlows().size());
+  // All seeds of the first layout strike as sockets appear, which are not seen over TCP.
+  EXPECT_EQ(settings.size(), 3 * kLayouts - 1);
+}
+
 TEST(DrawFaultsTest, AWorkerIsStoppedBeforeTheAgentThatItRunsUnder) {
   int pairs = 0;
   for (const Fault& fault : DrawFaults(1, kNumAims * static_cast<int>(AllBlows().size()), 4, 2)) {

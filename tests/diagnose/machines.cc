@@ -92,7 +92,7 @@ void Machines::Enter() {
     e2e::Run({"/usr/bin/env", "ip", "link", "set", "lo", "up"});
     const bool made =
         e2e::Run({"/usr/bin/env", "ip", "link", "add", "bridge0", "type", "bridge"}).exit_code == 0;
-    e2e::Run({"/usr/bin/env", "ip", "addr", "add", "10.77.0.254/24", "dev", "bridge0"});
+    e2e::Run({"/usr/bin/env", "ip", "addr", "add", OwnAddress() + "/24", "dev", "bridge0"});
     e2e::Run({"/usr/bin/env", "ip", "link", "set", "bridge0", "mtu", absl::StrCat(kMtu), "up"});
     return made;
   }();
@@ -188,16 +188,29 @@ void Machines::LimitCores(int machine, double percent) {
 void Machines::LimitLink(int machine, double mbit) {
   const std::vector<std::string> limit = {"root",  "tbf",  "rate",    absl::StrCat(mbit, "mbit"),
                                           "burst", "64kb", "latency", "100ms"};
-  std::vector<std::string> here = {"tc", "qdisc", "replace", "dev", LinkName(machine)};
-  std::vector<std::string> there = {
-      "nsenter", absl::StrCat("--net=/proc/", At(machine).holder, "/ns/net"),
-      "tc",      "qdisc",
-      "replace", "dev",
-      "eth0"};
-  here.insert(here.end(), limit.begin(), limit.end());
-  there.insert(there.end(), limit.begin(), limit.end());
-  Do(here);
-  Do(there);
+  DoQueue(machine, Way::kBoth, "replace", limit);
+}
+
+void Machines::DoQueue(int machine, Way way, const std::string& verb,
+                       const std::vector<std::string>& more) {
+  const auto run = [&](std::vector<std::string> command, const std::string& link) {
+    command.insert(command.end(), {"tc", "qdisc", verb, "dev", link, "root"});
+    command.insert(command.end(), more.begin(), more.end());
+    Do(command);
+  };
+  // A queue works where packets leave.
+  if (way != Way::kFrom) run({}, LinkName(machine));
+  if (way == Way::kTo) return;
+  run({"nsenter", absl::StrCat("--net=/proc/", At(machine).holder, "/ns/net")}, "eth0");
+}
+
+// No packet fits into a queue of one byte.
+void Machines::Block(int machine, Way way) {
+  DoQueue(machine, way, "replace", {"bfifo", "limit", "1"});
+}
+
+void Machines::Unblock(int machine) {
+  DoQueue(machine, Way::kBoth, "replace", {"pfifo", "limit", "1000"});
 }
 
 void Machines::CutLink(int machine) { Do({"ip", "link", "set", LinkName(machine), "down"}); }
@@ -224,7 +237,7 @@ void Machines::StartTraffic(int machine, const std::string& program, double mbit
   children_.push_back(e2e::Spawn({program, Address(machine), port, rate}, "/dev/null"));
   std::vector<std::string> from = Prefix(machine);
   from[2] = absl::StrCat("exec nsenter --net=/proc/", At(machine).holder, "/ns/net \"$@\"");
-  from.insert(from.end(), {program, "10.77.0.254", port, rate});
+  from.insert(from.end(), {program, OwnAddress(), port, rate});
   children_.push_back(e2e::Spawn(from, "/dev/null"));
 }
 

@@ -19,6 +19,9 @@
 
 namespace megascale::injection {
 
+// A direction of a machine's link.
+enum class Way { kFrom, kTo, kBoth };
+
 class Machines {
  public:
   // Creation fails if a tool or a privilege is missing: status() says which.
@@ -32,6 +35,8 @@ class Machines {
   // The command that runs its arguments on a machine.
   std::vector<std::string> Prefix(int machine) const;
   std::string Address(int machine) const;
+  // The address of this test, which all machines reach.
+  static std::string OwnAddress() { return "10.77.0.254"; }
   // Where the switches of its ranks' devices lie (paced_device.h).
   const std::string& switches(int machine) const { return At(machine).switches; }
   void SetSwitch(int machine, const std::string& name, const std::string& text);
@@ -41,6 +46,9 @@ class Machines {
   // Limits its link, both ways.
   void LimitLink(int machine, double mbit);
   void CutLink(int machine);
+  // Drops all packets from a machine, to it, or both, until Unblock.
+  void Block(int machine, Way way);
+  void Unblock(int machine);
   // Mounts a full disk at this folder for the processes that share the mount namespace of
   // `process`: those of an agent that was started on a machine.
   void FillDisk(pid_t process, const std::string& directory);
@@ -61,6 +69,8 @@ class Machines {
   void Add(int index);
   void MakeGroup(Machine* machine, int index);
   void Do(const std::vector<std::string>& command);
+  // Runs `tc qdisc VERB dev LINK root MORE…` at an end of the machine's link.
+  void DoQueue(int machine, Way way, const std::string& verb, const std::vector<std::string>& more);
   void RemoveGroup(const std::string& group) const;
 
   std::string directory_;  // of the switches

@@ -208,16 +208,16 @@ Cluster::Cluster() {
   WriteJobFile(directory_);
 }
 
-void Cluster::UseTcp() {
+void Cluster::UseTcp(const std::string& host) {
   // Find a free port; another process may still take it.
   const base::UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in local = {};
   local.sin_family = AF_INET;
-  local.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(::inet_pton(AF_INET, host.c_str(), &local.sin_addr), 1);
   socklen_t size = sizeof(local);
   ASSERT_EQ(::bind(socket.get(), reinterpret_cast<sockaddr*>(&local), size), 0);
   ASSERT_EQ(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&local), &size), 0);
-  address_ = absl::StrCat("127.0.0.1:", ntohs(local.sin_port));
+  address_ = absl::StrCat(host, ":", ntohs(local.sin_port));
   tcp_ = true;
   client_.reset();
 }

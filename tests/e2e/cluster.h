@@ -56,8 +56,9 @@ class Cluster {
  public:
   // Makes a new folder under /tmp, with a path short enough for sockets.
   Cluster();
-  // From now on driver, agents and commands talk over TCP on the loopback interface.
-  void UseTcp();
+  // From now on driver, agents and commands talk over TCP on the interface with this address: the
+  // loopback interface.
+  void UseTcp(const std::string& host = "127.0.0.1");
   // As UseTcp, with mutual TLS: makes an authority in certificates() and a certificate for each.
   void UseTls();
   // Puts agents that are started from now on, and all their processes, into this control group.

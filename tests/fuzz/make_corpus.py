@@ -176,7 +176,7 @@ def up(control, text):
 
 
 def hello(control, **fields):
-    values = dict(node=f'"n{control & 1}"', incarnation='"i2"', slots=2, version=2)
+    values = dict(node=f'"n{control & 1}"', incarnation='"i2"', slots=2, version=5)
     values.update(fields)
     return up(control, "hello { protocol_version: %(version)s node_id: %(node)s incarnation: %(incarnation)s "
                        "num_slots: %(slots)s machine_id: \"m\" instruction_set: \"avx2\" }" % values)
@@ -207,7 +207,25 @@ def agent_messages():
     finished = stored + [report(0, 'manifests { attempt: 1 step: 20 directory: "/c" } ' +
                                 rank(0, "STATE_FINISHED", step=20) + rank(1, "STATE_FINISHED", step=20)),
                          report(1, rank(2, "STATE_FINISHED", step=20) + rank(3, "STATE_FINISHED", step=20))]
+    def steps(first, last, attempt=1):
+        return "".join(f"steps {{ step: {i} attempt: {attempt} loss: 2.5 seconds: 0.1 }} " for i in range(first, last + 1))
+
+    def trains(control, first, last, attempt=1):
+        return report(control, PASSED + rank(2 * (control & 1), step=last) + rank(2 * (control & 1) + 1, step=last) +
+                      "num_processes: 3 " + steps(first, last, attempt), attempt)
+
+    stream_ends, driver_ends, files_fail, silence = (kind << 5 for kind in (4, 5, 6, 7))
+    stepped = running + [trains(1, 1, 5)]
+    again = stepped + [report(0, rank(0, "STATE_FAILED")), *(up(node, 'actual { incarnation: "i1" applied_version: 9000000000 }')
+                                                             for node in (0, 1, 0x1e, 0x1f))]
     cases = {
+        "stepped": stepped, "driver-ends": stepped + [trains(driver_ends | 1, 4, 9), trains(1, 10, 12)],
+        "stream-ends": stepped + [hello(stream_ends | 1, incarnation='"i1"'), trains(1, 6, 8)],
+        "taken-over": stepped + [hello(1, incarnation='"i1"'), trains(1, 6, 8), hello(0, node='"n1"')],
+        "files-fail": stepped + [trains(files_fail | 1, 6, 8), trains(9, 6, 9), trains(files_fail | 9, 6, 10), trains(0x1f, 6, 11)],
+        "lost": stepped + [trains(silence | 1, 6, 8)], "gap": stepped + [trains(0x1f, 9, 12)] * 5,
+        "again-from-the-beginning": again + [trains(node, 1, 3, 2) for node in (0, 1)],
+        "old-version": [hello(0, version=4)], "newer-version": [hello(0, version=9)],
         "preflight": both, "running": running, "failed": failed, "fenced": fenced, "stored": stored,
         "finished": finished, "refused": [report(0, 'preflight { state: STATE_REFUSED message: "no" }')],
         "again": [hello(0), hello(0, incarnation='"i3"'), hello(0, incarnation='"i1"')],
@@ -218,7 +236,9 @@ def agent_messages():
         "host-failed": running + [report(0, 'host { failure { failure_class: FAILURE_CLASS_EXITED message: "x" } }')],
         "storage": running + [report(0, 'storage_error: "disk full" retained { attempt: 1 step: 5 }')],
         "steps": running + [report(0, "steps { step: 1 attempt: 1 loss: 2.5 } steps { step: 9 attempt: 1 loss: nan }")],
-        "store": [up(0, 'store { requests { request_id: "r" operation: OPERATION_SET key: "k" } }')],
+        "store": running + [up(node, f'store {{ requests {{ request_id: "{operation}" operation: OPERATION_{operation} '
+                                     f'job_id: "j" attempt: 1 key: "k" value: "1" amount: 1 }} }}')
+                            for operation in ("WAIT", "GET", "SET", "ADD") for node in (0, 1)],
         "log": [up(0, 'log { request_id: "r" data: "x" next_offset: -1 }')], "nothing": [b"\0", b""],
     }
     for name, payloads in cases.items():

@@ -30,7 +30,8 @@ std::string MutateManifest(const std::string& input, Random* random);
 // A safetensors file, and as a shard of a checkpoint.
 void RunSafetensors(absl::string_view input);
 std::string MutateSafetensors(const std::string& input, Random* random);
-// Frames of AgentUp, from two agents, into the driver's agent monitor and state machine.
+// Frames of AgentUp, on two sessions of agents, into the driver's shell and store: its state, log,
+// loss log, views and desired states; with sessions that end and drivers that are started again.
 void RunAgentMessages(absl::string_view input);
 std::string MutateAgentMessages(const std::string& input, Random* random);
 // Frames of FromWorker and FromHost, over a socket pair, into the agent's core.

@@ -38,11 +38,10 @@ std::string Describe(const ProcessName& name) {
 
 }  // namespace
 
-AgentNode::AgentNode(const Cluster& cluster, std::string node_id, int num_slots)
+AgentNode::AgentNode(const Cluster& cluster, Identity identity)
     : cluster_(cluster),
       world_(*cluster.world),
-      node_id_(std::move(node_id)),
-      num_slots_(num_slots),
+      identity_(std::move(identity)),
       clock_offset_(world_.rng.Between(absl::ZeroDuration(), absl::Hours(100))),
       clock_rate_(1.0 + static_cast<double>(world_.rng.Between(-10, 10)) / 1000) {}
 
@@ -51,8 +50,12 @@ absl::Duration AgentNode::Now() const {
   return clock_offset_ + absl::Nanoseconds(static_cast<int64_t>(nanoseconds * clock_rate_));
 }
 
+std::string AgentNode::MachineName() const {
+  return identity_.copy == 0 ? node_id_ : absl::StrCat(node_id_, "-copy-", identity_.copy);
+}
+
 std::string AgentNode::IncarnationName() const {
-  return absl::StrCat(node_id_, "-", num_incarnations_);
+  return absl::StrCat(MachineName(), "-", num_incarnations_);
 }
 
 void AgentNode::Start() {
@@ -61,8 +64,10 @@ void AgentNode::Start() {
   ++num_incarnations_;
   world_.Say(node_id_, absl::StrCat("starts, incarnation ", num_incarnations_));
   core_ = std::make_unique<core::AgentCore>(node_id_, IncarnationName());
+  MakeForwarder();
   actions_left_.reset();
   taken_ = false;
+  drain_away_.reset();
   changed_ = true;
   reported_ = -absl::InfiniteDuration();
   wake_at_ = absl::InfiniteDuration();
@@ -84,7 +89,8 @@ void AgentNode::Later(absl::Duration delay, std::function<void()> run) {
 // Ends a stall: runs everything that arrived meanwhile, in order.
 void AgentNode::WakeUp() {
   if (world_.timeline.now() < stalled_until_) return;
-  world_.Tell(&Observer::OnFault, node_id_);  // what others conclude now is a consequence, too
+  world_.Tell(&Observer::OnFault,
+              Fault{node_id_, Harm::kAway});  // what others conclude now is a consequence, too
   std::vector<std::function<void()>> runs;
   runs.swap(deferred_);
   for (const auto& run : runs) {
@@ -93,24 +99,71 @@ void AgentNode::WakeUp() {
 }
 
 void AgentNode::Crash(absl::string_view why, absl::Duration away) {
+  // One that the driver never took is missed by nobody.
+  EndAgent(why, taken_ || identity_.copy == 0 ? Harm::kAway : Harm::kNothing, away);
+}
+
+void AgentNode::EndAgent(absl::string_view why, Harm harm, absl::Duration away) {
   if (!up()) return;
-  world_.Fault(node_id_, absl::StrCat("the agent ends: ", why));
+  world_.Break({node_id_, harm}, absl::StrCat("the agent ends: ", why));
   DieAll();
   memory_.clear();
   deferred_.clear();
   stalled_until_ = absl::ZeroDuration();
   core_.reset();
+  forwarder_.reset();
   if (connection_ != nullptr) cluster_.network->Abandon(connection_);
   connection_.reset();
-  world_.timeline.After(away, [this] {
-    world_.Tell(&Observer::OnFault, node_id_);
-    if (!up()) Start();
+  world_.timeline.After(away, [this, harm] {
+    if (up() || removed_) return;
+    world_.Tell(&Observer::OnFault, Fault{node_id_, harm});
+    Start();
   });
+}
+
+void AgentNode::Drain(absl::Duration limit, absl::Duration away) {
+  if (!up() || drains()) return;
+  world_.Break({node_id_, Harm::kPeople}, "is asked to end");
+  world_.Tell(&Observer::OnDrainBegan, node_id_);
+  drain_away_ = away;
+  Later(absl::ZeroDuration(), [this] {
+    core_->Drain();
+    changed_ = true;
+    Wake();
+  });
+  world_.timeline.After(limit, [this, away, incarnation = num_incarnations_] {
+    if (incarnation == num_incarnations_) Crash("its jobs did not leave in time", away);
+  });
+}
+
+// As controlplane/agent/service does. Returns true if the agent ended.
+bool AgentNode::EndIfDrained() {
+  if (!drains()) return false;
+  if (!core_->drained() && (connection_ != nullptr || core_->has_processes())) return false;
+  world_.Tell(&Observer::OnDrained, node_id_);
+  // While the driver is away it ends without having told anybody.
+  EndAgent("its jobs have left", core_->drained() ? Harm::kPeople : Harm::kAway, *drain_away_);
+  return true;
+}
+
+void AgentNode::DamageMemory() {
+  for (const auto& [job_id, memory] : memory_) {
+    for (const auto& [rank, region] : memory.snapshots) {
+      const auto reader = checkpoint::SnapshotReader::Open(region.get());
+      for (const checkpoint::SealedSnapshot& sealed : reader->List()) {
+        const auto payload = reader->Read(sealed);
+        if (!payload.ok() || payload->empty()) continue;
+        const_cast<char&>(payload->front()) ^= 1;
+        world_.damaged_memory.insert(IncarnationName());
+      }
+    }
+  }
+  world_.Break({node_id_, Harm::kReads}, "its snapshots are damaged");
 }
 
 void AgentNode::Remove() {
   removed_ = true;
-  if (!up()) world_.Fault(node_id_, "is lost for good");
+  if (!up()) world_.Break({node_id_, Harm::kAway}, "is lost for good");
   Crash("the machine is lost for good", absl::ZeroDuration());
 }
 
@@ -131,9 +184,26 @@ void AgentNode::DieAll() {
 
 void AgentNode::Stall(absl::Duration how_long) {
   if (!up()) return;
-  world_.Fault(node_id_, absl::StrCat("stands still for ", absl::FormatDuration(how_long)));
+  world_.Break({node_id_, Harm::kAway},
+               absl::StrCat("stands still for ", absl::FormatDuration(how_long)));
   stalled_until_ = std::max(stalled_until_, world_.timeline.now() + how_long);
   world_.timeline.At(stalled_until_, [this] { WakeUp(); });
+}
+
+void AgentNode::MakeForwarder() {
+  const auto to_driver = [this](const agent::AgentUp& message) {
+    if (connection_ == nullptr) return;  // they are sent again on the next stream
+    for (const auto& request : message.store().requests()) {
+      cluster_.network->SendStore(connection_, request);
+    }
+  };
+  const auto to_process = [this](int64_t process_id, const agent::StoreReply& reply) {
+    const auto child = children_.find(process_id);
+    if (child == children_.end() || child->second.worker == nullptr) return;
+    world_.timeline.After(kLinkDelay,
+                          [worker = child->second.worker, reply] { worker->OnStoreReply(reply); });
+  };
+  forwarder_ = std::make_unique<core::StoreForwarder>(core::StoreAccess(), to_driver, to_process);
 }
 
 // --- the driver -------------------------------------------------------------------------------
@@ -143,12 +213,12 @@ void AgentNode::Connect() {
   hello.set_protocol_version(megascale::agent::v1::PROTOCOL_VERSION_CURRENT);
   hello.set_node_id(node_id_);
   hello.set_incarnation(IncarnationName());
-  hello.set_num_slots(num_slots_);
-  hello.set_machine_id(node_id_);
-  hello.set_key(absl::StrCat("key of ", node_id_));
+  hello.set_num_slots(num_slots());
+  hello.set_machine_id(MachineName());
+  hello.set_key(absl::StrCat("key of ", MachineName()));
   hello.set_instruction_set("avx2");
-  hello.set_tests_machine(true);
-  hello.set_tests_exchange(true);
+  hello.set_tests_machine(!identity_.is_old);
+  hello.set_tests_exchange(!identity_.is_old);
   const auto reconnect = [this] {
     Later(world_.rng.Between(kReconnectMin, kReconnectMax), [this] {
       if (connection_ == nullptr) Connect();
@@ -158,7 +228,10 @@ void AgentNode::Connect() {
   events.on_desired = [this, incarnation = num_incarnations_](const agent::DesiredState& desired) {
     if (!up() || incarnation != num_incarnations_) return;
     taken_ = true;
-    Later(absl::ZeroDuration(), [this, desired] {
+    Later(absl::ZeroDuration(), [this, desired = desired]() mutable {
+      if (identity_.is_old) {
+        for (auto& job : *desired.mutable_jobs()) job.clear_step_duty();
+      }
       core_->OnDesired(desired, Now());
       changed_ = true;
       Wake();
@@ -173,8 +246,14 @@ void AgentNode::Connect() {
     }
     reconnect();
   };
+  events.on_store = [this, incarnation = num_incarnations_](const agent::StoreReply& reply) {
+    if (!up() || incarnation != num_incarnations_) return;
+    Later(absl::ZeroDuration(), [this, reply] { forwarder_->OnDriverReply(reply); });
+  };
   connection_ = cluster_.network->Connect(hello, std::move(events));
   if (connection_ == nullptr) return reconnect();
+  forwarder_->OnStreamOpened();
+  forwarder_->FlushToDriver();
   changed_ = true;
   ScheduleWake(world_.timeline.now());
 }
@@ -205,7 +284,7 @@ void AgentNode::CountWake() {
 void AgentNode::Wake() {
   CountWake();
   wake_at_ = absl::InfiniteDuration();
-  if (!Act()) return;
+  if (!Act() || EndIfDrained()) return;
   const absl::Duration due =
       reported_ + (changed_ && connection_ != nullptr ? kCoalesce : core_->report_interval());
   if (Now() >= due) Report();
@@ -269,7 +348,7 @@ void AgentNode::Do(const core::PrepareMemory& action) {
   }
   std::erase_if(memory.snapshots, [&](const auto& item) { return ranks.count(item.first) == 0; });
   if (std::exchange(fail_next_prepare_, false)) {
-    world_.Fault(node_id_, "has no memory for the attempt");
+    world_.Break({node_id_, Harm::kMemory}, "has no memory for the attempt");
     core_->OnPrepareFailed(action.job->job_id(), absl::ResourceExhaustedError("no memory"), Now());
   } else {
     for (const int rank : ranks) {
@@ -285,7 +364,8 @@ void AgentNode::Do(const core::PrepareMemory& action) {
 
 void AgentNode::Do(const core::StartProcess& action) {
   if (std::exchange(fail_next_start_, false)) {
-    world_.Fault(node_id_, "cannot start a process");
+    world_.Break({node_id_, Harm::kProcess, action.job->job_id(), action.rank},
+                 "cannot start a process");
     core_->OnStarted(action.process_id, absl::UnavailableError("fork failed"), Now());
     return;
   }
@@ -317,12 +397,17 @@ void AgentNode::StartWorker(const core::StartProcess& action, Child* child) {
                     job_id = action.job->job_id()](const link::v1::FromWorker& message) {
     Later(kLinkDelay, [this, id, job_id, message] {
       if (children_.count(id) == 0) return;
+      if (message.has_store()) {
+        forwarder_->OnRequest(id, message.store(), Now());
+        return forwarder_->FlushToDriver();
+      }
       if (core_->OnWorkerMessage(id, message)) changed_ = true;
       if (message.has_sealed()) RefreshSnapshots(job_id);
       Wake();
     });
   };
   options.exit = [this, id = action.process_id](int status) { EndSoon(id, status, kReapMax); };
+  forwarder_->OnStarted(action.process_id, *action.job);
   child->worker = std::make_shared<WorkerProcess>(&world_, cluster_.collective, cluster_.storage,
                                                   std::move(options));
 }
@@ -358,6 +443,7 @@ void AgentNode::Do(const core::KillProcess& action) {
   }
   const auto child = children_.find(action.process_id);
   if (child == children_.end()) return;
+  world_.Tell(&Observer::OnProcessKilled, child->second.name);
   child->second.killed |=
       child->second.worker != nullptr ? child->second.worker->alive() : child->second.host->alive();
   const absl::Duration hung = std::exchange(hung_kill_, absl::ZeroDuration());
@@ -394,7 +480,7 @@ void AgentNode::Do(const core::DropMemory& action) { memory_.erase(action.job_id
 
 void AgentNode::Do(const core::StartTest& action) {
   if (std::exchange(fail_next_start_, false)) {
-    world_.Fault(node_id_, "cannot start a test of the machine");
+    world_.Break({node_id_, Harm::kTest}, "cannot start a test of the machine");
     core_->OnStarted(action.process_id, absl::UnavailableError("fork failed"), Now());
     return;
   }
@@ -466,7 +552,8 @@ void AgentNode::EndTest(int status) {
   }
   const agent::MachineTest::State state = core_->Report({}).machine_test().state();
   // What the driver concludes from a failed test is a consequence of the machine's fault.
-  if (state == agent::MachineTest::STATE_FAILED) world_.Fault(node_id_, "fails its test");
+  if (state == agent::MachineTest::STATE_FAILED)
+    world_.Break({node_id_, Harm::kTest}, "fails its test");
   world_.Tell(&Observer::OnTestEnded, IncarnationName(), state == agent::MachineTest::STATE_PASSED);
   Wake();
 }
@@ -492,6 +579,7 @@ void AgentNode::End(int64_t process_id, int status) {
   if (found == children_.end()) return;
   const Child child = std::move(found->second);
   children_.erase(found);
+  forwarder_->OnEnded(process_id);
   world_.Say(node_id_, absl::StrCat(Describe(child.name), " ended with status ", status));
   world_.Tell(&Observer::OnProcessEnded, child.name);
   core::ProcessEnd end;
@@ -515,7 +603,9 @@ bool AgentNode::KillSomething() {
   const std::vector<int64_t> living = LivingChildren();
   if (living.empty()) return false;
   const int64_t id = living[world_.rng.Index(living.size())];
-  world_.Fault(node_id_, absl::StrCat("kill -9 of ", Describe(children_.at(id).name)));
+  const ProcessName& name = children_.at(id).name;
+  world_.Break({node_id_, Harm::kProcess, name.job_id, name.rank},
+               absl::StrCat("kill -9 of ", Describe(name)));
   EndSoon(id, SIGKILL, absl::ZeroDuration());
   return true;
 }
@@ -524,7 +614,8 @@ bool AgentNode::HangSomething() {
   const std::vector<int64_t> living = LivingChildren();
   if (living.empty()) return false;
   Child& child = children_.at(living[world_.rng.Index(living.size())]);
-  world_.Fault(node_id_, absl::StrCat("hangs: ", Describe(child.name)));
+  world_.Break({node_id_, Harm::kProcess, child.name.job_id, child.name.rank},
+               absl::StrCat("hangs: ", Describe(child.name)));
   if (child.worker != nullptr) child.worker->Hang(world_.rng.Chance(0.5));
   if (child.host != nullptr) child.host->Hang();
   return true;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "controlplane/agent/core/agent_core.h"
+#include "controlplane/agent/service/store_forwarder.h"
 #include "runtime/base/process/shared_memory.h"
 #include "tests/sim/host_process.h"
 #include "tests/sim/network.h"
@@ -30,12 +31,19 @@ struct Cluster {
 
 class AgentNode {
  public:
-  AgentNode(const Cluster& cluster, std::string node_id, int num_slots);
+  // What an agent tells about itself.
+  struct Identity {
+    std::string node_id;
+    int num_slots = 1;
+    int copy = 0;         // not 0: an agent on another machine with the node id of the first one
+    bool is_old = false;  // of a version that tests no machines and knows no duties
+  };
+  AgentNode(const Cluster& cluster, Identity identity);
 
   void Start();
   bool up() const { return core_ != nullptr; }
   const std::string& node_id() const { return node_id_; }
-  int num_slots() const { return num_slots_; }
+  int num_slots() const { return identity_.num_slots; }
 
   // Ends the agent, and starts it as a new incarnation after `away`.
   void Crash(absl::string_view why, absl::Duration away);
@@ -53,6 +61,12 @@ class AgentNode {
   void DelayKills(absl::Duration by) { kill_delay_ = by; }
   // Makes the next process that is killed end only after this time.
   void HangKills(absl::Duration by) { hung_kill_ = by; }
+  // Asks the agent to end once its jobs have left; after `limit` it ends anyway. It comes back
+  // after `away`.
+  void Drain(absl::Duration limit, absl::Duration away);
+  bool drains() const { return up() && drain_away_.has_value(); }
+  // Changes bytes of all snapshots that the agent holds.
+  void DamageMemory();
   // Stops the agent for this long; its processes go on.
   void Stall(absl::Duration how_long);
 
@@ -72,12 +86,16 @@ class AgentNode {
   // Runs `run` after `delay`, if this incarnation still lives; while it is stalled, `run` waits.
   void Later(absl::Duration delay, std::function<void()> run);
   absl::Duration Now() const;
+  std::string MachineName() const;
   std::string IncarnationName() const;
   void Connect();
+  void MakeForwarder();
   void Wake();
   void ScheduleWake(absl::Duration when);
   void WakeUp();
   void CountWake();
+  bool EndIfDrained();
+  void EndAgent(absl::string_view why, Harm harm, absl::Duration away);
   bool Act();
   void Report();
   void End(int64_t process_id, int status);
@@ -105,14 +123,15 @@ class AgentNode {
 
   const Cluster cluster_;
   World& world_;
-  const std::string node_id_;
-  const int num_slots_;
+  const Identity identity_;
+  const std::string& node_id_ = identity_.node_id;
   const absl::Duration clock_offset_;  // the machines' monotonic clocks differ
   const double clock_rate_;            // and run at different rates
 
   bool removed_ = false;
   int num_incarnations_ = 0;
   std::unique_ptr<megascale::agent::AgentCore> core_;
+  std::unique_ptr<megascale::agent::StoreForwarder> forwarder_;
   std::map<int64_t, Child> children_;
   int64_t test_process_ = 0;  // 0: no test of the machine runs
   bool test_killed_ = false;
@@ -120,7 +139,8 @@ class AgentNode {
   std::map<std::string, Memory> memory_;
   std::shared_ptr<Network::Connection> connection_;
   int num_pids_ = 0;
-  bool taken_ = false;  // the driver has accepted this incarnation
+  bool taken_ = false;                        // the driver has accepted this incarnation
+  std::optional<absl::Duration> drain_away_;  // set: it was asked to end
   bool changed_ = true;
   absl::Duration reported_;
   absl::Duration counting_since_;

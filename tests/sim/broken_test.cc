@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/log.h"
+#include "runtime/plan/instruction.h"
 #include "tests/sim/checkers/job_checkers.h"
 #include "tests/sim/simulation.h"
 #include "tests/sim/worker_process.h"
@@ -210,6 +211,34 @@ TEST_F(BrokenTest, RecoveryWithoutAFaultIsFound) {
   }));
 }
 
+// The agent of two ranks takes one for the other.
+TEST_F(BrokenTest, CulpritThatIsAnotherProcessIsFound) {
+  EXPECT_TRUE(Finds("RecoveryHasACause", [](agent::ActualState* report) {
+    for (auto& job : *report->mutable_jobs()) {
+      if (job.ranks_size() != 2) continue;
+      const int first = job.ranks(0).status().rank();
+      job.mutable_ranks(0)->mutable_status()->set_rank(job.ranks(1).status().rank());
+      job.mutable_ranks(1)->mutable_status()->set_rank(first);
+    }
+  }));
+}
+
+// Ranks that wait for a stalled peer say that they have work of their own, and the other way round.
+TEST_F(BrokenTest, StalledRankThatIsTakenForAnotherOneIsFound) {
+  EXPECT_TRUE(Finds("RecoveryHasACause", [](agent::ActualState* report) {
+    for (auto& job : *report->mutable_jobs()) {
+      for (auto& rank : *job.mutable_ranks()) {
+        const auto waits = plan::InstructionId(plan::OpKind::kReduceNorm).packed();
+        const auto works = plan::InstructionId(plan::OpKind::kLoadBatch).packed();
+        auto* status = rank.mutable_status();
+        if (status->instruction() != 0) {
+          status->set_instruction(status->instruction() == waits ? works : waits);
+        }
+      }
+    }
+  }));
+}
+
 TEST_F(BrokenTest, JobThatNeitherRunsNorEndsIsFound) {
   // The driver ignores all reports of this agent, because their incarnation is wrong.
   EXPECT_TRUE(Finds(
@@ -326,6 +355,58 @@ TEST_F(BrokenTest, TooManyEvictionsOfSuspectsAreFound) {
   EXPECT_EQ(world.violations.size(), 1u) << "n1 does not hold rank 0";
 }
 
+// As above: the core decides who gets ranks.
+TEST_F(BrokenTest, RanksOnANodeThatTakesNoneAreFound) {
+  const auto breaks = [](const std::function<void(driver::v1::NodeRecord*)>& bar, bool is_first) {
+    World world(1, false, {});
+    PoolChecker checker(&world);
+    DriverState before;
+    driver::v1::NodeRecord* node = before.add_nodes();
+    node->mutable_hello()->set_node_id("n0");
+    bar(node);
+    JobRecord* job = before.add_jobs();
+    job->mutable_submitted()->set_job_id("j");
+    job->set_stage(is_first ? driver::v1::STAGE_QUEUED : driver::v1::STAGE_WAIT_FOR_SLOTS);
+    DriverState after = before;
+    after.mutable_jobs(0)->set_attempt(1);
+    after.mutable_jobs(0)->add_placements()->set_node_id("n0");
+    checker.OnState(before, after);
+    return !world.violations.empty();
+  };
+  for (const bool is_first : {true, false}) {
+    EXPECT_FALSE(breaks([](auto* node) {}, is_first));
+    EXPECT_TRUE(breaks([](auto* node) { node->set_evicted(true); }, is_first));
+    EXPECT_TRUE(breaks([](auto* node) { node->set_draining(true); }, is_first));
+    EXPECT_TRUE(breaks([](auto* node) { node->mutable_quarantine(); }, is_first));
+    EXPECT_EQ(breaks([](auto* node) { node->set_spare(true); }, is_first), is_first);
+  }
+}
+
+TEST_F(BrokenTest, AgentThatIsNeverToldThatItsJobsHaveLeftIsFound) {
+  Tampering tampering;
+  tampering.desired = [](agent::DesiredState* desired) { desired->clear_draining(); };
+  bool found = false;
+  for (uint64_t seed = 1; seed <= 10 && !found; ++seed) {
+    const Outcome outcome =
+        Simulate({.seed = seed, .calm = true, .drain = true, .tampering = tampering});
+    for (const Violation& violation : outcome.violations) {
+      found = found || violation.invariant == "DrainsEnd";
+    }
+  }
+  EXPECT_TRUE(found);
+}
+
+TEST_F(BrokenTest, ListThatLacksAJobIsFound) {
+  EXPECT_TRUE(Finds("ListsAreWhole", [] {
+    Tampering tampering;
+    tampering.list = [](control::ListJobsResponse* page) {
+      if (page->next_page_token().empty() && page->jobs_size() > 1)
+        page->mutable_jobs()->RemoveLast();
+    };
+    return tampering;
+  }));
+}
+
 TEST_F(BrokenTest, AgentThatSpinsIsFound) {
   Tampering tampering;
   tampering.desired = [](agent::DesiredState* desired) {
@@ -418,17 +499,22 @@ TEST_F(BrokenTest, DeputyThatDoesNotTakeOverIsFound) {
 }
 
 TEST_F(BrokenTest, StepThatReadersMissIsFound) {
-  EXPECT_TRUE(Finds(
-      "StepsComeOnce",
-      [](agent::ActualState* report) {
-        for (auto& job : *report->mutable_jobs()) {
-          auto* steps = job.mutable_steps();
-          steps->erase(std::remove_if(steps->begin(), steps->end(),
-                                      [](const auto& record) { return record.step() == 3; }),
-                       steps->end());
-        }
-      },
-      /*calm=*/true));
+  for (const bool calm : {true, false}) {
+    const auto tamper = [] {
+      Tampering tampering;
+      tampering.position = [](int64_t* position) { *position += *position == 3 ? 1 : 0; };
+      return tampering;
+    };
+    EXPECT_TRUE(Finds("StepsComeOnce", tamper, calm));
+  }
+}
+
+TEST_F(BrokenTest, StepThatComesTwiceIsFound) {
+  EXPECT_TRUE(Finds("StepsComeOnce", [] {
+    Tampering tampering;
+    tampering.position = [](int64_t* position) { *position -= *position == 3 ? 1 : 0; };
+    return tampering;
+  }));
 }
 
 // Changes the message of the first job from its 30th round on.

@@ -11,8 +11,24 @@ namespace megascale::sim {
 namespace {
 
 constexpr double kFull = 0.5;  // of the writes while storage is full
+constexpr char kGivenJob[] = "given";
+constexpr int64_t kGivenAttempt = 1;
+constexpr int kGivenRanks = 64;
 
 }  // namespace
+
+CheckpointStorage::CheckpointStorage(World* world) : world_(*world) {
+  Directory& given = jobs_[kGivenJob][{kGivenStep, kGivenAttempt}];
+  for (int rank = 0; rank < kGivenRanks; ++rank) given.shards[rank] = {kGivenAttempt, kGivenStep};
+  given.complete = true;
+}
+
+std::string CheckpointStorage::GivenPath() {
+  agent::CheckpointId id;
+  id.set_step(kGivenStep);
+  id.set_attempt(kGivenAttempt);
+  return PathOf(kGivenJob, id);
+}
 
 std::string CheckpointStorage::PathOf(const std::string& job_id, const agent::CheckpointId& id) {
   return absl::StrCat("/checkpoints/", job_id, "/",
@@ -32,6 +48,7 @@ absl::Status CheckpointStorage::WriteShard(const std::string& job_id,
   RETURN_IF_ERROR(Writable());
   Directory& directory = jobs_[job_id][{snapshot.step(), snapshot.attempt()}];
   directory.shards[snapshot.rank()] = {snapshot.attempt(), snapshot.step()};
+  directory.damaged.erase(snapshot.rank());
   return absl::OkStatus();
 }
 
@@ -93,6 +110,26 @@ const CheckpointStorage::Directory* CheckpointStorage::Find(const std::string& p
   return nullptr;
 }
 
+void CheckpointStorage::Damage() {
+  std::vector<std::pair<std::string, Age>> complete;
+  for (const auto& [job_id, directories] : jobs_) {
+    for (const auto& [age, directory] : directories) {
+      if (directory.complete) complete.emplace_back(job_id, age);
+    }
+  }
+  const auto& [job_id, age] = complete[world_.rng.Index(complete.size())];
+  Directory& directory = jobs_[job_id][age];
+  const int rank = static_cast<int>(world_.rng.Index(directory.shards.size()));
+  directory.damaged.insert(rank);
+  world_.Say("storage", absl::StrCat("shard ", rank, " of step ", age.first, ", attempt ",
+                                     age.second, ", of job ", job_id, " is damaged"));
+}
+
+bool CheckpointStorage::IsDamaged(const std::string& path, int rank) const {
+  const Directory* directory = Find(path);
+  return directory != nullptr && directory->damaged.count(rank) > 0;
+}
+
 absl::StatusOr<int64_t> CheckpointStorage::ReadShard(const std::string& path, int rank) const {
   const Directory* directory = Find(path);
   if (directory == nullptr || !directory->complete) {
@@ -101,6 +138,9 @@ absl::StatusOr<int64_t> CheckpointStorage::ReadShard(const std::string& path, in
   const auto shard = directory->shards.find(rank);
   if (shard == directory->shards.end()) {
     return absl::DataLossError(absl::StrCat(path, ": has no shard of rank ", rank));
+  }
+  if (directory->damaged.count(rank) > 0) {
+    return absl::DataLossError(absl::StrCat(path, ": the shard of rank ", rank, " is damaged"));
   }
   return shard->second.second;
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,9 +21,14 @@ class CheckpointStorage {
   struct Directory {
     std::map<int, std::pair<int64_t, int64_t>> shards;  // rank -> (attempt, step) of its content
     bool complete = false;                              // its manifest is written
+    std::set<int> damaged;                              // ranks whose files were changed
   };
 
-  explicit CheckpointStorage(World* world) : world_(*world) {}
+  // The step of the checkpoint at GivenPath, which no job of the simulation wrote.
+  static constexpr int64_t kGivenStep = 7;
+  static std::string GivenPath();
+
+  explicit CheckpointStorage(World* world);
 
   // Errors: Unavailable - storage fails now; ResourceExhausted - storage has no room for this
   // write.
@@ -35,7 +41,11 @@ class CheckpointStorage {
   absl::Status ApplyRetention(const std::string& job_id, const checkpoint::Retention& retention);
   // Deletes incomplete checkpoints, as runtime/checkpoint/writer.h does.
   void GiveUpIncomplete(const std::string& job_id, const agent::CheckpointId& newest);
-  // Returns the step of the rank's shard. Errors: DataLoss - the checkpoint is not complete.
+  // Changes a file of a complete checkpoint, for all that read it from now on.
+  void Damage();
+  bool IsDamaged(const std::string& path, int rank) const;
+  // Returns the step of the rank's shard. Errors: DataLoss - the checkpoint is not complete, or the
+  // shard is damaged.
   absl::StatusOr<int64_t> ReadShard(const std::string& path, int rank) const;
 
   // Null: there is no such directory.

@@ -5,8 +5,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/epoch.h"
+#include "controlplane/driver/storage/loss_line.h"
 #include "runtime/base/check.h"
 
 namespace megascale::sim {
@@ -61,6 +63,9 @@ void DriverNode::Start() {
   options.snapshot_interval_events = kSnapshotIntervalEvents;
   options.secret = "secret";
   options.machine_tests = world_.machine_tests;
+  if (world_.forgets_jobs) options.retention = {.newest = 1, .age = absl::Seconds(5)};
+  store_ = std::make_unique<driver::AttemptStore>();
+  options.on_attempts = [this](const auto& attempts) { store_->SetAttempts(attempts); };
   auto shell = driver::DriverShell::Create(std::move(options));
   if (!shell.ok()) {
     if (absl::IsDataLoss(shell.status())) {
@@ -145,9 +150,18 @@ void DriverNode::CheckCounts() {
   }
 }
 
-// In a storm a log may be set aside, or go on after a gap that both keepers took with them.
+// A reader gets what the loss log gets: it may miss only steps that the log lacks, too, because it
+// was set aside or damaged, or went on after a gap that both keepers took with them. A driver that
+// starts with a damaged log takes steps again whose lines are lost.
+bool DriverNode::LossLogHas(const std::string& job_id, int64_t after, int64_t before) {
+  for (const absl::string_view line : absl::StrSplit(LossLogOf(job_id), '\n', absl::SkipEmpty())) {
+    const auto record = driver::FromLossLine(line);
+    if (record.ok() && record->step() > after && record->step() < before) return true;
+  }
+  return false;
+}
+
 void DriverNode::CheckSteps() {
-  had_storm_ = had_storm_ || world_.storm;
   const auto view = shell_->view();
   for (const driver::JobRecord& job : shell_->state().jobs()) {
     const auto [found, is_new] = readers_.try_emplace(driver::JobId(job));
@@ -157,11 +171,14 @@ void DriverNode::CheckSteps() {
       reader.attempt = job.attempt();
       reader.step = std::min(reader.step, job.restore().step());
     }
+    if (world_.tampering.position) world_.tampering.position(&reader.position);
     for (const auto& record : view->StepsSince(driver::JobId(job), &reader.position)) {
       const bool follows =
-          record.step() == reader.step + 1 || (reader.may_miss && record.step() > reader.step);
-      const bool may_lack = had_storm_ || IsLossLogCorrupt(driver::JobId(job));
-      if (!follows && !may_lack && !backup_.has_value()) {
+          record.step() == reader.step + 1 ||
+          (record.step() > reader.step &&
+           (reader.may_miss || !LossLogHas(driver::JobId(job), reader.step, record.step()))) ||
+          (reader.may_miss && IsLossLogCorrupt(driver::JobId(job)));
+      if (!follows && !backup_.has_value()) {
         world_.Violate("StepsComeOnce",
                        absl::StrCat("job ", driver::JobId(job), ": a reader gets step ",
                                     record.step(), " after step ", reader.step));
@@ -173,10 +190,11 @@ void DriverNode::CheckSteps() {
 }
 
 void DriverNode::Crash(absl::string_view why, std::optional<absl::Duration> away) {
-  world_.Fault("", absl::StrCat("the driver ends: ", why));
+  world_.Break({"", Harm::kDriver}, absl::StrCat("the driver ends: ", why));
   dying_ = true;
   inputs_.clear();
   shell_.reset();
+  store_.reset();
   disk_.Crash();
   effects_left_.reset();
   round_at_ = absl::InfiniteDuration();
@@ -190,7 +208,8 @@ void DriverNode::Crash(absl::string_view why, std::optional<absl::Duration> away
 
 void DriverNode::Stall(absl::Duration how_long) {
   if (!up()) return;
-  world_.Fault("", absl::StrCat("the driver stands still for ", absl::FormatDuration(how_long)));
+  world_.Break({"", Harm::kDriver},
+               absl::StrCat("the driver stands still for ", absl::FormatDuration(how_long)));
   stalled_until_ = std::max(stalled_until_, world_.timeline.now() + how_long);
 }
 
@@ -228,15 +247,19 @@ void DriverNode::CorruptLossLog() {
   disk_.Corrupt(LossLogPath(driver::JobId(job)), world_.rng.Index(size), bytes);
 }
 
-void DriverNode::Restore(absl::Duration away) {
+void DriverNode::Restore(absl::Duration away, bool declared) {
   MEGASCALE_CHECK(backup_.has_value());
   Crash("its state is lost", away);
-  DriverState state = backup_->state;
-  for (const driver::Event& event : backup_->events) driver::Apply(event, &state);
-  driver::Event started =
-      driver::StartedEvent(state, {clock_.Wall(), "another", true, world_.machine_tests});
-  started.set_time_unix_nanos(absl::ToUnixNanos(clock_.Wall()));
-  driver::Apply(started, &state);
+  // The second time somebody declares the copy that the driver runs on.
+  const driver::LogContents log = std::exchange(restored_, true) ? disk_.durable_log() : *backup_;
+  DriverState state = log.state;
+  for (const driver::Event& event : log.events) driver::Apply(event, &state);
+  if (declared) {
+    driver::Event started =
+        driver::StartedEvent(state, {clock_.Wall(), "another", true, world_.machine_tests});
+    started.set_time_unix_nanos(absl::ToUnixNanos(clock_.Wall()));
+    driver::Apply(started, &state);
+  }
   durable_ = state;
   disk_.ReplaceLog({state, {}});
 }
@@ -288,6 +311,29 @@ void DriverNode::SetEvicted(const std::string& node_id, bool evicted, Done done)
   });
 }
 
+void DriverNode::SetSpare(const std::string& node_id, bool spare, Done done) {
+  Post([this, node_id, spare, done = std::move(done)]() -> driver::DriverShell::Output {
+    driver::v1::NodeSpareSet event;
+    event.set_node_id(node_id);
+    event.set_spare(spare);
+    const absl::Status status = shell_->SetSpare(event);
+    return [this, status, done] {
+      if (Proceed()) done(status);
+    };
+  });
+}
+
+void DriverNode::List(const control::ListJobsRequest& request, Listed listed) {
+  Post([this, request, listed = std::move(listed)]() -> driver::DriverShell::Output {
+    return [this, request, listed] {
+      if (!Proceed()) return;
+      absl::StatusOr<control::ListJobsResponse> page = shell_->view()->List(request, clock_.Wall());
+      if (page.ok() && world_.tampering.list) world_.tampering.list(&*page);
+      listed(page);
+    };
+  });
+}
+
 void DriverNode::Suspect(const driver::v1::SuspectFound& found) {
   Post([this, found]() -> driver::DriverShell::Output {
     (void)shell_->Suspect(found);
@@ -316,6 +362,17 @@ void DriverNode::OnGone(const std::string& node_id, const driver::AgentLink* lin
   });
 }
 
+// Its own threads serve it, so it does not wait for a round.
+void DriverNode::OnStore(const std::string& node_id, const agent::StoreRequest& request,
+                         driver::AttemptStore::Reply reply) {
+  if (!up()) return;
+  if (world_.timeline.now() >= stalled_until_) return store_->Handle(request, node_id, reply);
+  world_.timeline.At(stalled_until_,
+                     [this, node_id, request, reply = std::move(reply), serving = store_.get()] {
+                       if (store_.get() == serving) OnStore(node_id, request, reply);
+                     });
+}
+
 // --- rounds -----------------------------------------------------------------------------------
 
 void DriverNode::ScheduleRound(absl::Duration when) {
@@ -338,9 +395,10 @@ void DriverNode::RunRound() {
   if (world_.tampering.state) {
     world_.tampering.state(const_cast<DriverState*>(&shell_->state()));
   }
-  const absl::Status status = shell_->Round(std::move(inputs));
+  const absl::Status status = shell_->Round(inputs);
   NoteDurable();
   if (dying_) return Crash("before an effect");
+  num_outdated_ += absl::IsFailedPrecondition(status) ? 1 : 0;
   if (!status.ok()) return Crash(status.ToString());
   CheckView();
   CheckCounts();

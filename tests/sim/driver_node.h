@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "controlplane/driver/service/attempt_store.h"
 #include "controlplane/driver/shell/driver_shell.h"
 #include "controlplane/driver/storage/testing/simulated_disk.h"
 #include "runtime/base/clock.h"
@@ -41,9 +42,12 @@ class DriverNode {
   void FailJobFiles(absl::Duration how_long);
   // Changes bytes of a job's loss log on the disk.
   void CorruptLossLog();
-  // Keeps a copy of the log; ends the process and starts it on the copy, as a restored one.
+  // Keeps a copy of the log; ends the process and starts it on the copy. Without `declared` nobody
+  // says that the log is a copy; a second call can say it.
   void BackUp() { backup_ = disk_.durable_log(); }
-  void Restore(absl::Duration away);
+  void Restore(absl::Duration away, bool declared);
+  // How often a driver stopped because its log is older than what agents know.
+  int64_t num_outdated() const { return num_outdated_; }
   // Stops the process for this long.
   void Stall(absl::Duration how_long);
   void StepWallClock(absl::Duration by) { clock_.wall_offset += by; }
@@ -53,6 +57,10 @@ class DriverNode {
   void Cancel(const driver::v1::CancelRequested& cancel, Answer answer);
   void GetJob(const std::string& job_id, Answer answer);
   void SetEvicted(const std::string& node_id, bool evicted, Done done);
+  void SetSpare(const std::string& node_id, bool spare, Done done);
+  // Reads one page of the list of jobs.
+  using Listed = std::function<void(const absl::StatusOr<control::ListJobsResponse>&)>;
+  void List(const control::ListJobsRequest& request, Listed listed);
   // The driver's own examination of a job found a suspect.
   void Suspect(const driver::v1::SuspectFound& found);
 
@@ -60,6 +68,9 @@ class DriverNode {
   void OnHello(const agent::Hello& hello, std::shared_ptr<driver::AgentLink> link);
   void OnReport(const std::string& node_id, const agent::ActualState& report);
   void OnGone(const std::string& node_id, const driver::AgentLink* link);
+  // A request for the store that the driver serves; `reply` may be called much later, or never.
+  void OnStore(const std::string& node_id, const agent::StoreRequest& request,
+               driver::AttemptStore::Reply reply);
   // Call before sending a desired state; returns false if the process ended first.
   bool MaySend() { return Proceed(); }
 
@@ -94,13 +105,16 @@ class DriverNode {
   void CheckView();
   // Checks that the counts in the index are those that counting anew gives.
   void CheckCounts();
-  // Checks that a reader of all views gets every step once and in order.
+  // Checks that a reader of all views gets every step of the loss log once and in order.
   void CheckSteps();
+  // Returns true if the job's loss log has a step between these two.
+  bool LossLogHas(const std::string& job_id, int64_t after, int64_t before);
   void NoteDurable();
 
   World& world_;
   Clock clock_;
   driver::SimulatedDisk disk_;
+  std::unique_ptr<driver::AttemptStore> store_;  // ends with the process
   std::unique_ptr<driver::DriverShell> shell_;
   std::vector<driver::DriverShell::Input> inputs_;
   std::function<void()> ended_;
@@ -112,6 +126,8 @@ class DriverNode {
   bool may_lack_steps_ = false;
   std::set<std::string> corrupt_;  // jobs whose loss logs were changed
   std::optional<driver::LogContents> backup_;
+  bool restored_ = false;  // the copy has taken the log's place
+  int64_t num_outdated_ = 0;
   std::optional<int64_t> effects_left_;
   int64_t num_viewed_ = -1;  // events of the newest view that was checked
   struct Reader {
@@ -120,8 +136,7 @@ class DriverNode {
     int64_t step = 0;       // the newest that counts
     bool may_miss = false;  // the driver ended: the steps of its last round came to nobody
   };
-  std::map<std::string, Reader> readers_;  // by job
-  bool had_storm_ = false;
+  std::map<std::string, Reader> readers_;               // by job
   absl::Duration round_at_ = absl::InfiniteDuration();  // when the next round is due
   absl::Duration stalled_until_ = absl::ZeroDuration();
 };

@@ -18,9 +18,13 @@ constexpr double kCalmSeeds = 0.03;
 
 }  // namespace
 
-Faults::Faults(World* world, DriverNode* driver, Network* network,
+Faults::Faults(const Cluster& cluster, DriverNode* driver,
                const std::vector<std::unique_ptr<AgentNode>>& agents, bool calm)
-    : world_(*world), driver_(*driver), network_(*network), agents_(agents) {
+    : cluster_(cluster),
+      world_(*cluster.world),
+      driver_(*driver),
+      network_(*cluster.network),
+      agents_(agents) {
   // Some kinds are listed several times, because they are more likely and have more consequences.
   constexpr std::array kAll = {
       &Faults::KillProcess,     &Faults::KillProcess,
@@ -39,13 +43,17 @@ Faults::Faults(World* world, DriverNode* driver, Network* network,
       &Faults::LoseData,        &Faults::HangKills,
       &Faults::FailJobFiles,    &Faults::CorruptLossLog,
       &Faults::FailTest,        &Faults::HangTest,
+      &Faults::StallReporter,   &Faults::CutOffReporter,
+      &Faults::CutOffKeepers,   &Faults::DrainAgent,
+      &Faults::CopyAgent,       &Faults::DamageCheckpoint,
+      &Faults::DamageMemory,
   };
   if (world_.rng.Chance(kCalmSeeds) || calm) {
     world_.storm = false;
     return;
   }
   const double share = static_cast<double>(world_.rng.Between(10, 100)) / 100;
-  for (const Fault kind : kAll) {
+  for (const Kind kind : kAll) {
     if (world_.rng.Chance(share)) kinds_.push_back(kind);
   }
   pause_max_ = world_.rng.Between(absl::Milliseconds(700), absl::Seconds(8));
@@ -69,7 +77,7 @@ void Faults::Next() {
 }
 
 void Faults::Heal() {
-  world_.Fault("", "from now on nothing is broken any more");
+  world_.Break({}, "from now on nothing is broken any more");
   world_.storm = false;
   world_.storage_fails_until = world_.timeline.now();
   world_.storage_full_until = world_.timeline.now();
@@ -83,6 +91,7 @@ void Faults::Heal() {
     agent->DelayKills(absl::ZeroDuration());
     agent->HangKills(absl::ZeroDuration());
   }
+  for (const auto& copy : copies_) copy->Remove();
   world_.Tell(&Observer::OnHealed);
 }
 
@@ -116,6 +125,35 @@ void Faults::LoseMachine() {
   AnyAgent().Crash("the machine is lost", world_.rng.Between(kLostMin, kLostMax));
 }
 
+void Faults::DrainAgent() {
+  AnyAgent().Drain(world_.rng.Between(absl::Seconds(10), absl::Seconds(60)),
+                   world_.rng.Between(kAwayMin, kAwayMax));
+}
+
+bool Faults::DrainOne() {
+  for (const JobRecord& job : driver_.durable().jobs()) {
+    if (job.state() != control::JOB_STATE_RUNNING) continue;
+    FindAgent(job.placements(0).node_id())->Drain(absl::Minutes(2), kAwayMax);
+    return true;
+  }
+  return false;
+}
+
+// An agent on another machine has the node id of this one. The driver must not take it while this
+// one reports.
+void Faults::CopyAgent() {
+  if (!world_.rng.Chance(0.3)) return;
+  const AgentNode& agent = AnyAgent();
+  world_.Say(agent.node_id(), "another agent with this node id starts");
+  copies_.push_back(std::make_unique<AgentNode>(
+      cluster_, AgentNode::Identity{.node_id = agent.node_id(),
+                                    .num_slots = agent.num_slots(),
+                                    .copy = static_cast<int>(copies_.size()) + 1}));
+  copies_.back()->Start();
+  world_.timeline.After(world_.rng.Between(absl::Seconds(2), absl::Seconds(40)),
+                        [copy = copies_.back().get()] { copy->Remove(); });
+}
+
 void Faults::StallAgent() {
   AnyAgent().Stall(world_.rng.Between(absl::Milliseconds(500), absl::Seconds(10)));
 }
@@ -134,6 +172,28 @@ Faults::Keepers Faults::AnyKeepers() {
     if (!keepers.deputy.empty()) return {FindAgent(keepers.first), FindAgent(keepers.deputy)};
   }
   return {};
+}
+
+void Faults::StallReporter() {
+  if (const Keepers keepers = AnyKeepers(); keepers.first != nullptr) {
+    keepers.first->Stall(world_.rng.Between(absl::Milliseconds(500), absl::Seconds(10)));
+  }
+}
+
+void Faults::CutOffReporter() {
+  if (const Keepers keepers = AnyKeepers(); keepers.first != nullptr) {
+    CutOffFor(keepers.first->node_id(),
+              world_.rng.Between(absl::Milliseconds(500), absl::Seconds(10)));
+  }
+}
+
+// The newest steps are then with nobody else: if both are lost, they must be computed again.
+void Faults::CutOffKeepers() {
+  const Keepers keepers = AnyKeepers();
+  if (keepers.first == nullptr) return;
+  for (const AgentNode* keeper : {keepers.first, keepers.deputy}) {
+    CutOffFor(keeper->node_id(), world_.rng.Between(absl::Seconds(1), absl::Seconds(12)));
+  }
 }
 
 bool Faults::FailReporter(ReporterFault fault) {
@@ -161,7 +221,7 @@ bool Faults::FailReporter(ReporterFault fault) {
 
 void Faults::DelayKills() {
   AgentNode& agent = AnyAgent();
-  world_.Fault(agent.node_id(), "its processes take long to die");
+  world_.Break({agent.node_id(), Harm::kSlowKills}, "its processes take long to die");
   agent.DelayKills(world_.rng.Between(absl::Milliseconds(100), absl::Seconds(20)));
 }
 
@@ -169,7 +229,7 @@ void Faults::DelayKills() {
 void Faults::HangKills() {
   if (!world_.rng.Chance(0.2)) return;
   AgentNode& agent = AnyAgent();
-  world_.Fault(agent.node_id(), "its processes hang when they are killed");
+  world_.Break({agent.node_id(), Harm::kSlowKills}, "its processes hang when they are killed");
   agent.HangKills(world_.rng.Between(absl::Minutes(3), absl::Minutes(6)));
 }
 
@@ -198,22 +258,31 @@ void Faults::BreakConnection() { network_.Break(AnyAgent().node_id()); }
 
 void Faults::FillStorage() {
   const absl::Duration how_long = world_.rng.Between(absl::Seconds(1), absl::Seconds(20));
-  world_.Fault("", absl::StrCat("storage is full for ", absl::FormatDuration(how_long)));
+  world_.Break({"", Harm::kStorage},
+               absl::StrCat("storage is full for ", absl::FormatDuration(how_long)));
   world_.storage_full_until = world_.timeline.now() + how_long;
 }
 
 void Faults::FailReads() {
   const std::string node_id = AnyAgent().node_id();
   const absl::Duration how_long = world_.rng.Between(absl::Seconds(1), absl::Seconds(60));
-  world_.Fault(node_id, absl::StrCat("cannot read storage for ", absl::FormatDuration(how_long)));
+  world_.Break({node_id, Harm::kReads},
+               absl::StrCat("cannot read storage for ", absl::FormatDuration(how_long)));
   world_.reads_fail_until[node_id] = world_.timeline.now() + how_long;
 }
+
+void Faults::DamageCheckpoint() {
+  if (world_.rng.Chance(0.3)) cluster_.storage->Damage();
+}
+
+void Faults::DamageMemory() { AnyAgent().DamageMemory(); }
 
 // The mount of the training data is missing on a machine.
 void Faults::LoseData() {
   const std::string node_id = AnyAgent().node_id();
   const absl::Duration how_long = world_.rng.Between(absl::Seconds(1), absl::Seconds(60));
-  world_.Fault(node_id, absl::StrCat("has no data for ", absl::FormatDuration(how_long)));
+  world_.Break({node_id, Harm::kData},
+               absl::StrCat("has no data for ", absl::FormatDuration(how_long)));
   world_.data_gone_until[node_id] = world_.timeline.now() + how_long;
 }
 
@@ -239,7 +308,8 @@ void Faults::CorruptLossLog() { driver_.CorruptLossLog(); }
 
 void Faults::FailStorage() {
   const absl::Duration how_long = world_.rng.Between(absl::Seconds(1), absl::Seconds(20));
-  world_.Fault("", absl::StrCat("storage fails for ", absl::FormatDuration(how_long)));
+  world_.Break({"", Harm::kStorage},
+               absl::StrCat("storage fails for ", absl::FormatDuration(how_long)));
   world_.storage_fails_until =
       std::max(world_.storage_fails_until, world_.timeline.now() + how_long);
 }

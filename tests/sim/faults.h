@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tests/sim/agent_node.h"
+#include "tests/sim/checkpoint_storage.h"
 #include "tests/sim/driver_node.h"
 #include "tests/sim/network.h"
 #include "tests/sim/simulation.h"
@@ -16,18 +17,21 @@ namespace megascale::sim {
 class Faults {
  public:
   // The arguments outlive this object. `calm`: there are no faults.
-  Faults(World* world, DriverNode* driver, Network* network,
+  Faults(const Cluster& cluster, DriverNode* driver,
          const std::vector<std::unique_ptr<AgentNode>>& agents, bool calm);
 
   // Injects one fault now, without the others. Returns false if no running job has ranks on two
   // machines.
   bool FailReporter(ReporterFault fault);
 
+  // Asks an agent that has ranks to end, without other faults. Returns false if no job runs.
+  bool DrainOne();
+
   // Injects faults until `until`; then repairs everything and calls Observer::OnHealed.
   void Start(absl::Duration until);
 
  private:
-  using Fault = void (Faults::*)();
+  using Kind = void (Faults::*)();
 
   void Next();
   void Heal();
@@ -49,7 +53,12 @@ class Faults {
   void CrashAgent();
   void CrashAgentAtAction();
   void LoseMachine();
+  void DrainAgent();
+  void CopyAgent();
   void StallAgent();
+  void StallReporter();
+  void CutOffReporter();
+  void CutOffKeepers();
   void KillProcess();
   void HangProcess();
   void FailStart();
@@ -60,6 +69,8 @@ class Faults {
   void FailStorage();
   void FillStorage();
   void FailReads();
+  void DamageCheckpoint();
+  void DamageMemory();
   void LoseData();
   void HangKills();
   void FailJobFiles();
@@ -67,11 +78,13 @@ class Faults {
   void FailTest();
   void HangTest();
 
+  const Cluster cluster_;
   World& world_;
   DriverNode& driver_;
   Network& network_;
   const std::vector<std::unique_ptr<AgentNode>>& agents_;
-  std::vector<Fault> kinds_;  // of this seed
+  std::vector<std::unique_ptr<AgentNode>> copies_;  // agents with the node ids of others
+  std::vector<Kind> kinds_;                         // of this seed
   absl::Duration pause_max_;
   absl::Duration until_;
 };

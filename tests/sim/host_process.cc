@@ -32,6 +32,9 @@ void HostProcess::Start() {
   After(started + world_.rng.Between(kWorkMin, kPreflightMax), [this] {
     link::v1::FromHost message;
     message.mutable_preflight()->set_state(agent::Preflight::STATE_PASSED);
+    if (!options_.job.from_checkpoint().empty()) {
+      message.mutable_preflight()->set_first_step(CheckpointStorage::kGivenStep);
+    }
     // The data of a job with this name cannot be read.
     if (options_.job.spec().name() == "refused") {
       message.mutable_preflight()->set_state(agent::Preflight::STATE_REFUSED);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -17,7 +16,9 @@ constexpr absl::Duration kLateMax = absl::Seconds(3);
 
 Network::Network(World* world, DriverNode* driver) : world_(*world), driver_(*driver) {
   driver_.OnEnd([this] {
-    for (const auto& [node_id, connection] : newest_) BreakSoon(connection, kDelayMax);
+    for (const auto& [node_id, connections] : open_) {
+      for (const auto& connection : connections) BreakSoon(connection, kDelayMax);
+    }
   });
 }
 
@@ -40,7 +41,8 @@ std::shared_ptr<Network::Connection> Network::Connect(const agent::Hello& hello,
   if (!driver_.up() || IsPartitioned(hello.node_id())) return nullptr;
   auto connection = std::make_shared<Connection>(this, hello.node_id(), std::move(events));
   connection->hello_at_ = world_.timeline.now() + Delay();
-  newest_[hello.node_id()] = connection;
+  OpenOf(hello.node_id());
+  open_[hello.node_id()].push_back(connection);
   world_.timeline.At(connection->hello_at_, [this, hello, connection] {
     if (IsPartitioned(hello.node_id())) return BreakSoon(connection, kLateMax);
     // The driver may still read a connection that the agent has given up.
@@ -66,6 +68,18 @@ void Network::Send(const std::shared_ptr<Connection>& connection,
   }
 }
 
+// A request is lost only with its connection.
+void Network::SendStore(const std::shared_ptr<Connection>& connection,
+                        const agent::StoreRequest& request) {
+  const absl::Duration when =
+      std::max(connection->hello_at_ + absl::Microseconds(1), world_.timeline.now() + Delay());
+  world_.timeline.At(when, [this, connection, request] {
+    if (!Passes(*connection)) return BreakSoon(connection, kLateMax);
+    driver_.OnStore(connection->node_id_, request,
+                    [connection](const agent::StoreReply& reply) { connection->Reply(reply); });
+  });
+}
+
 void Network::Abandon(const std::shared_ptr<Connection>& connection) {
   connection->events_ = {};
   BreakSoon(connection, kDelayMax);
@@ -73,17 +87,23 @@ void Network::Abandon(const std::shared_ptr<Connection>& connection) {
 
 void Network::SetPartitioned(const std::string& node_id, bool partitioned) {
   if (IsPartitioned(node_id) == partitioned) return;
-  world_.Fault(node_id, partitioned ? "is cut off" : "can be reached again");
+  world_.Break({node_id, Harm::kAway}, partitioned ? "is cut off" : "can be reached again");
   partitioned_[node_id] = partitioned;
-  const auto found = newest_.find(node_id);
-  if (partitioned && found != newest_.end()) BreakSoon(found->second, absl::Seconds(8));
+  if (!partitioned) return;
+  for (const auto& connection : OpenOf(node_id)) BreakSoon(connection, absl::Seconds(8));
 }
 
 void Network::Break(const std::string& node_id) {
-  const auto found = newest_.find(node_id);
-  if (found == newest_.end() || found->second->broken_) return;
-  world_.Fault(node_id, "its connection breaks");
-  BreakSoon(found->second, absl::ZeroDuration());
+  if (OpenOf(node_id).empty()) return;
+  world_.Break({node_id, Harm::kAway}, "its connection breaks");
+  for (const auto& connection : OpenOf(node_id)) BreakSoon(connection, absl::ZeroDuration());
+}
+
+const std::vector<std::shared_ptr<Network::Connection>>& Network::OpenOf(
+    const std::string& node_id) {
+  auto& connections = open_[node_id];
+  std::erase_if(connections, [](const auto& connection) { return connection->broken_; });
+  return connections;
 }
 
 void Network::BreakSoon(const std::shared_ptr<Connection>& connection, absl::Duration within) {
@@ -123,7 +143,8 @@ void Network::Connection::Leave() {
   const bool lost = world.storm && world.rng.Chance(0.01);
   if (lost || !network_.Passes(*this)) {
     network_.BreakSoon(shared_from_this(), kLateMax);
-    if (lost) world.Fault(node_id_, "a desired state is lost, its connection breaks");
+    if (lost)
+      world.Break({node_id_, Harm::kAway}, "a desired state is lost, its connection breaks");
     return;
   }
   const int copies = world.storm && world.rng.Chance(0.02) ? 2 : 1;
@@ -135,6 +156,13 @@ void Network::Connection::Leave() {
       if (self->events_.on_desired) self->events_.on_desired(desired);
     });
   }
+}
+
+void Network::Connection::Reply(const agent::StoreReply& reply) {
+  network_.world_.timeline.After(network_.Delay(), [self = shared_from_this(), reply] {
+    if (!self->network_.Passes(*self)) return self->network_.BreakSoon(self, kLateMax);
+    if (self->events_.on_store) self->events_.on_store(reply);
+  });
 }
 
 void Network::Connection::Close(const absl::Status& why) {

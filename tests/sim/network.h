@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "controlplane/driver/shell/driver_shell.h"
@@ -19,6 +20,7 @@ namespace megascale::sim {
 // Callbacks of an agent about its connection.
 struct ConnectionEvents {
   std::function<void(const agent::DesiredState&)> on_desired;
+  std::function<void(const agent::StoreReply&)> on_store;
   std::function<void(const absl::Status& why)> on_closed;  // called once; the connection is dead
 };
 
@@ -31,12 +33,13 @@ class Network {
   // Opens a connection; null: the driver cannot be reached.
   std::shared_ptr<Connection> Connect(const agent::Hello& hello, ConnectionEvents events);
   void Send(const std::shared_ptr<Connection>& connection, const agent::ActualState& report);
+  void SendStore(const std::shared_ptr<Connection>& connection, const agent::StoreRequest& request);
   // Call when the agent's process has ended: no callback runs any more.
   void Abandon(const std::shared_ptr<Connection>& connection);
 
   void SetPartitioned(const std::string& node_id, bool partitioned);
   bool IsPartitioned(const std::string& node_id) const;
-  // Breaks the connection of a node, if it has one.
+  // Breaks the connections of a node.
   void Break(const std::string& node_id);
 
  private:
@@ -45,11 +48,13 @@ class Network {
   bool Passes(const Connection& connection) const;
   void BreakSoon(const std::shared_ptr<Connection>& connection, absl::Duration within);
   void Close(Connection* connection, const absl::Status& why);
+  // Returns the connections of a node that are not broken.
+  const std::vector<std::shared_ptr<Connection>>& OpenOf(const std::string& node_id);
 
   World& world_;
   DriverNode& driver_;
   std::map<std::string, bool> partitioned_;
-  std::map<std::string, std::shared_ptr<Connection>> newest_;  // by node
+  std::map<std::string, std::vector<std::shared_ptr<Connection>>> open_;  // by node
 };
 
 class Network::Connection : public driver::AgentLink,
@@ -64,6 +69,7 @@ class Network::Connection : public driver::AgentLink,
  private:
   friend class Network;
   void Leave();
+  void Reply(const agent::StoreReply& reply);
 
   Network& network_;
   const std::string node_id_;

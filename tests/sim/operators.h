@@ -1,7 +1,7 @@
-// The operators of a simulation. They submit jobs, ask for their status, cancel some, evict and
-// uncordon a node, and repeat a request when no answer comes. In a storm they also stand for the
-// driver's examination of jobs, which reads spans that a simulation does not have: it suspects any
-// rank of a job that trains, rightly or not.
+// The operators of a simulation. They submit jobs, ask for their status, list them, cancel some,
+// evict and uncordon a node, make one a spare, and repeat a request when no answer comes. In a
+// storm they also stand for the driver's examination of jobs, which reads spans that a simulation
+// does not have: it suspects any rank of a job that trains, rightly or not.
 #pragma once
 
 #include <memory>
@@ -16,11 +16,18 @@ namespace megascale::sim {
 
 class Operators {
  public:
-  // Draws the jobs; each fits into `num_slots` slots, `tensor_max` of which are on one machine.
-  Operators(World* world, DriverNode* driver, int num_slots, int tensor_max);
+  struct Options {
+    int num_slots = 1;   // each job fits into these
+    int tensor_max = 1;  // of which are on one machine
+    int jobs_max = 4;
+    std::string evicted_node = "";  // to evict for a while; empty: no node
+    std::string spare_node = "";    // to make a spare; empty: no node
+  };
+  // Draws the jobs.
+  Operators(World* world, DriverNode* driver, Options options);
 
-  // Makes all submits within `within`. `evicted_node`: a node to evict for a while; empty: no node.
-  void Start(absl::Duration within, const std::string& evicted_node);
+  // Makes all submits within `within`.
+  void Start(absl::Duration within);
   // True when every submit and cancel was acknowledged, or the job had ended before its cancel.
   bool done() const { return num_open_ == 0; }
   size_t num_jobs() const { return jobs_.size(); }
@@ -33,16 +40,26 @@ class Operators {
     bool cancelled = false;  // acknowledged, or it had ended
   };
 
-  megascale::job::v1::JobSpec DrawSpec(int num_slots, int tensor_max);
+  megascale::job::v1::JobSpec DrawSpec();
   void Submit(size_t index);
   void Cancel(size_t index);
   void SetEvicted(const std::string& node_id, bool evicted, std::shared_ptr<bool> answered);
+  void MakeSpare(std::shared_ptr<bool> answered);
+  // Reads the list of jobs in pages.
+  struct Listing {
+    std::vector<std::string> expected;  // jobs that were acknowledged before
+    bool newest_first = false;
+    std::vector<std::string> seen;
+  };
+  void List(const std::string& token, const std::shared_ptr<Listing>& listing);
+  void CheckListing(const Listing& listing);
   void Uncordon();
   void Suspect(const std::string& job_id);
   void Ask();
 
   World& world_;
   DriverNode& driver_;
+  const Options options_;
   Rng suspicions_;  // apart, so that seeds without suspicions run as without them
   std::vector<Job> jobs_;
   int num_open_ = 0;

@@ -4,8 +4,10 @@
 #include <memory>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/sim/agent_node.h"
+#include "tests/sim/checkers/cause_checker.h"
 #include "tests/sim/checkers/commit_checkers.h"
 #include "tests/sim/checkers/job_checkers.h"
 #include "tests/sim/checkers/status_checkers.h"
@@ -15,11 +17,17 @@
 #include "tests/sim/faults.h"
 #include "tests/sim/network.h"
 #include "tests/sim/operators.h"
+#include "tests/sim/worker_process.h"
 
 namespace megascale::sim {
 namespace {
 
 constexpr int64_t kAgentsMax = 8;
+constexpr int kJobsMax = 4;
+// Rare seeds have these; such a seed takes as long as a hundred others.
+constexpr double kLargeSeeds = 0.005;
+constexpr int64_t kLargeAgentsMax = 64;
+constexpr int kLargeJobsMax = 32;
 constexpr int64_t kSlotsMax = 4;
 constexpr absl::Duration kStormMin = absl::Seconds(10);
 constexpr absl::Duration kStormMax = absl::Seconds(60);
@@ -27,6 +35,8 @@ constexpr absl::Duration kStormMax = absl::Seconds(60);
 constexpr absl::Duration kDriverEnds = absl::Seconds(8);
 // When SimulationOptions::reporter_fault happens.
 constexpr absl::Duration kReporterFails = absl::Seconds(7);
+// When SimulationOptions::drain happens.
+constexpr absl::Duration kDrains = absl::Seconds(7);
 // After the last fault every job has ended within this.
 constexpr absl::Duration kEndWithin = absl::Seconds(1500);
 
@@ -39,6 +49,8 @@ class Census : public Observer {
       const JobRecord* old = driver::FindJob(before, driver::JobId(job));
       if (old == nullptr || old->attempt() == job.attempt()) continue;
       ++outcome_.num_attempts;
+      outcome_.num_not_met +=
+          absl::StrContains(old->culprit().evidence(), WorkerProcess::kNotMet) ? 1 : 0;
       if (old->attempt() == 0) continue;
       outcome_.num_from_memory +=
           job.restore().source() == agent::RestorePoint::SOURCE_MEMORY ? 1 : 0;
@@ -47,6 +59,7 @@ class Census : public Observer {
     }
   }
   void OnReadRefused(const ProcessName& process) override { ++outcome_.num_reads_refused; }
+  void OnDrained(const std::string& node_id) override { ++outcome_.num_drained; }
   void OnEnd(const DriverState& durable) override {
     for (const JobRecord& job : durable.jobs()) {
       outcome_.num_succeeded += job.state() == control::JOB_STATE_SUCCEEDED ? 1 : 0;
@@ -65,7 +78,9 @@ class Simulation {
         calm_(options.calm),
         driver_away_(options.driver_away),
         restore_after_(options.restore_after),
+        undeclared_(options.undeclared),
         reporter_fault_(options.reporter_fault),
+        drain_(options.drain),
         world_(options.seed, options.trace, options.tampering),
         storage_(&world_),
         collective_(&world_),
@@ -73,28 +88,17 @@ class Simulation {
         network_(&world_, &driver_) {
     const Cluster cluster = {&world_, &network_, &collective_, &storage_};
     if (world_.rng.Chance(0.5)) world_.machine_tests = agent::TEST_KIND_QUICK;
-    const int64_t num_agents = world_.rng.Between(1, kAgentsMax);
-    for (int64_t i = 0; i < num_agents; ++i) {
-      agents_.push_back(std::make_unique<AgentNode>(
-          cluster, absl::StrCat("n", i), static_cast<int>(world_.rng.Between(1, kSlotsMax))));
-    }
+    world_.forgets_jobs = !calm_ && world_.rng.Chance(0.1);
+    const bool is_large = world_.rng.Chance(kLargeSeeds);
+    const int64_t num_agents = is_large ? world_.rng.Between(kAgentsMax, kLargeAgentsMax)
+                                        : world_.rng.Between(1, kAgentsMax);
+    for (int64_t i = 0; i < num_agents; ++i) AddAgent(cluster, absl::StrCat("n", i));
     Rng links(Rng(world_.rng).Next());  // apart: the other draws of a seed stay what they were
-    if (!options.calm && links.Chance(0.3)) {
+    if (!calm_ && links.Chance(0.3)) {
       world_.bad_links.insert(agents_[links.Index(agents_.size())]->node_id());
     }
-    // Some machines may be lost for good; jobs fit into the others.
-    if (!options.calm && world_.rng.Chance(0.3)) num_lost_ = world_.rng.Index(agents_.size());
-    int num_slots = 0;
-    int num_pairs = 0;
-    for (size_t i = num_lost_; i < agents_.size(); ++i) {
-      num_slots += agents_[i]->num_slots();
-      num_pairs += agents_[i]->num_slots() / 2;
-    }
-    // A job of groups of two needs machines with two slots each: then slots are counted in pairs.
-    const bool pairs = num_pairs > 0 && world_.rng.Chance(0.3);
-    operators_ = std::make_unique<Operators>(&world_, &driver_, pairs ? 2 * num_pairs : num_slots,
-                                             pairs ? 2 : 1);
-    faults_ = std::make_unique<Faults>(&world_, &driver_, &network_, agents_, options.calm);
+    faults_ = std::make_unique<Faults>(cluster, &driver_, agents_, options.calm);
+    DrawOperators(is_large);
   }
 
   Outcome Run() {
@@ -109,8 +113,7 @@ class Simulation {
       world_.timeline.At(world_.rng.Between(absl::Seconds(3), storm),
                          [this, i] { agents_[i]->Remove(); });
     }
-    const bool evicts = !calm_ && world_.rng.Chance(0.25) && restore_after_ == absl::ZeroDuration();
-    operators_->Start(storm, evicts ? agents_[world_.rng.Index(agents_.size())]->node_id() : "");
+    operators_->Start(storm);
     faults_->Start(storm);
     if (driver_away_ > absl::ZeroDuration()) {
       world_.timeline.At(kDriverEnds, [this] { driver_.Crash("kill -9", driver_away_); });
@@ -120,6 +123,7 @@ class Simulation {
         outcome_.num_reporter_faults += faults_->FailReporter(reporter_fault_) ? 1 : 0;
       });
     }
+    if (drain_) world_.timeline.At(kDrains, [this] { faults_->DrainOne(); });
     while (GoesOn() && !IsOver(storm)) {
       if (world_.timeline.now() > storm + kEndWithin) {
         SayUnended();
@@ -132,11 +136,47 @@ class Simulation {
     outcome_.hash = world_.timeline.hash();
     outcome_.num_lines = world_.timeline.num_lines();
     outcome_.virtual_time = world_.timeline.now();
+    outcome_.num_outdated = driver_.num_outdated();
     outcome_.num_jobs = static_cast<int64_t>(operators_->num_jobs());
     return outcome_;
   }
 
  private:
+  void AddAgent(const Cluster& cluster, const std::string& node_id) {
+    AgentNode::Identity identity;
+    identity.node_id = node_id;
+    identity.num_slots = static_cast<int>(world_.rng.Between(1, kSlotsMax));
+    identity.is_old = world_.rng.Chance(0.1);
+    if (identity.is_old) world_.old_agents.insert(node_id);
+    agents_.push_back(std::make_unique<AgentNode>(cluster, identity));
+  }
+
+  // Some machines may be lost for good, the first ones, and the last one may be a spare; jobs fit
+  // into the others.
+  void DrawOperators(bool is_large) {
+    Operators::Options options;
+    options.jobs_max = is_large ? kLargeJobsMax : kJobsMax;
+    if (!calm_ && world_.rng.Chance(0.3)) num_lost_ = world_.rng.Index(agents_.size());
+    size_t end = agents_.size();
+    if (end - num_lost_ > 1 && world_.rng.Chance(0.2)) {
+      options.spare_node = agents_[--end]->node_id();
+    }
+    int num_pairs = 0;
+    options.num_slots = 0;
+    for (size_t i = num_lost_; i < end; ++i) {
+      options.num_slots += agents_[i]->num_slots();
+      num_pairs += agents_[i]->num_slots() / 2;
+    }
+    // A job of groups of two needs machines with two slots each: then slots are counted in pairs.
+    if (num_pairs > 0 && world_.rng.Chance(0.3)) {
+      options.num_slots = 2 * num_pairs;
+      options.tensor_max = 2;
+    }
+    const bool evicts = !calm_ && world_.rng.Chance(0.25) && restore_after_ == absl::ZeroDuration();
+    if (evicts) options.evicted_node = agents_[world_.rng.Index(agents_.size())]->node_id();
+    operators_ = std::make_unique<Operators>(&world_, &driver_, options);
+  }
+
   void AddObservers() {
     if (restore_after_ > absl::ZeroDuration()) return AddObserversOfRestore();
     checkers_.push_back(std::make_unique<CommitChecker>(&world_, &storage_));
@@ -153,12 +193,14 @@ class Simulation {
     checkers_.push_back(std::make_unique<BlameChecker>(&world_));  // first: it tells causes
     checkers_.push_back(std::make_unique<CauseChecker>(&world_));
     checkers_.push_back(std::make_unique<SuspectChecker>(&world_));
+    checkers_.push_back(std::make_unique<PoolChecker>(&world_));
+    if (drain_) checkers_.push_back(std::make_unique<DrainChecker>(&world_));
     checkers_.push_back(std::make_unique<LivenessChecker>(&world_));
     checkers_.push_back(std::make_unique<TimeChecker>(&world_));
     checkers_.push_back(std::make_unique<StatusChecker>(&world_, &storage_));
     checkers_.push_back(std::make_unique<LossLogChecker>(&world_, &driver_));
     checkers_.push_back(std::make_unique<KeepersChecker>(&world_));
-    if (calm_ && driver_away_ == absl::ZeroDuration() &&
+    if (calm_ && !drain_ && driver_away_ == absl::ZeroDuration() &&
         reporter_fault_ != ReporterFault::kBothCut) {
       checkers_.push_back(std::make_unique<PromptnessChecker>(&world_, &driver_));
     }
@@ -179,7 +221,12 @@ class Simulation {
     checkers_.push_back(std::make_unique<Census>(&outcome_));
     for (const auto& checker : checkers_) world_.observers.push_back(checker.get());
     world_.timeline.At(kDriverEnds, [this] { driver_.BackUp(); });
-    world_.timeline.At(kDriverEnds + restore_after_, [this] { driver_.Restore(absl::Seconds(1)); });
+    const auto restore = [this](absl::Duration when, bool declared) {
+      world_.timeline.At(when, [this, declared] { driver_.Restore(absl::Seconds(1), declared); });
+    };
+    const absl::Duration lost = kDriverEnds + restore_after_;
+    if (undeclared_ > absl::ZeroDuration()) restore(lost, false);
+    restore(lost + undeclared_, true);
   }
 
   bool GoesOn() const {
@@ -212,7 +259,9 @@ class Simulation {
   const bool calm_;
   const absl::Duration driver_away_;
   const absl::Duration restore_after_;
+  const absl::Duration undeclared_;
   const ReporterFault reporter_fault_;
+  const bool drain_;
   World world_;
   CheckpointStorage storage_;
   Collective collective_;

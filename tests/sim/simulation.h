@@ -30,8 +30,12 @@ struct SimulationOptions {
   // The driver's log is copied early, and after this time the driver is killed and goes on with the
   // copy. Zero: it is not. Checks only what may be expected of a restored log.
   absl::Duration restore_after = absl::ZeroDuration();
+  // With restore_after: for this long nobody says that the log is a copy. The driver must stop.
+  absl::Duration undeclared = absl::ZeroDuration();
   // In a calm run: happens once, early, to one of the jobs that have ranks on several machines.
   ReporterFault reporter_fault = ReporterFault::kNone;
+  // In a calm run: an agent that has ranks is asked to end, once, early.
+  bool drain = false;
   Tampering tampering = {};  // breaks the product on purpose
   bool keep_going = false;   // go on after a violation, to see its consequences
   std::string stop_at = {};  // with keep_going: ends at a violation of this invariant
@@ -50,6 +54,9 @@ struct Outcome {
   int64_t num_from_storage = 0;
   int64_t num_reporter_faults = 0;
   int64_t num_reads_refused = 0;  // failed reads of ranks whose machine could not read
+  int64_t num_not_met = 0;        // attempts after one whose ranks did not meet at the store
+  int64_t num_outdated = 0;       // drivers that stopped because agents knew a later log
+  int64_t num_drained = 0;        // agents that ended because their jobs had left
 };
 
 // Runs until every job has ended after the last fault, until an invariant is violated, or until the

@@ -94,7 +94,8 @@ TEST(SimulationTest, ADriverThatIsAwayForMinutesCostsNoAttempt) {
                     << violation.what;
     }
     EXPECT_GT(outcome.virtual_time, absl::Minutes(5)) << "seed " << seed;
-    EXPECT_LE(outcome.num_attempts, outcome.num_jobs) << "seed " << seed;
+    // Ranks that are about to meet at the driver's store wait for less than minutes.
+    EXPECT_LE(outcome.num_attempts, outcome.num_jobs + outcome.num_not_met) << "seed " << seed;
   }
 }
 
@@ -119,6 +120,20 @@ TEST(SimulationTest, StepsGoOnWithoutTheAgentThatReportsThem) {
   }
 }
 
+// An agent that is asked to end: its jobs make a checkpoint, leave, and go on elsewhere.
+TEST(SimulationTest, AnAgentThatIsAskedToEndCostsNoFailure) {
+  int64_t num_drained = 0;
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    const Outcome outcome = Simulate({.seed = seed, .calm = true, .drain = true});
+    for (const Violation& violation : outcome.violations) {
+      ADD_FAILURE() << "seed " << seed << " breaks " << violation.invariant << " at "
+                    << absl::FormatDuration(violation.when) << ": " << violation.what;
+    }
+    num_drained += outcome.num_drained;
+  }
+  EXPECT_GT(num_drained, 20);
+}
+
 // The agents know more than the restored driver: newer versions, later attempts, other jobs.
 TEST(SimulationTest, AgentsObeyADriverThatWasRestoredFromACopy) {
   for (const bool calm : {true, false}) {
@@ -135,6 +150,30 @@ TEST(SimulationTest, AgentsObeyADriverThatWasRestoredFromACopy) {
       }
     }
   }
+}
+
+// Somebody puts an old copy of the log in its place. The driver on it does no harm before it hears
+// of the agents that they know more, and stops, again and again, until somebody declares the copy.
+TEST(SimulationTest, ADriverOnAnOldCopyThatNobodyDeclaredStops) {
+  int64_t num_outdated = 0;
+  for (const bool calm : {true, false}) {
+    for (uint64_t seed = 1; seed <= 40; ++seed) {
+      const Outcome outcome = Simulate({.seed = seed,
+                                        .calm = calm,
+                                        .restore_after = absl::Seconds(10),
+                                        .undeclared = absl::Seconds(10),
+                                        .keep_going = true});
+      for (const Violation& violation : outcome.violations) {
+        if (violation.invariant == "AcknowledgedIsKept") continue;
+        if (absl::StrContains(violation.what, "an operator was not answered")) continue;
+        ADD_FAILURE() << "seed " << seed << (calm ? " calm" : "") << " breaks "
+                      << violation.invariant << " at " << absl::FormatDuration(violation.when)
+                      << ": " << violation.what;
+      }
+      num_outdated += outcome.num_outdated;
+    }
+  }
+  EXPECT_GT(num_outdated, 80);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/status.h"
 #include "runtime/job/job_spec.h"
+#include "runtime/plan/instruction.h"
 
 namespace megascale::sim {
 namespace {
@@ -83,18 +84,41 @@ void Collective::Enter(const std::shared_ptr<WorkerProcess>& worker, int64_t ste
   const engine::StopFlag stop = group.stop;
   const auto members = group.members;
   const absl::Duration duration = world_.rng.Between(kStepMin, kStepMax);
+  for (const auto& [rank, weak] : members) weak.lock()->OnComputing();
   for (const auto& [rank, weak] : members) {
     const absl::Duration skew = world_.rng.Between(absl::ZeroDuration(), absl::Milliseconds(5));
-    world_.timeline.After(duration + skew, [this, weak, step, stop] {
-      const std::shared_ptr<WorkerProcess> member = weak.lock();
-      if (member == nullptr) return;
-      Group& now = GroupOf(*member);
-      const auto entered = now.entered.find(member->name().rank);
-      if (entered == now.entered.end() || entered->second != step || !member->runs()) return;
-      now.entered.erase(entered);
-      member->OnStepped(step, stop, absl::OkStatus());
-    });
+    world_.timeline.After(duration + skew,
+                          [this, member = weak, step, stop] { Finish(member, step, stop); });
   }
+}
+
+void Collective::Finish(const std::weak_ptr<WorkerProcess>& weak, int64_t step,
+                        engine::StopFlag stop) {
+  const std::shared_ptr<WorkerProcess> member = weak.lock();
+  if (member == nullptr) return;
+  Group& group = GroupOf(*member);
+  const auto entered = group.entered.find(member->name().rank);
+  if (entered == group.entered.end() || entered->second != step || group.HasHung()) return;
+  group.entered.erase(entered);
+  member->OnStepped(step, stop, absl::OkStatus());
+}
+
+bool Collective::Group::HasHung() const {
+  return std::any_of(members.begin(), members.end(), [](const auto& member) {
+    const std::shared_ptr<WorkerProcess> process = member.second.lock();
+    return process != nullptr && process->alive() && !process->runs();
+  });
+}
+
+bool Collective::IsWaiting(const WorkerProcess& worker) {
+  const Group& group = GroupOf(worker);
+  const auto entered = group.entered.find(worker.name().rank);
+  if (entered == group.entered.end() || entered->second < 0) return false;
+  const bool all_compute =
+      std::all_of(group.entered.begin(), group.entered.end(),
+                  [&](const auto& other) { return other.second == entered->second; });
+  return !all_compute || static_cast<int>(group.entered.size()) < worker.world_size() ||
+         group.HasHung();
 }
 
 void Collective::RaiseStop(const WorkerProcess& worker, engine::StopFlag flag) {
@@ -145,8 +169,16 @@ void WorkerProcess::Stop(bool checkpoint) {
 }
 
 void WorkerProcess::Hang(bool dead) {
+  hangs_soon_ = !dead && collective_.IsWaiting(*this);
+  if (hangs_soon_) return;
   hung_ = true;
   if (dead) dead_since_ = world_.timeline.now();
+}
+
+void WorkerProcess::OnComputing() {
+  if (!hangs_soon_ || !runs()) return;
+  hung_ = true;
+  world_.Break({name().node_id, Harm::kProcess, name().job_id, name().rank}, "hangs now");
 }
 
 void WorkerProcess::Die() {
@@ -161,6 +193,12 @@ telemetry::RankStatus WorkerProcess::Heartbeat() const {
   status.set_pid(options_.pid);
   status.set_phase(phase_);
   status.set_step(core_.step());
+  const bool waits = !hung_ && collective_.IsWaiting(*this);
+  if (phase_ == telemetry::PHASE_TRAINING || phase_ == telemetry::PHASE_FIRST_STEP) {
+    const auto operation = waits ? plan::OpKind::kReduceNorm : plan::OpKind::kLoadBatch;
+    status.set_activity(telemetry::ACTIVITY_INSTRUCTION);
+    status.set_instruction(plan::InstructionId(operation).packed());
+  }
   const absl::Duration now = world_.timeline.now();
   status.set_alive_age_seconds(dead_since_.has_value() ? absl::ToDoubleSeconds(now - *dead_since_)
                                                        : 0.1);
@@ -198,7 +236,7 @@ void WorkerProcess::Perform(const actors::WorkerAction& action) {
   link::v1::FromWorker message;
   switch (action.kind) {
     case Kind::kJoinGroups:
-      return collective_.Join(shared_from_this());
+      return Meet();
     case Kind::kLoadState:
       return After(world_.rng.Between(absl::Milliseconds(10), kLoadMax), [this] { Load(); });
     case Kind::kStartStep:
@@ -235,6 +273,44 @@ void WorkerProcess::Perform(const actors::WorkerAction& action) {
   }
 }
 
+// --- the store --------------------------------------------------------------------------------
+
+void WorkerProcess::Ask(agent::StoreRequest::Operation operation, int rank) {
+  link::v1::FromWorker message;
+  agent::StoreRequest* request = message.mutable_store();
+  // Counted over all ranks, because the processes of two agents may have the same number.
+  request->set_request_id(absl::StrCat("rank-", name().rank, "/", operation, "/", rank));
+  request->set_operation(operation);
+  request->set_job_id(name().job_id);
+  request->set_attempt(name().attempt);
+  request->set_key(absl::StrCat("address/", rank));
+  request->set_value("address");
+  asked_.insert(request->request_id());
+  options_.report(message);
+}
+
+// As runtime/comm/host/connect does.
+void WorkerProcess::Meet() {
+  Ask(agent::StoreRequest::OPERATION_SET, name().rank);
+  for (int rank = name().rank + 1; rank < world_size(); ++rank) {
+    Ask(agent::StoreRequest::OPERATION_WAIT, rank);
+  }
+  After(kJoinTimeout, [this] {
+    if (asked_.empty()) return;
+    asked_.clear();
+    OnJoined(absl::DeadlineExceededError(kNotMet));
+  });
+}
+
+void WorkerProcess::OnStoreReply(const agent::StoreReply& reply) {
+  if (!runs() || asked_.erase(reply.request_id()) == 0) return;
+  if (reply.code() != 0) {
+    asked_.clear();
+    return OnJoined(absl::Status(static_cast<absl::StatusCode>(reply.code()), reply.message()));
+  }
+  if (asked_.empty()) collective_.Join(shared_from_this());
+}
+
 // --- state ------------------------------------------------------------------------------------
 
 bool WorkerProcess::CannotRead(const std::string& node_id) const {
@@ -247,6 +323,11 @@ bool WorkerProcess::NobodyReads() const {
   const auto& placements = options_.job.placements();
   return std::all_of(placements.begin(), placements.end(),
                      [this](const auto& placement) { return CannotRead(placement.node_id()); });
+}
+
+bool WorkerProcess::WasMemoryDamaged() const {
+  return options_.job.restore().source() == agent::RestorePoint::SOURCE_MEMORY &&
+         world_.damaged_memory.count(options_.name.incarnation) > 0;
 }
 
 absl::StatusOr<int64_t> WorkerProcess::ReadState() const {
@@ -271,9 +352,11 @@ void WorkerProcess::Load() {
   }
   // Another machine of the job reads for one that cannot.
   const bool is_helped = status.ok() && CannotRead(options_.name.node_id);
-  if (!status.ok() && NobodyReads()) {
-    world_.Fault(options_.name.node_id,
-                 absl::StrCat("cannot read ", options_.job.restore().directory()));
+  const std::string& directory = options_.job.restore().directory();
+  if (!status.ok() && WasMemoryDamaged()) {
+    world_.Break({options_.name.node_id, Harm::kReads}, "reads a damaged snapshot");
+  } else if (!status.ok() && (NobodyReads() || storage_.IsDamaged(directory, name().rank))) {
+    world_.Break({options_.name.node_id, Harm::kReads}, absl::StrCat("cannot read ", directory));
     world_.Tell(&Observer::OnReadRefused, options_.name);
   } else if (!status.ok()) {
     world_.Tell(&Observer::OnRestoreFailed, options_.name, status);

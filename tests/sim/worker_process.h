@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,8 +24,6 @@
 
 namespace megascale::sim {
 
-namespace telemetry = megascale::telemetry::v1;
-
 class WorkerProcess;
 
 // Connects the ranks of each attempt: groups, steps, the death of a peer.
@@ -37,6 +36,8 @@ class Collective {
   // The rank is ready for the next step. Calls OnStepped when the step is done, or when a peer
   // died.
   void Enter(const std::shared_ptr<WorkerProcess>& worker, int64_t step);
+  // True while the rank cannot go on because of a peer: it waits at a collective.
+  bool IsWaiting(const WorkerProcess& worker);
   void RaiseStop(const WorkerProcess& worker, engine::StopFlag flag);
   void Leave(const WorkerProcess& worker);  // the worker's process is gone
 
@@ -46,7 +47,10 @@ class Collective {
     std::map<int, int64_t> entered;                       // by rank: the step it waits for
     engine::StopFlag stop = engine::StopFlag::kNone;
     bool broken = false;  // a member died after it had joined
+    bool HasHung() const;
   };
+  // The ranks that began the step end it, unless one of them hangs.
+  void Finish(const std::weak_ptr<WorkerProcess>& weak, int64_t step, engine::StopFlag stop);
   Group& GroupOf(const WorkerProcess& worker);
   void Break(const std::shared_ptr<WorkerProcess>& member, const absl::Status& why);
 
@@ -56,6 +60,9 @@ class Collective {
 
 class WorkerProcess : public std::enable_shared_from_this<WorkerProcess> {
  public:
+  // The error of a rank that did not meet its peers at the store in time.
+  static constexpr char kNotMet[] = "the address of a rank did not come";
+
   struct Options {
     ProcessName name;
     agent::DesiredJob job;
@@ -69,8 +76,11 @@ class WorkerProcess : public std::enable_shared_from_this<WorkerProcess> {
 
   void Start();
   void Stop(bool checkpoint);
-  // Stops its threads for ever; with `dead` also the timer thread.
+  // Stops its threads for ever; with `dead` also the timer thread. Without it, a rank that waits
+  // for peers hangs as soon as it has work of its own: it is then the only one that does not wait.
   void Hang(bool dead);
+  // The step begins: all ranks compute.
+  void OnComputing();
   // Ends the process: nothing that it scheduled happens any more.
   void Die();
   telemetry::RankStatus Heartbeat() const;
@@ -80,6 +90,7 @@ class WorkerProcess : public std::enable_shared_from_this<WorkerProcess> {
   bool alive() const { return alive_; }
   bool runs() const { return alive_ && !hung_; }
 
+  void OnStoreReply(const agent::StoreReply& reply);
   void OnJoined(const absl::Status& status);
   void OnStepped(int64_t step, engine::StopFlag stop, const absl::Status& status);
 
@@ -87,9 +98,13 @@ class WorkerProcess : public std::enable_shared_from_this<WorkerProcess> {
   void After(absl::Duration delay, std::function<void()> run);
   void Perform(const std::vector<actors::WorkerAction>& actions);
   void Perform(const actors::WorkerAction& action);
+  // Publishes the rank's address at the store, waits for those of the ranks after it, then joins.
+  void Meet();
+  void Ask(agent::StoreRequest::Operation operation, int rank);
   void Load();
   bool CannotRead(const std::string& node_id) const;  // the machine cannot read the checkpoint now
   bool NobodyReads() const;                           // no machine of the job can
+  bool WasMemoryDamaged() const;                      // its restore point may be
   absl::StatusOr<int64_t> ReadState() const;
   void TakeSnapshot(int64_t step, absl::Duration until);
   void Progress() { progressed_at_ = world_.timeline.now(); }
@@ -103,6 +118,8 @@ class WorkerProcess : public std::enable_shared_from_this<WorkerProcess> {
   telemetry::Phase phase_ = telemetry::PHASE_UNSPECIFIED;
   bool alive_ = true;
   bool hung_ = false;
+  bool hangs_soon_ = false;
+  std::set<std::string> asked_;               // requests to the store that are not answered
   std::optional<absl::Duration> dead_since_;  // since when its timer thread is stopped
   absl::Duration progressed_at_;
 };

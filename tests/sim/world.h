@@ -17,6 +17,7 @@
 #include "controlplane/driver/storage/event_log.h"
 #include "proto/agent.pb.h"
 #include "proto/control.pb.h"
+#include "proto/telemetry.pb.h"
 #include "tests/sim/rng.h"
 #include "tests/sim/timeline.h"
 
@@ -24,6 +25,7 @@ namespace megascale::sim {
 
 namespace agent = megascale::agent::v1;
 namespace control = megascale::control::v1;
+namespace telemetry = megascale::telemetry::v1;
 using driver::DriverState;
 using driver::JobRecord;
 
@@ -35,6 +37,28 @@ struct ProcessName {
   int64_t attempt = 0;
   int rank = 0;
   int64_t process_id = 0;
+};
+
+// What a fault can explain. docs/invariants.md: RecoveryHasACause.
+enum class Harm {
+  kNothing,    // it concerns nobody
+  kDriver,     // the driver ended or stood still, and with it the store at which ranks meet
+  kAway,       // the driver may believe that the machine's agent is gone
+  kProcess,    // a process was killed, hangs, or was not started
+  kMemory,     // there is no memory for an attempt
+  kReads,      // the machine cannot read checkpoints
+  kData,       // the machine lacks the training data
+  kTest,       // the test of the machine failed
+  kSlowKills,  // processes take long to end
+  kStorage,    // nobody can write checkpoints
+  kPeople,     // somebody wants the machine's jobs to leave
+};
+
+struct Fault {
+  std::string node_id;  // empty: no machine
+  Harm harm = Harm::kNothing;
+  std::string job_id = {};  // of kProcess
+  int rank = -1;            // of kProcess; -1: the host process
 };
 
 // Is told what really happens. The checkers are observers, so they do not depend on what the
@@ -50,6 +74,8 @@ class Observer {
   virtual void OnStatus(const control::Job& job, const DriverState& durable) {}
   virtual void OnProcessStarted(const ProcessName& process) {}
   virtual void OnProcessEnded(const ProcessName& process) {}
+  // The agent ends a process, which may take minutes to die.
+  virtual void OnProcessKilled(const ProcessName& process) {}
   // A rank has loaded its weights, at `step`.
   virtual void OnLoaded(const ProcessName& process, int64_t step) {}
   // A rank could not read its checkpoint, because its machine cannot read.
@@ -67,10 +93,13 @@ class Observer {
   virtual void OnTestEnded(const std::string& incarnation, bool passed) {}
   // Its part of an exchange with another machine ended, or was killed; it began as a test.
   virtual void OnExchangeEnded(const std::string& incarnation) {}
+  // An agent that was asked to end has no job any more and ends; or it is asked.
+  virtual void OnDrainBegan(const std::string& node_id) {}
+  virtual void OnDrained(const std::string& node_id) {}
   // A host process deleted a checkpoint directory.
   virtual void OnCheckpointDeleted(const std::string& job_id, const agent::CheckpointId& id) {}
-  // Something was broken on purpose, or repaired; an empty `node_id` means all nodes.
-  virtual void OnFault(const std::string& node_id) {}
+  // Something was broken on purpose, or repaired.
+  virtual void OnFault(const Fault& fault) {}
   // All faults are over.
   virtual void OnHealed() {}
   // The run is over.
@@ -86,6 +115,10 @@ struct Tampering {
   std::function<void(std::vector<agent::CheckpointId>*)> retain = {};
   // Wraps the driver's log.
   std::function<std::unique_ptr<driver::EventLog>(std::unique_ptr<driver::EventLog>)> log = {};
+  // Changes a watcher's place in the steps of a job.
+  std::function<void(int64_t*)> position = {};
+  // Changes a page of a list of jobs.
+  std::function<void(control::ListJobsResponse*)> list = {};
   // Changes the driver's state before a round, as an event would that does not say what it changes.
   std::function<void(DriverState*)> state = {};
 };
@@ -114,6 +147,9 @@ class World {
   std::map<std::string, absl::Duration> tests_hang_until;
   std::set<std::string> bad_links;  // nodes that fail every exchange with another machine
   std::set<std::pair<std::string, std::string>> exchanging;  // group and member, once it has begun
+  std::set<std::string> damaged_memory;  // incarnations whose snapshots were changed
+  std::set<std::string> old_agents;      // nodes whose agents are of an older version
+  bool forgets_jobs = false;             // the driver forgets jobs soon after their end
   agent::TestKind machine_tests = agent::TEST_KIND_UNSPECIFIED;  // how the driver tests machines
   std::vector<Violation> violations;                             // the first of each invariant
 
@@ -124,9 +160,9 @@ class World {
 
   void Say(absl::string_view who, absl::string_view what) { timeline.Say(who, what); }
 
-  void Fault(const std::string& node_id, absl::string_view what) {
-    Say(node_id.empty() ? "fault" : node_id, what);
-    Tell(&Observer::OnFault, node_id);
+  void Break(const Fault& fault, absl::string_view what) {
+    Say(fault.node_id.empty() ? "fault" : fault.node_id, what);
+    Tell(&Observer::OnFault, fault);
   }
 
   void Violate(absl::string_view invariant, absl::string_view what) {

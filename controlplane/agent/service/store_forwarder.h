@@ -1,6 +1,6 @@
 // The agent's side of the rendezvous store. Forwards the workers' requests to the store of their
-// job (the driver, over the agent's stream, or a Redis server), and the answers back. Private to
-// this folder. Threads: one; no call blocks.
+// job (the driver, over the agent's stream, or a Redis server), and the answers back. For this
+// folder and tests/sim. Threads: one; no call blocks.
 #pragma once
 
 #include <poll.h>

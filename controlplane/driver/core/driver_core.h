@@ -32,7 +32,8 @@ namespace megascale::driver {
 //      a recovering job's waiting time for slots ends only when it makes progress, not when an
 //      attempt starts; only a machine that was there for the whole fence timeout is blamed.
 //   7: after its own test a machine exchanges bytes with others, and so do all machines of a job
-//      whose ranks lost each other without a known cause.
+//      whose ranks lost each other without a known cause; a machine that is lost after its
+//      processes of a failed attempt had ended is not the cause.
 inline constexpr int kRules = 7;
 
 // A restored copy of the log begins a new epoch (epoch.h), which adds this to the attempts of all

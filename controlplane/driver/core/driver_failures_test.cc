@@ -60,6 +60,20 @@ TEST_F(DriverFailuresTest, ADeathThatFollowedFromAPeersIsNoCauseHoweverEarly) {
   EXPECT_THAT(RanksOfFailures(), ElementsAre(-1, 1, 0));
 }
 
+// It drains, say, while the other node still ends its processes.
+TEST_F(DriverFailuresTest, AMachineThatGoesAfterTheAttemptHadEndedThereIsNoCause) {
+  Run();
+  FailAt(1, 0, 90, telemetry::FAILURE_CLASS_ABORTED);
+  Do(Fenced(1, "n1", {}));
+  Do(Joined("n1", "its next incarnation", 2));
+  EXPECT_EQ(job().reason(), "PeerLost");
+  EXPECT_THAT(RanksOfFailures(), ElementsAre(0));
+  Do(Fenced(1, "n0", {}));
+  Do(Fenced(1, "n1", {}));
+  EXPECT_EQ(job().stage(), pb::STAGE_BACKOFF);
+  EXPECT_EQ(job().culprit().node_id(), "n0");
+}
+
 // A worker stalls, then its agent ends: peers that were connecting to it see a hang-up before the
 // driver knows.
 TEST_F(DriverFailuresTest, AnAgentThatEndsIsTheCauseAndTheHangUpsOfPeersFollow) {

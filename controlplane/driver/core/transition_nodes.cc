@@ -215,6 +215,7 @@ void Transition::LoseProcesses(const std::string& node_id, const pb::Failure& fo
     JobRecord& job = *state_.mutable_jobs(place);
     if (!HoldsSlots(job)) continue;  // this event ended it
     Touch(job);
+    const bool was_fenced = IsFenced(job, node_id);
     base::EraseIf(job.mutable_fenced(),
                   [&](const auto& entry) { return entry.node_id() == node_id; });
     for (const auto& placement : job.placements()) {
@@ -223,6 +224,8 @@ void Transition::LoseProcesses(const std::string& node_id, const pb::Failure& fo
       ended->set_rank(placement.rank());
       ended->set_failed(true);
     }
+    // The attempt had ended before, and nothing of it was left there.
+    if (state_.rules() >= 7 && was_fenced && job.stage() == pb::STAGE_FENCE) continue;
     Fail(&job, found);
   }
 }

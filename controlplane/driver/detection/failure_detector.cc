@@ -18,6 +18,11 @@ namespace agent = megascale::agent::v1;
 namespace pb = megascale::driver::v1;
 namespace telemetry = megascale::telemetry::v1;
 
+// A rank that waits for peers is suspected so much later than others. After a restart or a stall of
+// the driver the time of each rank counts from its agent's first report, and the report about the
+// rank that the others wait for may come last.
+constexpr absl::Duration kWaitersLast = absl::Seconds(3);
+
 absl::Duration HeartbeatTimeout(const JobRecord& job) {
   return job::ToDuration(job.submitted().spec().fault().heartbeat_timeout());
 }
@@ -160,7 +165,9 @@ std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
   }
   const absl::Duration limit = ProgressLimits(job).Of(status.phase());
   suspect.age = StillFor(status, silence, in_phase);
-  if (suspect.age <= limit) return std::nullopt;
+  if (suspect.age <= limit + (suspect.waiting ? kWaitersLast : absl::ZeroDuration())) {
+    return std::nullopt;
+  }
   // While ranks read a checkpoint for others, a rank that waits makes no progress of its own for as
   // long as that takes. Each rank that reads has its own limit.
   if (suspect.waiting && status.phase() == telemetry::PHASE_LOADING) return std::nullopt;
@@ -170,7 +177,8 @@ std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
 }
 
 std::vector<FailureDetector::Suspect> FailureDetector::SuspectsOf(const JobRecord& job,
-                                                                  const AgentReports& reports) {
+                                                                  const AgentReports& reports,
+                                                                  bool* is_cause_ahead) {
   std::vector<Suspect> suspects;
   const absl::Duration heartbeat_timeout = HeartbeatTimeout(job);
   const ProgressLimits limits(job);
@@ -190,7 +198,13 @@ std::vector<FailureDetector::Suspect> FailureDetector::SuspectsOf(const JobRecor
       if (watched.value != value) watched = Watched{value, reports.awake()};
       const absl::Duration still = StillFor(status, silence, reports.awake() - watched.since);
       const bool is_alive = absl::Seconds(status.alive_age_seconds()) <= heartbeat_timeout;
-      if (is_alive && still <= limits.Of(status.phase())) continue;
+      const absl::Duration limit = limits.Of(status.phase());
+      if (is_alive && still <= limit) {
+        // It has stood still for long, but in a phase that this driver has not seen for so long.
+        *is_cause_ahead |= absl::Seconds(status.progress_age_seconds()) > limit &&
+                           !plan::NeedsPeers(plan::InstructionId::FromPacked(status.instruction()));
+        continue;
+      }
       std::optional<Suspect> suspect = SuspectOf(job, status, silence, reports);
       // The report of an agent that stalled itself says nothing about its ranks.
       if (!suspect.has_value() || !reports.IsPunctual(node_id)) continue;
@@ -202,13 +216,15 @@ std::vector<FailureDetector::Suspect> FailureDetector::SuspectsOf(const JobRecor
 }
 
 std::optional<Event> FailureDetector::Hung(const JobRecord& job, const AgentReports& reports) {
-  const std::vector<Suspect> suspects = SuspectsOf(job, reports);
+  bool is_cause_ahead = false;
+  const std::vector<Suspect> suspects = SuspectsOf(job, reports, &is_cause_ahead);
   if (suspects.empty()) return std::nullopt;
   const Suspect& worst =
       *std::max_element(suspects.begin(), suspects.end(), [](const Suspect& a, const Suspect& b) {
         return std::tuple(a.dead, !a.waiting, a.age, -a.rank) <
                std::tuple(b.dead, !b.waiting, b.age, -b.rank);
       });
+  if (worst.waiting && !worst.dead && is_cause_ahead) return std::nullopt;
   return HungEvent(job, worst.rank, worst.node_id, worst.evidence, reports);
 }
 

@@ -62,7 +62,10 @@ class FailureDetector {
   // Returns for how long a rank has reported its phase.
   absl::Duration InPhase(const JobRecord& job, const megascale::telemetry::v1::RankStatus& status,
                          const AgentReports& reports);
-  std::vector<Suspect> SuspectsOf(const JobRecord& job, const AgentReports& reports);
+  // `is_cause_ahead` is set if a rank that does not wait for peers has stood still for too long by
+  // its own account, and will be a suspect once this driver has seen its phase for as long.
+  std::vector<Suspect> SuspectsOf(const JobRecord& job, const AgentReports& reports,
+                                  bool* is_cause_ahead);
   // `silence`: the time since the report that has `status`.
   std::optional<Suspect> SuspectOf(const JobRecord& job,
                                    const megascale::telemetry::v1::RankStatus& status,

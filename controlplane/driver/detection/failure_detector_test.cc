@@ -207,6 +207,32 @@ TEST_F(FailureDetectorTest, RankWithoutProgressIsBlamedBeforePeersThatWaitForIt)
               HasSubstr("no progress for 1m at step 0 in backward B.c0.m1"));
 }
 
+// As after a restart of the driver, when one agent reports a second later than the others.
+TEST_F(FailureDetectorTest, RankWithoutProgressIsBlamedThoughItsPhaseWasSeenLast) {
+  Train();
+  for (int rank = 0; rank < 4; ++rank) {
+    RankOf(rank)->mutable_status()->set_progress_age_seconds(90);
+    SetRuns(rank, InstructionId(OpKind::kReduceNorm));
+  }
+  SetRuns(2, InstructionId(OpKind::kBackward, 0, 1));
+  Pass(absl::Seconds(20));
+  RankOf(2)->mutable_status()->set_phase(telemetry::PHASE_CHECKPOINT);
+  EXPECT_THAT(Pass(absl::Seconds(59)), SizeIs(0)) << "the others have waited for longer";
+  const std::vector<Event> events = Pass(absl::Seconds(2));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].rank_failed().rank(), 2);
+}
+
+TEST_F(FailureDetectorTest, OneOfRanksThatAllWaitIsBlamed) {
+  Train();
+  for (int rank = 0; rank < 4; ++rank) {
+    RankOf(rank)->mutable_status()->set_progress_age_seconds(rank == 1 ? 95 : 90);
+    SetRuns(rank, InstructionId(OpKind::kReduceNorm));
+  }
+  EXPECT_THAT(Pass(absl::Seconds(60)), SizeIs(0));
+  EXPECT_THAT(Pass(absl::Seconds(5)), SizeIs(1));
+}
+
 // The exchange is piece 2 of a pass. Words say nothing to the detector, whoever sent them.
 TEST_F(FailureDetectorTest, BlameFollowsIdsAndNotWords) {
   Train();

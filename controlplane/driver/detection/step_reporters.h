@@ -23,7 +23,7 @@ namespace megascale::driver {
 
 class StepReporters {
  public:
-  static constexpr absl::Duration kLagMax = absl::Milliseconds(700);
+  static constexpr absl::Duration kLagMax = absl::Milliseconds(600);
 
   // The nodes whose agents keep the step records of an attempt.
   struct Keepers {

@@ -8,8 +8,9 @@
 #include <optional>
 #include <utility>
 
-#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/detection/agent_hello.h"
+#include "controlplane/driver/service/attempt_store.h"
 #include "controlplane/driver/service/driver_loop.h"
 #include "controlplane/protocol/protocol.h"
 #include "controlplane/security/credentials.h"
@@ -18,7 +19,6 @@
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
-#include "runtime/comm/store/embedded_store.h"
 
 namespace megascale::driver {
 namespace {
@@ -28,8 +28,6 @@ namespace pb = megascale::agent::v1;
 // The maximum number of replies and requests that wait to be written to one agent. Beyond it the
 // stream is ended, and the agent asks again on its next one.
 constexpr size_t kOutgoingMax = 100'000;
-// The maximum size of each text in Hello, because the driver keeps and shows these for good.
-constexpr size_t kHelloTextBytesMax = 255;
 // A refused agent asks again every few seconds: one line about each in this time, and only about so
 // many of them.
 constexpr absl::Duration kRefusalLogInterval = absl::Minutes(1);
@@ -37,22 +35,6 @@ constexpr size_t kRefusalsNotedMax = 1024;
 
 grpc::Status ToGrpc(const absl::Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
-}
-
-absl::Status CheckHello(const pb::Hello& hello) {
-  RETURN_IF_ERROR(protocol::CheckVersions(hello));
-  if (hello.node_id().empty() || hello.incarnation().empty() || hello.num_slots() < 0) {
-    return absl::InvalidArgumentError(
-        "the first message of an agent needs node_id, incarnation and num_slots");
-  }
-  for (const std::string* text : {&hello.node_id(), &hello.incarnation(), &hello.machine_id(),
-                                  &hello.instruction_set(), &hello.hostname(), &hello.key()}) {
-    if (text->size() <= kHelloTextBytesMax && base::Printable(*text) == *text) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the first message of an agent has '", base::Printable(*text, 60),
-        "'; expected texts of at most ", kHelloTextBytesMax, " bytes without control characters"));
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -78,9 +60,8 @@ struct AgentStreams::Impl {
 
   DriverLoop* loop = nullptr;
   std::unique_ptr<grpc::Service> service;
-  comm::EmbeddedStore store;
+  AttemptStore store;
   std::mutex mutex;
-  std::map<std::string, RunningAttempt> attempts;
   std::map<std::string, std::weak_ptr<Session>> sessions;    // by node
   std::map<std::string, std::promise<pb::AgentUp>> fetches;  // by KeyOf
   int64_t num_fetches = 0;
@@ -175,7 +156,7 @@ class AgentStreams::Impl::Session : public AgentLink,
     // It is kept in the log for good: only what this version understands.
     up_.DiscardUnknownFields();
     const pb::Hello& hello = up_.hello();
-    if (absl::Status status = CheckHello(hello); !status.ok()) {
+    if (const absl::Status status = CheckHello(hello); !status.ok()) {
       if (absl::IsFailedPrecondition(status)) impl_->LogRefusal(hello.node_id(), status);
       Close(status);
       return;
@@ -306,21 +287,7 @@ void AgentStreams::Impl::HandleStore(const pb::StoreRequest& request, const std:
     *down.mutable_store()->add_replies() = answer;
     open->Send(std::move(down));
   };
-  // Held during the call, so that no request reaches the store after its job was dropped.
-  std::lock_guard<std::mutex> lock(mutex);
-  const auto it = attempts.find(request.job_id());
-  const bool is_present = it != attempts.end() && it->second.attempt == request.attempt();
-  if (is_present && absl::c_binary_search(it->second.nodes, node_id)) {
-    store.Handle(request, reply);
-    return;
-  }
-  pb::StoreReply refusal;
-  refusal.set_request_id(request.request_id());
-  refusal.set_code(static_cast<int>(absl::StatusCode::kAborted));
-  refusal.set_message(absl::StrCat(
-      "attempt ", request.attempt(), " of job ", request.job_id(),
-      is_present ? absl::StrCat(" has no rank on node ", node_id) : " is not the present one"));
-  reply(refusal);
+  store.Handle(request, node_id, reply);
 }
 
 void AgentStreams::Impl::LogRefusal(const std::string& node_id, const absl::Status& why) {
@@ -352,14 +319,7 @@ grpc::Service* AgentStreams::Serve(DriverLoop* loop) {
 }
 
 void AgentStreams::SetAttempts(const std::map<std::string, RunningAttempt>& attempts) {
-  std::lock_guard<std::mutex> lock(impl_->mutex);
-  const std::map<std::string, RunningAttempt> before = std::exchange(impl_->attempts, attempts);
-  for (const auto& [job_id, running] : attempts) {
-    impl_->store.DropAttemptsBefore(job_id, running.attempt);
-  }
-  for (const auto& [job_id, running] : before) {
-    if (attempts.count(job_id) == 0) impl_->store.DropJob(job_id);
-  }
+  impl_->store.SetAttempts(attempts);
 }
 
 namespace {

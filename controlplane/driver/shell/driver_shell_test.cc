@@ -52,7 +52,7 @@ class DriverShellTest : public ShellTestBase {
 
   absl::Status Submit(const std::string& job_id) {
     absl::Status status;
-    Round([&] { status = shell_->Submit(Submitted(job_id, SpecOf(1, 1, 30)).job_submitted()); });
+    Round([&] { status = shell_->Submit(Submitted(job_id, SpecOf(1, 1, 2000)).job_submitted()); });
     return status;
   }
   void Cancel(const std::string& job_id) {
@@ -322,7 +322,7 @@ TEST_F(DriverShellTest, WhatAnAgentHasReportedOfAnAttemptIsLeftOut) {
 
 TEST_F(DriverShellTest, AJobThatAnOlderVersionTookHasWhatThatVersionDid) {
   SimulatedDisk older;
-  const Event submitted = Submitted("j", SpecOf(1, 1, 30));
+  const Event submitted = Submitted("j", SpecOf(1, 1, 2000));
   ASSERT_EQ(submitted.job_submitted().spec().optimizer().type(), 0);
   ASSERT_TRUE(older.OpenLog()->Append(0, {submitted}).ok());
   Open(&older);

@@ -44,7 +44,7 @@ class DriverStepsTest : public ShellTestBase {
     options.files = &disk_;
     Begin(&disk_, std::move(options));
     Round([&] {
-      EXPECT_TRUE(shell_->Submit(Submitted("j", SpecOf(3, 1, 30)).job_submitted()).ok());
+      EXPECT_TRUE(shell_->Submit(Submitted("j", SpecOf(3, 1, 300)).job_submitted()).ok());
     });
     for (const char* node_id : {"n0", "n1", "n2"}) {
       links_[node_id] = std::make_shared<CountingLink>();
@@ -128,6 +128,15 @@ class DriverStepsTest : public ShellTestBase {
     for (const auto& record : *records) steps.push_back(record.step());
     return steps;
   }
+
+  std::vector<int64_t> StepsSince(int64_t* position) const {
+    std::vector<int64_t> steps;
+    for (const auto& record : shell_->view()->StepsSince("j", position)) {
+      steps.push_back(record.step());
+    }
+    return steps;
+  }
+  int64_t LastStep() const { return shell_->view()->Job("j", clock_.Wall())->last_step(); }
 
   agent::ActualJob* JobOn(const std::string& node_id) { return reports_[node_id].mutable_jobs(0); }
   const agent::DesiredJob& Told(const std::string& node_id) {
@@ -219,6 +228,42 @@ TEST_F(DriverStepsTest, StepsThatComeWithTheEndOfTheAttemptCountAsItsProgress) {
   EXPECT_EQ(job().attempts_without_progress(), 0);
 }
 
+TEST_F(DriverStepsTest, AWatcherGetsEachStepOnceThoughTheLossLogFailsForAMoment) {
+  int64_t slow = 0;  // looks only once
+  int64_t prompt = 0;
+  Complete(3);
+  Pass(absl::Seconds(1));
+  EXPECT_THAT(StepsSince(&prompt), ElementsAre(1, 2, 3));
+  int64_t last = 3;
+  for (const char* effect : {"append to /state/jobs/j/metrics", "sync /state/jobs/j/metrics"}) {
+    Break(effect);
+    Complete(last + 2);
+    Pass(absl::Milliseconds(500));
+    EXPECT_EQ(LastStep(), last) << "what people have seen is not taken back";
+    EXPECT_THAT(StepsSince(&prompt), ElementsAre());
+    Break("");
+    Complete(last + 3);
+    Pass(absl::Seconds(2));
+    EXPECT_THAT(StepsSince(&prompt), ElementsAre(last + 1, last + 2, last + 3)) << effect;
+    last += 3;
+  }
+  EXPECT_THAT(StepsSince(&slow), ElementsAre(1, 2, 3, 4, 5, 6, 7, 8, 9));
+}
+
+TEST_F(DriverStepsTest, NumbersThatAreNoStepsOfTheJobAreIgnored) {
+  for (const int64_t step : {int64_t{-1}, int64_t{0}, int64_t{301}, int64_t{1} << 62}) {
+    JobOn("n0")->clear_steps();
+    auto* record = JobOn("n0")->add_steps();
+    record->set_step(step);
+    record->set_attempt(1);
+    Pass(absl::Seconds(10));
+    EXPECT_THAT(LoggedSteps(), ElementsAre()) << step;
+  }
+  Complete(2);
+  Pass(absl::Seconds(1));
+  EXPECT_THAT(LoggedSteps(), ElementsAre(1, 2));
+}
+
 // A rollback happened while the log could not be written, and then the job ended.
 TEST_F(DriverStepsTest, StepsThatWereRolledBackAreCutFromALogThatWorksAgainAfterTheEnd) {
   Complete(3);
@@ -228,6 +273,8 @@ TEST_F(DriverStepsTest, StepsThatWereRolledBackAreCutFromALogThatWorksAgainAfter
   FailRank(2);
   Pass(absl::Seconds(3));
   ASSERT_EQ(job().attempt(), 2);
+  ASSERT_EQ(job().stage(), pb::STAGE_RUN);
+  EXPECT_EQ(LastStep(), 0) << "its steps are computed again";
   for (auto& [node_id, report] : reports_) report.mutable_jobs(0)->Clear();
   Pass(absl::Seconds(40));  // the log is set aside
   Event cancel = Cancelled(false);

@@ -324,8 +324,11 @@ void ViewPublisher::PublishJob(const std::string& job_id, bool with_record, Driv
   }
   if (const LossLog* log = sources_.logs->Find(job_id); log != nullptr) {
     part->steps = log->recent();
-  } else if (before != nullptr && IsTerminal(*job)) {
+  } else if (before != nullptr) {  // the job has ended, or its log fails
     part->steps = before->steps;
+    const bool is_rolled_back = job->stage() == v1::STAGE_RUN && !part->steps.empty() &&
+                                part->steps.back().attempt() < job->attempt();
+    if (is_rolled_back) part->steps.KeepNewest(0);
   }
   if (const auto* steps = sources_.counts->Find(job_id); steps != nullptr) part->new_steps = *steps;
   view->jobs_.Set(job_id, std::move(part));

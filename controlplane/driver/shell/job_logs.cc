@@ -24,6 +24,7 @@ absl::Status JobLogs::Reopen(Entry* entry) {
       entry->synced < 0 ? entry->drop_after : std::min(entry->synced, entry->drop_after);
   if (log->last_step() > limit) RETURN_IF_ERROR(log->DropAfter(limit));
   entry->drop_after = std::numeric_limits<int64_t>::max();
+  log->ContinueFrom(entry->synced, entry->position);
   // The agents do not have the steps any more that were acknowledged without a log.
   if (entry->set_aside) log->GoOnAt(entry->reported + 1);
   entry->log = std::move(log);
@@ -49,7 +50,10 @@ LossLog* JobLogs::Open(const JobRecord& job, absl::Duration now) {
 
 void JobLogs::Fail(const std::string& job_id, Entry* entry, const absl::Status& why,
                    absl::Duration now) {
-  if (entry->log != nullptr) entry->synced = entry->log->synced_step();
+  if (entry->log != nullptr) {
+    entry->synced = entry->log->synced_step();
+    entry->position = entry->log->synced_position();
+  }
   entry->log.reset();
   entry->failing_since = std::min(entry->failing_since, now);
   const bool set_aside = now - entry->failing_since >= kPatience;
@@ -86,11 +90,13 @@ int64_t JobLogs::Append(const JobRecord& job,
                         absl::Duration now) {
   LossLog* log = Open(job, now);
   Entry& entry = logs_[JobId(job)];
+  const int64_t last_step = job.submitted().spec().train().steps();
   bool is_first = true;
   for (const LossLog::StepRecord& record : records) {
     const bool is_before = record.attempt() < job.attempt() && job.stage() == v1::STAGE_RUN &&
                            record.step() <= job.restore().step();
     if (record.attempt() != job.attempt() && !is_before) continue;
+    if (record.step() < 1 || record.step() > last_step) continue;
     entry.reported = std::max(entry.reported, record.step());
     // A report may repeat steps that the log has.
     if (log == nullptr || record.step() <= log->last_step()) continue;

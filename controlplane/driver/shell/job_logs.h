@@ -39,9 +39,9 @@ class JobLogs {
   const LossLog* Find(const std::string& job_id) const;
 
   // Appends the records of the job's attempt, and of attempts before it up to its restore point, to
-  // its log. Steps that are missing may still come from another agent; after kGapPatience the log
-  // goes on without them. Returns the newest step that counts as
-  // completed.
+  // its log. Ignores numbers that the job's steps do not have. Steps that are missing may still
+  // come from another agent; after kGapPatience the log goes on without them. Returns the newest
+  // step that counts as completed.
   int64_t Append(const JobRecord& job,
                  const google::protobuf::RepeatedPtrField<LossLog::StepRecord>& records,
                  absl::Duration now);
@@ -76,6 +76,7 @@ class JobLogs {
     std::string directory;          // the job's folder
     std::optional<LossLogCut> cut;  // that could not be carried out yet
     int64_t synced = -1;            // durable when it failed; -1: unknown
+    int64_t position = 0;           // LossLog::synced_position when it failed
     int64_t reported = 0;           // newest step that agents reported
     // While a cut is due: later steps are not acknowledged, although they are on the disk.
     int64_t acknowledge_max = std::numeric_limits<int64_t>::max();

@@ -100,6 +100,7 @@ absl::Status LossLog::Load(size_t size_bytes) {
                                   "are missing"));
   }
   synced_step_ = last_step();
+  synced_position_ = recent_.end_position();
   return absl::OkStatus();
 }
 
@@ -117,7 +118,15 @@ absl::Status LossLog::Sync() {
   RETURN_IF_ERROR(file_->Sync());
   dirty_ = false;
   synced_step_ = last_step();
+  synced_position_ = recent_.end_position();
   return absl::OkStatus();
+}
+
+void LossLog::ContinueFrom(int64_t step, int64_t position) {
+  recent_.ContinueFrom(position);
+  synced_position_ = position;
+  // Steps that readers have got are gone: they were cut, or their lines are damaged.
+  if (last_step() != step) recent_.NoteCut();
 }
 
 absl::StatusOr<LossLog::Rest> LossLog::FindRest(int64_t step, int64_t attempt) {

@@ -54,6 +54,12 @@ class LossLog {
   // them again.
   absl::Status DropAfter(int64_t step);
 
+  // Continues the positions of a log of the same file that failed: its newest durable step was
+  // `step`, and a reader that had got it was at `position`.
+  void ContinueFrom(int64_t step, int64_t position);
+  // The position of a reader that has got all durable records.
+  int64_t synced_position() const { return synced_position_; }
+
   // The newest durable step; 0: the log is empty.
   int64_t synced_step() const { return synced_step_; }
   // The newest step; 0: the log is empty.
@@ -81,6 +87,7 @@ class LossLog {
   RecentSteps recent_;
   int64_t next_step_ = 0;  // 0: any step may be the first
   int64_t synced_step_ = 0;
+  int64_t synced_position_ = 0;
   bool dirty_ = false;
 };
 

@@ -64,6 +64,11 @@ class RecentSteps {
   void Load(const StepRecord& record);
   // Records from before this call are not returned by Since any more.
   void NoteCut() { num_at_cut_ = num_appended_; }
+  // The position of a reader that has got all records.
+  int64_t end_position() const { return num_appended_; }
+  // Continues the positions of an object that ended at `position`, in a new one that has the same
+  // records. Call before Append.
+  void ContinueFrom(int64_t position) { num_appended_ = position; }
   // Drops all but the newest records.
   void KeepNewest(size_t count);
 

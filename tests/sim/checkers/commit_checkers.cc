@@ -172,7 +172,7 @@ void EpochChecker::NoteLost(const DriverState& before, const DriverState& after)
 }
 
 void EpochChecker::OnProcessStarted(const ProcessName& process) {
-  processes_[{process.incarnation, process.process_id}] = {process, epoch_};
+  processes_[{process.incarnation, process.process_id}] = {process, epoch_, false};
   if (process.rank < 0 || num_of_older_ == 0) return;
   for (const auto& [key, other] : processes_) {
     if (other.name.job_id != process.job_id || other.epoch == epoch_) continue;
@@ -188,9 +188,13 @@ void EpochChecker::OnProcessEnded(const ProcessName& process) {
   processes_.erase({process.incarnation, process.process_id});
 }
 
+void EpochChecker::OnProcessKilled(const ProcessName& process) {
+  processes_.at({process.incarnation, process.process_id}).killed = true;
+}
+
 void EpochChecker::OnEnd(const DriverState& durable) {
   for (const auto& [key, process] : processes_) {
-    if (process.epoch == epoch_) continue;
+    if (process.epoch == epoch_ || process.killed) continue;
     world_.Violate("OneEpochAtATime",
                    absl::StrCat("job ", process.name.job_id, ": rank ", process.name.rank,
                                 " of an older epoch was never ended"));

@@ -79,19 +79,22 @@ class RestoreChecker : public Observer {
 };
 
 // OneEpochAtATime: in an epoch, no process that an older epoch wanted is left beside a process of
-// the same job that the new one wants, except on a machine that was given up as lost since.
+// the same job that the new one wants, except on a machine that was given up as lost since; and at
+// the end of the run the agents have killed all processes of older epochs.
 class EpochChecker : public Observer {
  public:
   explicit EpochChecker(World* world) : world_(*world) {}
   void OnState(const DriverState& before, const DriverState& after) override;
   void OnProcessStarted(const ProcessName& process) override;
   void OnProcessEnded(const ProcessName& process) override;
+  void OnProcessKilled(const ProcessName& process) override;
   void OnEnd(const DriverState& durable) override;
 
  private:
   struct Process {
     ProcessName name;
-    int64_t epoch = 0;  // in which it was started
+    int64_t epoch = 0;    // in which it was started
+    bool killed = false;  // but it may hang in a device
   };
   void NoteLost(const DriverState& before, const DriverState& after);
 

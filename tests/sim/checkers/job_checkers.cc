@@ -29,8 +29,12 @@ void TerminalChecker::OnState(const DriverState& before, const DriverState& afte
 
 void AcknowledgedChecker::OnState(const DriverState& before, const DriverState& after) {
   constexpr char kName[] = "AcknowledgedIsKept";
+  for (const JobRecord& job : after.jobs()) {
+    if (IsTerminal(job)) ended_.insert(JobId(job));
+  }
   for (const std::string& job_id : submitted_) {
     if (FindJob(after, job_id) != nullptr) continue;
+    if (world_.forgets_jobs && ended_.count(job_id) > 0) continue;
     world_.Violate(kName,
                    absl::StrCat("job ", job_id, ": its submit was acknowledged and is lost"));
   }
@@ -101,7 +105,7 @@ void RestartChecker::CountEnded(const JobRecord& record, const JobRecord& old, J
 
 // Some of these attempts may have ended for another reason, and count as others do.
 int64_t RestartChecker::ReadsMax(const JobRecord& record) {
-  return 3 * record.submitted().spec().checkpoint().keep() +
+  return 3 * (record.submitted().spec().checkpoint().keep() + 1) +
          record.submitted().spec().fault().max_restarts_without_progress();
 }
 
@@ -115,6 +119,7 @@ void RestartChecker::OnReadRefused(const ProcessName& process) {
 void InitialChecker::OnState(const DriverState& before, const DriverState& after) {
   for (const JobRecord& job : after.jobs()) {
     if (job.committed_size() > 0) committed_in_.try_emplace(JobId(job), job.attempt());
+    if (!job.submitted().from_checkpoint().empty()) committed_in_.try_emplace(JobId(job), 0);
   }
 }
 
@@ -123,35 +128,8 @@ void InitialChecker::OnLoaded(const ProcessName& process, int64_t step) {
   if (step > 0 || committed == committed_in_.end() || process.attempt <= committed->second) return;
   world_.Violate("NeverBeginsAnew",
                  absl::StrCat("job ", process.job_id, ": attempt ", process.attempt,
-                              " begins at initial weights, and attempt ", committed->second,
-                              " had committed a checkpoint"));
-}
-
-// --- RecoveryHasACause ------------------------------------------------------------------------
-
-void CauseChecker::OnFault(const std::string& node_id) { faults_[node_id] = world_.timeline.now(); }
-
-bool CauseChecker::HasCause(const JobRecord& job) const {
-  const std::vector<std::string> places = driver::NodesOf(job);
-  return std::any_of(places.begin(), places.end(), [&](const std::string& place) {
-    const auto fault = faults_.find(place);
-    return fault != faults_.end() && world_.timeline.now() - fault->second <= kConsequencesMax;
-  });
-}
-
-void CauseChecker::OnState(const DriverState& before, const DriverState& after) {
-  for (const JobRecord& job : after.jobs()) {
-    const JobRecord* old = FindJob(before, JobId(job));
-    // A recovering job may wait for slots for as long as other jobs need them.
-    if (old == nullptr || job.has_cancel() || old->state() == control::JOB_STATE_RECOVERING) {
-      continue;
-    }
-    const bool again = job.attempt() > old->attempt() && old->attempt() > 0;
-    if (!again && job.state() != control::JOB_STATE_RECOVERING) continue;
-    if (HasCause(again ? *old : job)) continue;
-    world_.Violate("RecoveryHasACause",
-                   absl::StrCat("job ", JobId(job), " recovers without a fault: ", job.message()));
-  }
+                              " begins at initial weights, though it has a checkpoint of attempt ",
+                              committed->second));
 }
 
 // --- PairsBlameTheGuilty ----------------------------------------------------------------------
@@ -165,7 +143,7 @@ void BlameChecker::OnState(const DriverState& before, const DriverState& after) 
       continue;
     }
     // A job may be there by now: this is why it leaves.
-    world_.Fault(node_id, "is quarantined for its exchanges");
+    world_.Break({node_id, Harm::kTest}, "is quarantined for its exchanges");
     // Once faults have ended, results from before speak against machines in order.
     if (healed_ || world_.bad_links.count(node_id) > 0) continue;
     world_.Violate("PairsBlameTheGuilty",
@@ -205,6 +183,52 @@ void SuspectChecker::OnState(const DriverState& before, const DriverState& after
   }
 }
 
+// --- PoolsAreKept -----------------------------------------------------------------------------
+
+namespace {
+
+// In the same round a node may change after the attempt began, or before: only what holds before
+// and after it is judged.
+bool IsBarred(const driver::NodeRecord& node, bool is_first) {
+  return node.evicted() || node.draining() || node.has_quarantine() || (is_first && node.spare());
+}
+
+}  // namespace
+
+void PoolChecker::OnState(const DriverState& before, const DriverState& after) {
+  for (const JobRecord& job : after.jobs()) {
+    const JobRecord* old = FindJob(before, JobId(job));
+    if (old == nullptr || job.attempt() == old->attempt()) continue;
+    const bool is_first = old->stage() == driver::v1::STAGE_QUEUED;
+    for (const std::string& node_id : driver::NodesOf(job)) {
+      const driver::NodeRecord* was = driver::FindNode(before, node_id);
+      const driver::NodeRecord* is = driver::FindNode(after, node_id);
+      if (was == nullptr || is == nullptr) continue;
+      if (!IsBarred(*was, is_first) || !IsBarred(*is, is_first)) continue;
+      world_.Violate("PoolsAreKept", absl::StrCat("job ", JobId(job), ": attempt ", job.attempt(),
+                                                  " has ranks on ", node_id, ", which takes none"));
+    }
+  }
+}
+
+// --- DrainsEnd --------------------------------------------------------------------------------
+
+void DrainChecker::OnDrainBegan(const std::string& node_id) {
+  world_.timeline.After(kWithin, [this, node_id] {
+    if (drained_.count(node_id) > 0) return;
+    world_.Violate("DrainsEnd", absl::StrCat(node_id, " was asked to end ",
+                                             absl::FormatDuration(kWithin), " ago and still runs"));
+  });
+}
+
+void DrainChecker::OnState(const DriverState& before, const DriverState& after) {
+  for (const JobRecord& job : after.jobs()) {
+    const bool is_refused = job.submitted().spec().name() == "refused";
+    if (!job.has_culprit() || is_refused) continue;
+    world_.Violate("DrainsEnd", absl::StrCat("job ", JobId(job), " fails: ", job.message()));
+  }
+}
+
 // --- TestsComeFirst ---------------------------------------------------------------------------
 
 void TestedChecker::OnTestStarted(const std::string& incarnation) {
@@ -223,6 +247,7 @@ void TestedChecker::OnTestEnded(const std::string& incarnation, bool passed) {
 void TestedChecker::OnProcessStarted(const ProcessName& process) {
   processes_[process.incarnation].insert(process.process_id);
   if (world_.machine_tests == agent::TEST_KIND_UNSPECIFIED) return;
+  if (world_.old_agents.count(process.node_id) > 0) return;
   const bool tested = passed_.count(process.incarnation) > 0;
   if (tested && testing_.count(process.incarnation) == 0) return;
   world_.Violate("TestsComeFirst",

@@ -20,7 +20,8 @@ class TerminalChecker : public Observer {
   std::map<std::string, std::string> ended_;  // the record, by job
 };
 
-// AcknowledgedIsKept: a job whose submit was acknowledged exists for ever; a job whose cancel was
+// AcknowledgedIsKept: a job whose submit was acknowledged exists, until it is forgotten some time
+// after its end; a job whose cancel was
 // acknowledged ends as CANCELLED.
 class AcknowledgedChecker : public Observer {
  public:
@@ -34,6 +35,7 @@ class AcknowledgedChecker : public Observer {
   World& world_;
   std::set<std::string> submitted_;
   std::set<std::string> cancelled_;
+  std::set<std::string> ended_;
 };
 
 // RestartsEnd: at most fault.max_restarts_without_progress attempts in a row make no progress; at
@@ -64,7 +66,8 @@ class RestartChecker : public Observer {
   std::map<std::string, Job> jobs_;
 };
 
-// NeverBeginsAnew: a job that has committed a checkpoint never starts from initial weights again.
+// NeverBeginsAnew: a job that has committed a checkpoint never starts from initial weights again,
+// nor does one that is to start from a given checkpoint.
 class InitialChecker : public Observer {
  public:
   explicit InitialChecker(World* world) : world_(*world) {}
@@ -74,24 +77,6 @@ class InitialChecker : public Observer {
  private:
   World& world_;
   std::map<std::string, int64_t> committed_in_;  // first attempt that committed, by job
-};
-
-// RecoveryHasACause: a job recovers only after a fault of one of its machines or of the network to
-// it, not after a fault of the driver or of storage.
-class CauseChecker : public Observer {
- public:
-  // A fault counts as a cause for this long, which is longer than any timeout that it can trigger.
-  static constexpr absl::Duration kConsequencesMax = absl::Seconds(60);
-
-  explicit CauseChecker(World* world) : world_(*world) {}
-  void OnState(const DriverState& before, const DriverState& after) override;
-  void OnFault(const std::string& node_id) override;
-
- private:
-  bool HasCause(const JobRecord& job) const;
-
-  World& world_;
-  std::map<std::string, absl::Duration> faults_;  // time of the last fault, by node
 };
 
 // PairsBlameTheGuilty: as long as faults last, no machine is quarantined for failed exchanges whose
@@ -118,6 +103,33 @@ class SuspectChecker : public Observer {
   void CheckSuspicion(const JobRecord& job);
 
   World& world_;
+};
+
+// PoolsAreKept: a new attempt has no rank on a node that is evicted, drains or is quarantined, and
+// the first attempt of a job none on a spare.
+class PoolChecker : public Observer {
+ public:
+  explicit PoolChecker(World* world) : world_(*world) {}
+  void OnState(const DriverState& before, const DriverState& after) override;
+
+ private:
+  World& world_;
+};
+
+// DrainsEnd: an agent that is asked to end, in a cluster without faults, ends within a minute; its
+// jobs leave it, and no failure is seen.
+class DrainChecker : public Observer {
+ public:
+  static constexpr absl::Duration kWithin = absl::Minutes(1);
+
+  explicit DrainChecker(World* world) : world_(*world) {}
+  void OnState(const DriverState& before, const DriverState& after) override;
+  void OnDrainBegan(const std::string& node_id) override;
+  void OnDrained(const std::string& node_id) override { drained_.insert(node_id); }
+
+ private:
+  World& world_;
+  std::set<std::string> drained_;
 };
 
 // TestsComeFirst: where the driver tests machines, a process of a job starts only on a machine

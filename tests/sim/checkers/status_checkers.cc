@@ -38,6 +38,11 @@ std::string StatusChecker::FindLie(const control::Job& job, const DriverState& d
     return absl::StrCat("durable is ", control::JobState_Name(record->state()), " ",
                         record->reason(), ", attempt ", record->attempt());
   }
+  // Whether it is guilty is checked once it is durable (RecoveryHasACause).
+  if (job.culprit().SerializeAsString() != record->culprit().SerializeAsString()) {
+    return absl::StrCat("it names ", job.culprit().ShortDebugString(), "; durable is ",
+                        record->culprit().ShortDebugString());
+  }
   const auto before = shown_.find(job.job_id());
   if (before != shown_.end()) {
     const control::Job& old = before->second;
@@ -47,6 +52,10 @@ std::string StatusChecker::FindLie(const control::Job& job, const DriverState& d
       return absl::StrCat("the checkpoint of step ", old.last_checkpoint().step(), " before");
     }
   }
+  const int64_t given =
+      record->submitted().from_checkpoint().empty() ? 0 : CheckpointStorage::kGivenStep;
+  int64_t& completed = completed_[job.job_id()];
+  completed = std::max(completed, given);
   return FindLieAboutProgress(job);
 }
 
@@ -105,7 +114,8 @@ void LossLogChecker::OnEnd(const DriverState& durable) {
     }
     const std::string text = driver_.LossLogOf(driver::JobId(job));
     const std::vector<std::string> lines = absl::StrSplit(text, '\n', absl::SkipEmpty());
-    int64_t expected = 0;
+    int64_t expected =
+        job.submitted().from_checkpoint().empty() ? 0 : CheckpointStorage::kGivenStep;
     for (const std::string& line : lines) {
       if (absl::StartsWith(line, absl::StrCat("{\"step\":", ++expected, ","))) continue;
       return world_.Violate("LossLogIsWhole", absl::StrCat("job ", driver::JobId(job), ": line ",
@@ -113,8 +123,8 @@ void LossLogChecker::OnEnd(const DriverState& durable) {
     }
     if (expected == job.submitted().spec().train().steps()) continue;
     world_.Violate("LossLogIsWhole",
-                   absl::StrCat("job ", driver::JobId(job), ": its loss log has ", expected,
-                                " steps of ", job.submitted().spec().train().steps()));
+                   absl::StrCat("job ", driver::JobId(job), ": its loss log has step ", expected,
+                                " as its last step, of ", job.submitted().spec().train().steps()));
   }
 }
 

@@ -10,6 +10,7 @@ namespace megascale::sim {
 // --- TwoAgentsKeepSteps -------------------------------------------------------------------------
 
 void KeepersChecker::OnReport(const std::string& node_id, const agent::ActualState& report) {
+  if (world_.old_agents.count(node_id) > 0) return;
   for (const auto& job : report.jobs()) {
     for (const auto& record : job.steps()) {
       std::set<std::string>& nodes = nodes_[{job.job_id(), record.attempt()}];

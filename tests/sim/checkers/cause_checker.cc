@@ -1,0 +1,117 @@
+#include "tests/sim/checkers/cause_checker.h"
+
+#include <algorithm>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "tests/sim/worker_process.h"
+
+namespace megascale::sim {
+
+using driver::FindJob;
+using driver::JobId;
+
+void CauseChecker::OnFault(const Fault& fault) {
+  faults_[{fault.node_id, fault.harm, fault.job_id, fault.rank}] = world_.timeline.now();
+}
+
+bool CauseChecker::IsRecent(const Place& place) const {
+  const auto fault = faults_.find(place);
+  const absl::Duration limit =
+      std::get<1>(place) == Harm::kSlowKills ? kSlowKillsMax : kConsequencesMax;
+  return fault != faults_.end() && world_.timeline.now() - fault->second <= limit;
+}
+
+bool CauseChecker::Happened(const std::string& node_id, Harm harm) const {
+  return IsRecent({node_id, harm, "", -1});
+}
+
+bool CauseChecker::HappenedTo(const std::string& node_id, const std::string& job_id,
+                              int rank) const {
+  return IsRecent({node_id, Harm::kProcess, job_id, rank});
+}
+
+bool CauseChecker::AnyOn(const std::string& node_id) const {
+  return std::any_of(faults_.begin(), faults_.end(), [&](const auto& fault) {
+    return std::get<0>(fault.first) == node_id && std::get<1>(fault.first) != Harm::kNothing &&
+           IsRecent(fault.first);
+  });
+}
+
+bool CauseChecker::AnyOnNodesOf(const JobRecord& job) const {
+  const std::vector<std::string> nodes = driver::NodesOf(job);
+  return std::any_of(nodes.begin(), nodes.end(),
+                     [this](const std::string& node_id) { return AnyOn(node_id); });
+}
+
+bool CauseChecker::Explains(const JobRecord& job, const control::Culprit& culprit) const {
+  const std::string& node_id = culprit.node_id();
+  switch (culprit.failure_class()) {
+    case telemetry::FAILURE_CLASS_UNREACHABLE:
+      return Happened(node_id, Harm::kAway);
+    case telemetry::FAILURE_CLASS_EXITED:
+      return HappenedTo(node_id, JobId(job), culprit.rank()) || Happened(node_id, Harm::kMemory);
+    case telemetry::FAILURE_CLASS_OUT_OF_MEMORY:
+      return Happened(node_id, Harm::kMemory);
+    case telemetry::FAILURE_CLASS_HUNG:
+      if (absl::StrContains(culprit.evidence(), "did not reach storage")) {
+        return Happened("", Harm::kStorage) || AnyOnNodesOf(job);
+      }
+      return HappenedTo(node_id, JobId(job), culprit.rank()) || Happened(node_id, Harm::kAway) ||
+             Happened(node_id, Harm::kSlowKills);
+    case telemetry::FAILURE_CLASS_CORRUPT:
+      return Happened(node_id, Harm::kReads);
+    case telemetry::FAILURE_CLASS_REFUSED:
+      return Happened(node_id, Harm::kData) || job.submitted().spec().name() == "refused";
+    case telemetry::FAILURE_CLASS_STORAGE:
+      return Happened("", Harm::kStorage);
+    case telemetry::FAILURE_CLASS_ABORTED:  // a peer failed, and nobody knows which one
+      return AnyOnNodesOf(job) || (absl::StrContains(culprit.evidence(), WorkerProcess::kNotMet) &&
+                                   Happened("", Harm::kDriver));
+    default:
+      return false;
+  }
+}
+
+bool CauseChecker::ExplainsLeave(const std::string& node_id) const {
+  return Happened(node_id, Harm::kPeople) || Happened(node_id, Harm::kTest) ||
+         Happened(node_id, Harm::kReads) || Happened(node_id, Harm::kSlowKills);
+}
+
+void CauseChecker::CheckCulprit(const JobRecord& job, const JobRecord& old) {
+  const control::Culprit& culprit = job.culprit();
+  const control::Culprit& known = old.culprit();
+  const bool is_new =
+      job.has_culprit() &&
+      (culprit.attempt() != known.attempt() || culprit.node_id() != known.node_id() ||
+       culprit.rank() != known.rank() || culprit.failure_class() != known.failure_class());
+  if (!is_new || Explains(job, culprit)) return;
+  world_.Violate("RecoveryHasACause",
+                 absl::StrCat("job ", JobId(job), ", attempt ", culprit.attempt(), ": rank ",
+                              culprit.rank(), " on ", culprit.node_id(), " is named, without a ",
+                              "fault that explains it: ", culprit.evidence()));
+}
+
+void CauseChecker::CheckRecovery(const JobRecord& job, const JobRecord& old) {
+  // A recovering job may wait for slots for as long as other jobs need them.
+  if (job.has_cancel() || old.state() == control::JOB_STATE_RECOVERING) return;
+  const bool again = job.attempt() > old.attempt() && old.attempt() > 0;
+  if (!again && job.state() != control::JOB_STATE_RECOVERING) return;
+  const JobRecord& ended = again ? old : job;
+  const bool has_failed = ended.has_culprit() && ended.culprit().attempt() == ended.attempt();
+  if (has_failed) return;  // CheckCulprit
+  if (ended.has_leave() ? ExplainsLeave(ended.leave().node_id()) : AnyOnNodesOf(ended)) return;
+  world_.Violate("RecoveryHasACause",
+                 absl::StrCat("job ", JobId(job), " recovers without a fault: ", job.message()));
+}
+
+void CauseChecker::OnState(const DriverState& before, const DriverState& after) {
+  for (const JobRecord& job : after.jobs()) {
+    const JobRecord* old = FindJob(before, JobId(job));
+    if (old == nullptr) continue;
+    CheckRecovery(job, *old);
+    CheckCulprit(job, *old);
+  }
+}
+
+}  // namespace megascale::sim

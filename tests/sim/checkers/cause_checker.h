@@ -1,0 +1,43 @@
+// RecoveryHasACause: a job recovers only after a fault of one of its machines, of the network to
+// it, or of what the machine reads; and the culprit that the driver names is the machine, and the
+// process, that was at fault. docs/invariants.md says why.
+#pragma once
+
+#include <map>
+#include <string>
+#include <tuple>
+
+#include "tests/sim/world.h"
+
+namespace megascale::sim {
+
+class CauseChecker : public Observer {
+ public:
+  // A fault counts as a cause for this long, which is longer than any timeout that it can trigger.
+  static constexpr absl::Duration kConsequencesMax = absl::Seconds(60);
+  // Processes that hang when they are killed are given up after minutes.
+  static constexpr absl::Duration kSlowKillsMax = absl::Minutes(10);
+
+  explicit CauseChecker(World* world) : world_(*world) {}
+  void OnState(const DriverState& before, const DriverState& after) override;
+  void OnFault(const Fault& fault) override;
+
+ private:
+  using Place = std::tuple<std::string, Harm, std::string, int>;  // node, harm, job, rank
+
+  void CheckRecovery(const JobRecord& job, const JobRecord& old);
+  void CheckCulprit(const JobRecord& job, const JobRecord& old);
+  // Returns true if a fault that can explain this has just happened.
+  bool Explains(const JobRecord& job, const control::Culprit& culprit) const;
+  bool ExplainsLeave(const std::string& node_id) const;
+  bool AnyOn(const std::string& node_id) const;
+  bool AnyOnNodesOf(const JobRecord& job) const;
+  bool Happened(const std::string& node_id, Harm harm) const;
+  bool HappenedTo(const std::string& node_id, const std::string& job_id, int rank) const;
+  bool IsRecent(const Place& place) const;
+
+  World& world_;
+  std::map<Place, absl::Duration> faults_;  // time of the last one
+};
+
+}  // namespace megascale::sim

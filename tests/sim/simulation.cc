@@ -24,7 +24,7 @@ namespace {
 
 constexpr int64_t kAgentsMax = 8;
 constexpr int kJobsMax = 4;
-// Rare seeds have these; such a seed takes as long as a hundred others.
+// The share of seeds with a large cluster; such a seed takes as long as a hundred others.
 constexpr double kLargeSeeds = 0.005;
 constexpr int64_t kLargeAgentsMax = 64;
 constexpr int kLargeJobsMax = 32;

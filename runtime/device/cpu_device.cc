@@ -7,7 +7,7 @@
 #include "runtime/base/process/resource_limit.h"
 #include "runtime/base/status.h"
 #include "runtime/device/direct_communicator.h"
-#include "runtime/device/host_memory.h"
+#include "runtime/device/host_views.h"
 #include "runtime/stream/host_stream.h"
 #include "runtime/tensor/arena.h"
 
@@ -62,7 +62,7 @@ class CpuDevice final : public Device {
   }
 
   tensor::HostVector OnHost(const tensor::Vector& vector) const override {
-    return HostMemory::View(vector);
+    return HostViews::View(vector);
   }
 
   absl::StatusOr<std::unique_ptr<stream::Stream>> MakeStream(std::string name) override {

@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/status.h"
 #include "runtime/base/testing/test_heap.h"
-#include "runtime/device/host_memory.h"
+#include "runtime/device/host_views.h"
 #include "runtime/device/testing/strict_device.h"
 #include "runtime/engine/testing/test_job.h"
 
@@ -459,7 +459,7 @@ TEST(StrictDeviceTest, AStepWaitsForNoHostAndAllocatesNothing) {
 class ClaimsHostMemory final : public ForwardsToStrict {
  public:
   tensor::HostVector OnHost(const tensor::Vector& vector) const override {
-    return device::HostMemory::View(vector);
+    return device::HostViews::View(vector);
   }
 };
 

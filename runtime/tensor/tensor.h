@@ -10,7 +10,7 @@
 #include "absl/types/span.h"
 
 namespace megascale::device {
-class HostMemory;
+class HostViews;
 }  // namespace megascale::device
 
 namespace megascale::tensor {
@@ -75,7 +75,7 @@ struct Vector {
 // A view of contiguous elements in host memory: what code of this process may read and write. A
 // Vector may lie in a device's memory, so no conversion leads from one to the other, and nobody can
 // wrap an untyped pointer: a view comes from memory that has a C++ type, from another view, or from
-// a device whose memory is the host's (runtime/device/host_memory.h).
+// a device whose memory is the host's (runtime/device/host_views.h).
 class HostVector {
  public:
   HostVector() = default;  // empty
@@ -109,7 +109,7 @@ class HostVector {
   explicit operator bool() const { return data_ != nullptr; }
 
  private:
-  friend class device::HostMemory;
+  friend class device::HostViews;
   HostVector(void* data, DType dtype, int64_t size) : data_(data), dtype_(dtype), size_(size) {}
 
   void* data_ = nullptr;

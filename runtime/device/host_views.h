@@ -6,7 +6,7 @@
 
 namespace megascale::device {
 
-class HostMemory {
+class HostViews {
  public:
   static tensor::HostVector View(const tensor::Vector& vector) {
     return {vector.data, vector.dtype, vector.size};

@@ -15,6 +15,7 @@
 #include "runtime/base/version.h"
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/numerics.h"
+#include "runtime/checkpoint/product_table.h"
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/checkpoint/writer.h"
 
@@ -156,8 +157,10 @@ absl::Status PersisterState::Do(const PersistSnapshot& message) {
 absl::Status PersisterState::Do(const WriteCheckpointManifest& message) {
   const std::string directory = StepDirectory(options.assignment, message.step, message.attempt);
   RETURN_IF_ERROR(WriteTokenizer(options, directory));
-  RETURN_IF_ERROR(
-      checkpoint::WriteManifest(directory, ManifestOf(options, message.step, message.attempt)));
+  checkpoint::v1::Manifest manifest = ManifestOf(options, message.step, message.attempt);
+  RETURN_IF_ERROR(checkpoint::CopyProductTable(options.assignment.checkpoint_directory(), directory,
+                                               manifest.mutable_numerics()));
+  RETURN_IF_ERROR(checkpoint::WriteManifest(directory, manifest));
   base::LogInfo(absl::StrCat("checkpoint ", directory));
   link::v1::FromHost report;
   report.mutable_manifest()->set_attempt(message.attempt);

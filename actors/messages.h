@@ -56,7 +56,8 @@ struct GroupsJoined {
 struct StateLoaded {
   int64_t attempt = 0;
   Outcome outcome;
-  std::string warning;  // as RankEngine::Load returned it
+  std::string warning;            // as RankEngine::Load returned it
+  bool products_refused = false;  // the outcome is that of RankEngine::ChooseProducts
 };
 // A step has ended, for the stage actor and the shard actor together: the worker gets one event.
 struct StepFinished {
@@ -126,7 +127,7 @@ MEGASCALE_ACTOR_MESSAGE(LoadState, m.attempt)
 MEGASCALE_ACTOR_MESSAGE(StartStep, m.attempt, m.step)
 MEGASCALE_ACTOR_MESSAGE(TakeSnapshot, m.attempt, m.step)
 MEGASCALE_ACTOR_MESSAGE(GroupsJoined, m.attempt, m.outcome)
-MEGASCALE_ACTOR_MESSAGE(StateLoaded, m.attempt, m.outcome, m.warning)
+MEGASCALE_ACTOR_MESSAGE(StateLoaded, m.attempt, m.outcome, m.warning, m.products_refused)
 MEGASCALE_ACTOR_MESSAGE(SnapshotTaken, m.attempt, m.step, m.buffer, m.outcome)
 MEGASCALE_ACTOR_MESSAGE(StopRequested, m.attempt, m.checkpoint)
 MEGASCALE_ACTOR_MESSAGE(LinkLost, m.why)

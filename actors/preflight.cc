@@ -24,6 +24,7 @@
 #include "runtime/base/process/thread_environment.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/numerics.h"
+#include "runtime/checkpoint/product_table.h"
 #include "runtime/checkpoint/reader.h"
 #include "runtime/checkpoint/shared_directory.h"
 #include "runtime/data/dataset/dataset.h"
@@ -196,7 +197,8 @@ absl::StatusOr<int64_t> CheckStart(const HostAssignment& assignment,
   const std::vector<std::string> allowed = {assignment.allow_changed().begin(),
                                             assignment.allow_changed().end()};
   RETURN_IF_ERROR(checkpoint::CompareFingerprints(manifest.data(), data, allowed));
-  const auto now = checkpoint::MakeNumericsFingerprint(assignment.spec(), device.numerics);
+  auto now = checkpoint::MakeNumericsFingerprint(assignment.spec(), device.numerics);
+  checkpoint::TakeProductTable(manifest.numerics(), &now);
   RETURN_IF_ERROR(checkpoint::CompareFingerprints(manifest.numerics(), now, allowed));
   if (manifest.step() > assignment.spec().train().steps()) {
     return absl::FailedPreconditionError(

@@ -9,9 +9,14 @@
 namespace megascale::actors {
 
 void ShardState::OnLoadState(const LoadState& message) {
+  const absl::Status chosen = engine->ChooseProducts(restore);
+  if (!chosen.ok()) {
+    caf::anon_send(worker, StateLoaded{message.attempt, Outcome::Of(chosen), "", true});
+    return;
+  }
   const absl::StatusOr<std::string> loaded = engine->Load(restore);
   caf::anon_send(worker, StateLoaded{message.attempt, Outcome::Of(loaded.status()),
-                                     loaded.ok() ? *loaded : ""});
+                                     loaded.ok() ? *loaded : "", false});
 }
 
 void ShardState::OnStartStep(const StartStep& message) {

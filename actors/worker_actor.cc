@@ -19,7 +19,9 @@ void WorkerState::OnGroupsJoined(const GroupsJoined& message) {
 }
 
 void WorkerState::OnStateLoaded(const StateLoaded& message) {
-  Perform(core->OnLoaded(message.outcome.ToStatus(), message.warning));
+  const absl::Status status = message.outcome.ToStatus();
+  Perform(message.products_refused ? core->OnProductsRefused(status)
+                                   : core->OnLoaded(status, message.warning));
 }
 
 void WorkerState::OnSnapshotTaken(const SnapshotTaken& message) {

@@ -23,6 +23,9 @@ class FakeEngine final : public engine::RankEngine {
  public:
   void TellStepEnds(StepEnded step_ended) override { step_ended_ = std::move(step_ended); }
   absl::Status Join() override { return absl::OkStatus(); }
+  absl::Status ChooseProducts(const agent::v1::RestorePoint& /*restore*/) override {
+    return absl::OkStatus();
+  }
   absl::StatusOr<std::string> Load(const agent::v1::RestorePoint&) override { return ""; }
 
   absl::Status Launch(plan::Owner owner, int64_t step) override {

@@ -77,6 +77,11 @@ std::vector<WorkerAction> WorkerCore::OnJoined(const absl::Status& status) {
   return {PhaseIs(telemetry::v1::PHASE_LOADING), WorkerAction{.kind = Kind::kLoadState}};
 }
 
+std::vector<WorkerAction> WorkerCore::OnProductsRefused(const absl::Status& status) {
+  MEGASCALE_CHECK(!status.ok());
+  return Fail(FailureOfInput(status));
+}
+
 std::vector<WorkerAction> WorkerCore::OnLoaded(const absl::Status& status,
                                                const std::string& warning) {
   if (!status.ok()) {

@@ -53,6 +53,8 @@ class WorkerCore {
 
   std::vector<WorkerAction> Start();
   std::vector<WorkerAction> OnJoined(const absl::Status& status);
+  // Comes instead of OnLoaded if the ranks have no table of matrix products that they can use.
+  std::vector<WorkerAction> OnProductsRefused(const absl::Status& status);
   // `warning`: from a load that succeeded; empty: nothing was wrong.
   std::vector<WorkerAction> OnLoaded(const absl::Status& status, const std::string& warning);
   // A step has ended: with its result, or with the error of this rank.

@@ -152,6 +152,22 @@ TEST(WorkerCoreTest, ACheckpointThatCannotBeReadIsToldFromDamageDuringTraining) 
   EXPECT_FALSE(damaged[0].failure.at_restore());
 }
 
+// No other attempt would do better, unless storage or a peer failed.
+TEST(WorkerCoreTest, ATableOfProductsThatTheUserHasToMendEndsTheJob) {
+  const auto class_of = [](const absl::Status& status) {
+    WorkerCore core({.first_step = 10, .last_step = 20});
+    const auto actions = core.OnProductsRefused(status);
+    EXPECT_EQ(actions.size(), 1u);
+    EXPECT_FALSE(actions[0].failure.at_restore());
+    return actions[0].failure.failure_class();
+  };
+  EXPECT_EQ(class_of(absl::InvalidArgumentError("products.json is damaged")),
+            telemetry::v1::FAILURE_CLASS_REFUSED);
+  EXPECT_EQ(class_of(absl::AbortedError("the attempt ended")),
+            telemetry::v1::FAILURE_CLASS_ABORTED);
+  EXPECT_EQ(class_of(base::ErrnoStatus(EIO, "products.json")), telemetry::v1::FAILURE_CLASS_EXITED);
+}
+
 constexpr absl::StatusCode kAllCodes[] = {
     absl::StatusCode::kCancelled,          absl::StatusCode::kUnknown,
     absl::StatusCode::kInvalidArgument,    absl::StatusCode::kDeadlineExceeded,

@@ -3,6 +3,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -20,6 +21,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/process/shared_memory.h"
 #include "runtime/base/status.h"
+#include "runtime/checkpoint/product_table.h"
 #include "runtime/comm/store/link_store.h"
 #include "runtime/telemetry/exchange_board.h"
 #include "runtime/telemetry/heartbeat.h"
@@ -59,6 +61,13 @@ absl::StatusOr<Regions> MapRegions(std::vector<base::UniqueFd> fds, bool has_bat
   return regions;
 }
 
+// Whether the user allows the job to differ in `area` from the checkpoint that it begins from.
+bool MayDiffer(const link::v1::Assignment& assignment, absl::string_view area) {
+  const auto& allowed = assignment.allow_changed();
+  return std::any_of(allowed.begin(), allowed.end(),
+                     [&](const std::string& name) { return name == area || name == "all"; });
+}
+
 engine::EngineOptions EngineOptionsOf(const link::v1::Assignment& assignment,
                                       const Regions& regions) {
   engine::EngineOptions options;
@@ -75,6 +84,8 @@ engine::EngineOptions EngineOptionsOf(const link::v1::Assignment& assignment,
   options.batch_ring = regions.ring.get();
   options.batch_reader = assignment.batch_reader();
   options.snapshots = regions.snapshots.get();
+  options.job_directory = assignment.checkpoint_directory();
+  options.products_may_differ = MayDiffer(assignment, checkpoint::kProductTableField);
   return options;
 }
 

@@ -10,18 +10,25 @@
 #include "gpu/ops/operators.h"
 #include "gpu/ops/products/products.h"
 #include "gpu/ops/stream_launcher.h"
+#include "gpu/product_tuner.h"
 #include "runtime/base/status.h"
 
 namespace megascale::gpu {
 namespace {
 
+// What decides how a device computes a product.
+struct ProductChoice {
+  bool allow_tf32 = false;
+  std::shared_ptr<ProductTableInUse> table;
+};
+
 // The products of one stream. The library and its workspace are taken by the first product:
 // streams that only reduce and update need neither.
 class StreamProducts {
  public:
-  StreamProducts(const GpuTables& tables, const CudaOpsRequest& request, bool allow_tf32,
-                 Launcher* launcher)
-      : tables_(tables), request_(request), allow_tf32_(allow_tf32), launcher_(*launcher) {}
+  StreamProducts(const GpuTables& tables, const CudaOpsRequest& request,
+                 const ProductChoice& choice, Launcher* launcher)
+      : tables_(tables), request_(request), choice_(choice), launcher_(*launcher) {}
   ~StreamProducts() {
     if (workspace_ == nullptr) return;
     // Products may still run, or be a part of work that was not issued.
@@ -52,10 +59,10 @@ class StreamProducts {
         .stream = request_.stream->handle(),
         .work = &request_.stream->work(),
         .compute = request_.compute,
-        .allow_tf32 = allow_tf32_,
+        .allow_tf32 = choice_.allow_tf32,
         .workspace = workspace_,
         .workspace_bytes = kProductWorkspaceBytesHopper,
-        .table = {},
+        .table = choice_.table->Get(),
         .fill_zero = [this](void* data, size_t bytes) { launcher_.FillZero(data, bytes); },
         .cast = [this](const tensor::Vector& from,
                        const tensor::Vector& to) { Cast(launcher_, from, to); }};
@@ -65,20 +72,19 @@ class StreamProducts {
 
   const GpuTables tables_;
   const CudaOpsRequest request_;
-  const bool allow_tf32_;
+  const ProductChoice choice_;
   Launcher& launcher_;
   void* workspace_ = nullptr;
   std::unique_ptr<Products> products_;
 };
 
-std::unique_ptr<ops::Ops> MakeOps(const GpuTables& tables, bool allow_tf32,
+std::unique_ptr<ops::Ops> MakeOps(const GpuTables& tables, const ProductChoice& choice,
                                   const CudaOpsRequest& request) {
   CudaStream* const stream = request.stream;
   auto launcher =
       MakeStreamLauncher(request.cuda, request.kernels, &stream->work(),
                          [stream](const absl::Status& status) { stream->Issued(status); });
-  const auto products =
-      std::make_shared<StreamProducts>(tables, request, allow_tf32, launcher.get());
+  const auto products = std::make_shared<StreamProducts>(tables, request, choice, launcher.get());
   return MakeKernelOps(request.compute, std::move(launcher),
                        [products](const ops::MatMulArgs& args) { products->MatMul(args); });
 }
@@ -95,6 +101,8 @@ absl::StatusOr<std::unique_ptr<device::Device>> AssembleGpuDevice(const GpuTable
                      " of this machine needs a GPU of its own; found ", count,
                      "; place fewer ranks here, or let them share with device_sharing: true"));
   }
+  const ProductChoice choice = {.allow_tf32 = request.allow_tf32,
+                                .table = std::make_shared<ProductTableInUse>()};
   CudaDeviceOptions options = {
       .cuda = tables.cuda,
       .images = tables.images,
@@ -102,8 +110,12 @@ absl::StatusOr<std::unique_ptr<device::Device>> AssembleGpuDevice(const GpuTable
       .num_ranks = request.may_share ? request.local_rank / count + 1 : 1,
       .numerics = absl::StrCat(", cuBLASLt ", tables.cublas_lt->cublasLtGetVersion()),
       .uses_graphs = request.uses_graphs,
-      .make_ops = [tables, allow_tf32 = request.allow_tf32](
-                      const CudaOpsRequest& ops) { return MakeOps(tables, allow_tf32, ops); },
+      .make_ops = [tables,
+                   choice](const CudaOpsRequest& ops) { return MakeOps(tables, choice, ops); },
+      .product_tuner = MakeProductTuner({.cuda = tables.cuda,
+                                         .cublas_lt = tables.cublas_lt,
+                                         .allow_tf32 = choice.allow_tf32,
+                                         .table = choice.table}),
       .on_allocate = tables.on_allocate};
   if (tables.nvml != nullptr) {
     options.free_bytes = [nvml = tables.nvml](const std::string& bus_id) {

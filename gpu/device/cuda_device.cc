@@ -146,6 +146,8 @@ class CudaDevice final : public device::Device {
     return options_.make_communicator(this, host, own);
   }
 
+  device::ProductTuner* product_tuner() override { return options_.product_tuner.get(); }
+
   bool starts_groups_together() const override { return options_.make_communicator != nullptr; }
   // The staged communicator uses copies alone, which wait for nobody.
   bool needs_launch_order() const override { return options_.make_communicator != nullptr; }

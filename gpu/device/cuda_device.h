@@ -45,6 +45,8 @@ struct CudaDeviceOptions {
   bool uses_graphs = false;
   // Makes the operators of a stream. Required where MakeOps is called.
   std::function<std::unique_ptr<ops::Ops>(const CudaOpsRequest& request)> make_ops = nullptr;
+  // Device::product_tuner; null: operators need none.
+  std::shared_ptr<device::ProductTuner> product_tuner = nullptr;
   // Makes communicators; null: through pinned memory and the host's communicator
   // (runtime/device/staged_communicator.h).
   std::function<absl::StatusOr<std::unique_ptr<comm::Communicator>>(

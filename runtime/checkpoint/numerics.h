@@ -19,8 +19,9 @@ inline constexpr absl::string_view kNumericsVersion = "3";
 // Returns the fingerprint of a resolved job on machines of `instruction_set`. Fields are named
 // "area" or "area.field". The areas are the units that a user may allow to change: device, model,
 // optimizer, batch, precision, seed, layout, threads_per_rank, instruction_set, onednn,
-// megascale_numerics. Fields that the job does not set are left out. So are the number of steps,
-// paths, retention and intervals: a job may be prolonged and moved.
+// megascale_numerics; and products, which a manifest adds (product_table.h). Fields that the job
+// does not set are left out. So are the number of steps, paths, retention and intervals: a job may
+// be prolonged and moved.
 megascale::checkpoint::v1::NumericsFingerprint MakeNumericsFingerprint(
     const megascale::job::v1::JobSpec& spec, absl::string_view instruction_set);
 

@@ -28,6 +28,7 @@
 #include "runtime/base/process/shared_memory.h"
 #include "runtime/comm/communicator.h"
 #include "runtime/comm/host/host_communicator.h"
+#include "runtime/device/product_tuner.h"
 #include "runtime/ops/ops.h"
 #include "runtime/stream/stream.h"
 #include "runtime/tensor/tensor.h"
@@ -128,6 +129,10 @@ class Device {
   // memory for staging.
   virtual absl::StatusOr<std::unique_ptr<comm::Communicator>> MakeCommunicator(
       comm::HostCommunicator* host, stream::Stream* stream) = 0;
+
+  // Returns what chooses the algorithms of this device's matrix products; null: there is one way to
+  // make each product. The device owns it.
+  virtual ProductTuner* product_tuner() { return nullptr; }
 
   // True if a communicator is made only once all members of its group make it (NCCL). Then each
   // rank makes those of all channels of its groups, even if its own plan makes no call there, in an

@@ -18,6 +18,8 @@
 #include "runtime/engine/chunk_state.h"
 #include "runtime/engine/divergence.h"
 #include "runtime/engine/instruction_reporter.h"
+#include "runtime/engine/products/product_agreement.h"
+#include "runtime/engine/products/product_calls.h"
 #include "runtime/engine/restore_with_peers.h"
 #include "runtime/engine/shard_compute.h"
 #include "runtime/engine/snapshot_shard.h"
@@ -70,6 +72,7 @@ class Engine : public RankEngine {
 
   absl::Status Prepare();
   absl::Status Join() override;
+  absl::Status ChooseProducts(const RestorePoint& restore) override;
   absl::StatusOr<std::string> Load(const RestorePoint& restore) override;
   void TellStepEnds(StepEnded step_ended) override { step_ended_ = std::move(step_ended); }
   absl::Status Launch(plan::Owner owner, int64_t step) override {
@@ -86,6 +89,7 @@ class Engine : public RankEngine {
  private:
   absl::Status MakeStreams();
   absl::Status PrepareMemory();
+  absl::Status PrepareChunk(size_t index);
   absl::Status PrepareSnapshots();
   absl::Status PreparePeers();
   absl::Status AllocateParameters();
@@ -100,7 +104,6 @@ class Engine : public RankEngine {
   // Runs `work` on the compute stream's thread, and so on all of the rank's threads: between what
   // the stream `from` has issued and what it will issue. Requires: called on `from`'s thread.
   void RunOnComputeThreads(plan::StreamKind from, absl::FunctionRef<void()> work);
-  std::map<plan::OpKind, plan::Handler> Handlers();
   // Returns null if the instruction does not communicate.
   comm::Communicator* CommunicatorOf(const plan::Instruction& instruction) const;
   // Returns the stream on which the communicator of an instruction is ordered.
@@ -128,6 +131,7 @@ class Engine : public RankEngine {
                                            // to explain a divergence, when nothing else runs
   std::unique_ptr<ops::Ops> shard_ops_;    // one thread: works beside passes
   ChunkStates chunks_;
+  std::vector<ChunkWork> chunk_work_;  // of each chunk, to find its products
   GradientBuffers gradient_buffers_;
   tensor::Vector carried_;              // see StageOptions
   TiedEnds tied_ends_;                  // see StageOptions
@@ -189,24 +193,7 @@ absl::Status Engine::PrepareMemory() {
   compute_ops_ = MakeOps(plan::StreamKind::kCompute, options_.spec.parallel().threads_per_rank());
   shard_ops_ = MakeOps(plan::StreamKind::kDataParallel, 1);
   if (part_.tensor.size > 1) RETURN_IF_ERROR(PreparePeers());
-  for (size_t i = 0; i < chunks_.size(); ++i) {
-    ChunkState& chunk = chunks_[i];
-    ASSIGN_OR_RETURN(
-        chunk.transformer,
-        model::TransformerChunk::Create(
-            part_.ModelOptions(chunk.range, plan_.slots[i]), compute_ops_.get(), chunk.Parameters(),
-            peers_.get(), [this](size_t bytes) { return memory_.Allocate("activations", bytes); }));
-    const optim::OptimizerShard& shard = part_.shards[i];
-    ASSIGN_OR_RETURN(chunk.optimizer,
-                     optim::ShardedOptimizer::Create(
-                         options_.spec.optimizer(), shard, Slices(chunk.weights, shard.ranges()),
-                         compute_ops_.get(), [this](size_t bytes) {
-                           return memory_.Allocate("optimizer state", bytes);
-                         }));
-    if (chunk.gradient_shard.empty()) {
-      chunk.gradient_shard = Slices(chunk.gradients, chunk.optimizer->ranges());
-    }
-  }
+  for (size_t i = 0; i < chunks_.size(); ++i) RETURN_IF_ERROR(PrepareChunk(i));
   RETURN_IF_ERROR(PrepareSnapshots());
   ShardNumbers numbers(static_cast<int>(options_.placements.size()), chunks_);
   tensor::Vector loss_sum = {nullptr, tensor::DType::kF64, 1};
@@ -251,6 +238,33 @@ absl::Status Engine::PrepareMemory() {
                    .numbers = std::move(numbers),
                    .device = options_.device,
                    .timeout = timeout()}));
+  return absl::OkStatus();
+}
+
+absl::Status Engine::PrepareChunk(size_t index) {
+  ChunkState& chunk = chunks_[index];
+  ChunkWork& work = chunk_work_.emplace_back();
+  work.options = part_.ModelOptions(chunk.range, plan_.slots[index]);
+  work.parameters = chunk.Parameters();
+  const auto allocate = [&](size_t bytes) -> absl::StatusOr<tensor::Arena> {
+    ASSIGN_OR_RETURN(tensor::Arena arena, memory_.Allocate("activations", bytes));
+    work.activations = arena.data();
+    work.activation_bytes = bytes;
+    return arena;
+  };
+  ASSIGN_OR_RETURN(chunk.transformer,
+                   model::TransformerChunk::Create(work.options, compute_ops_.get(),
+                                                   work.parameters, peers_.get(), allocate));
+  const optim::OptimizerShard& shard = part_.shards[index];
+  ASSIGN_OR_RETURN(chunk.optimizer,
+                   optim::ShardedOptimizer::Create(
+                       options_.spec.optimizer(), shard, Slices(chunk.weights, shard.ranges()),
+                       compute_ops_.get(), [this](size_t bytes) {
+                         return memory_.Allocate("optimizer state", bytes);
+                       }));
+  if (chunk.gradient_shard.empty()) {
+    chunk.gradient_shard = Slices(chunk.gradients, chunk.optimizer->ranges());
+  }
   return absl::OkStatus();
 }
 
@@ -423,60 +437,12 @@ comm::Communicator* Engine::CommunicatorOf(const plan::Instruction& instruction)
   return found->second;
 }
 
-std::map<plan::OpKind, plan::Handler> Engine::Handlers() {
-  using plan::Instruction;
-  using plan::OpKind;
-  using plan::StepContext;
-  std::map<OpKind, plan::Handler> handlers;
-  const plan::Handler transfer = [this](const Instruction& i, const StepContext&) {
-    return stage_->Transfer(i, CommunicatorOf(i));
-  };
-  for (const plan::Operation& operation : plan::AllOperations()) {
-    if (plan::IsTransfer(operation.kind)) handlers[operation.kind] = transfer;
-  }
-  handlers[OpKind::kLoadBatch] = [this](const Instruction&, const StepContext& context) {
-    return stage_->LoadBatch(context);
-  };
-  handlers[OpKind::kForward] = [this](const Instruction& i, const StepContext& context) {
-    return stage_->Forward(i, context, CommunicatorOf(i));
-  };
-  handlers[OpKind::kBackward] = [this](const Instruction& i, const StepContext&) {
-    return stage_->Backward(i, CommunicatorOf(i));
-  };
-  handlers[OpKind::kWeightGradient] = [this](const Instruction& i, const StepContext&) {
-    return stage_->WeightGradient(i, CommunicatorOf(i));
-  };
-  handlers[OpKind::kAddHeadGradient] = [this](const Instruction& i, const StepContext&) {
-    return shard_->AddHeadGradient(i);
-  };
-  handlers[OpKind::kSumReplicated] = [this](const Instruction& i, const StepContext&) {
-    return shard_->SumReplicated(i, CommunicatorOf(i));
-  };
-  handlers[OpKind::kReduceGradients] = [this](const Instruction& i, const StepContext&) {
-    return shard_->ReduceGradients(i, CommunicatorOf(i));
-  };
-  handlers[OpKind::kReduceNorm] = [this](const Instruction& i, const StepContext& context) {
-    return shard_->ReduceNorm(i, context, CommunicatorOf(i));
-  };
-  handlers[OpKind::kOptimizerUpdate] = [this](const Instruction& i, const StepContext&) {
-    return shard_->OptimizerUpdate(i);
-  };
-  handlers[OpKind::kGatherTrustSums] = [this](const Instruction& i, const StepContext&) {
-    return shard_->GatherTrustSums(i, CommunicatorOf(i));
-  };
-  handlers[OpKind::kOptimizerStep] = [this](const Instruction& i, const StepContext&) {
-    return shard_->OptimizerStep(i);
-  };
-  handlers[OpKind::kGatherParameters] = [this](const Instruction& i, const StepContext&) {
-    return shard_->GatherParameters(i, CommunicatorOf(i));
-  };
-  return handlers;
-}
-
 absl::Status Engine::MakeExecutor() {
   plan::ExecutorOptions executor;
   executor.plan = plan_;
-  executor.handlers = Handlers();
+  const auto communicator_of = [this](const auto& i) { return CommunicatorOf(i); };
+  executor.handlers = stage_->Handlers(communicator_of);
+  executor.handlers.merge(shard_->Handlers(communicator_of));
   executor.launch_order = launch_order_;
   for (const plan::StreamKind kind : plan::StreamsOf(plan_)) {
     executor.streams[kind] = streams_.at(kind).get();
@@ -509,6 +475,35 @@ absl::StatusOr<std::string> Engine::Restore(const RestorePoint& restore) {
        .timeout = job::ToDuration(options_.spec.fault().start_timeout()) * kRestorePatience,
        .heartbeat = options_.heartbeat},
       StateOf(chunks_));
+}
+
+absl::Status Engine::ChooseProducts(const RestorePoint& restore) {
+  device::ProductTuner* const tuner = options_.device->product_tuner();
+  if (tuner == nullptr || options_.job_directory.empty()) return absl::OkStatus();
+  device::ProductCalls calls = {.stream = &compute(), .compute = part_.compute, .calls = {}};
+  ASSIGN_OR_RETURN(
+      calls.calls,
+      ProductCallsOf({.plan = &plan_,
+                      .chunks = chunk_work_,
+                      .add_gradients =
+                          [this](const auto& instruction, model::TransformerChunk* chunk) {
+                            const auto index =
+                                static_cast<size_t>(plan_.IndexOfChunk(instruction.id.chunk()));
+                            const auto gradients =
+                                GradientsOf(chunks_[index], instruction, gradient_buffers_);
+                            chunk->AddGradientsTo(gradients.elements, gradients.range.begin);
+                          },
+                      .first_layer_of = [this](const auto& i) { return stage_->FirstLayer(i); }}));
+  return AgreeOnProducts(
+      {.directory = options_.job_directory,
+       .restore = restore,
+       .may_differ = options_.products_may_differ,
+       .rank = options_.rank,
+       .num_ranks = static_cast<int>(options_.placements.size()),
+       .store = options_.store,
+       .timeout = job::ToDuration(options_.spec.fault().start_timeout()) * kRestorePatience,
+       .heartbeat = options_.heartbeat},
+      calls, tuner);
 }
 
 absl::StatusOr<std::string> Engine::Load(const RestorePoint& restore) {

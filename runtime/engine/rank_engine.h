@@ -47,6 +47,11 @@ struct EngineOptions {
   telemetry::SpanWriter* spans = nullptr;           // null: not written
   comm::CallProgress* exchanges = nullptr;          // null: not written
   device::Device* device = nullptr;                 // where this rank computes
+  // The folder of the job's checkpoints, which also keeps its table of matrix products
+  // (products/product_agreement.h). Empty: each product takes the algorithm that the device's
+  // library names first.
+  std::string job_directory;
+  bool products_may_differ = false;  // from those of the checkpoint that the job begins from
   // Replaces Device::MakeOps, so that benchmarks can measure a CPU's operators. Empty: `device`
   // makes the operators.
   using MakeOps = std::function<std::unique_ptr<ops::Ops>(tensor::DType compute, int num_threads)>;
@@ -71,6 +76,11 @@ class RankEngine {
 
   // Connects this rank's groups. Blocking. Errors: as comm::Fabric::Connect.
   virtual absl::Status Join() = 0;
+
+  // Agrees with the other ranks on the algorithms of matrix products, where the device has several
+  // (products/product_agreement.h). Blocking: on the store, storage and the device. Requires: after
+  // Join, before Load, whose memory it overwrites. Errors: as AgreeOnProducts.
+  virtual absl::Status ChooseProducts(const megascale::agent::v1::RestorePoint& restore) = 0;
 
   // Creates initial weights, or reads the restore point from the snapshot region or from storage;
   // if this machine cannot read it, a rank on another machine does (restore_with_peers.h). Fills

@@ -53,6 +53,35 @@ absl::Status ShardCompute::AllGather(const plan::Instruction& instruction,
                                  {instruction.id.packed(), options_.timeout});
 }
 
+plan::HandlerMap ShardCompute::Handlers(const CommunicatorOf& communicator_of) {
+  using plan::Instruction;
+  using plan::OpKind;
+  using plan::StepContext;
+  plan::HandlerMap handlers;
+  using Method = absl::Status (ShardCompute::*)(const Instruction&);
+  const auto alone = [this](Method method) {
+    return [this, method](const Instruction& i, const StepContext&) { return (this->*method)(i); };
+  };
+  using Exchange = absl::Status (ShardCompute::*)(const Instruction&, comm::Communicator*);
+  const auto together = [&](Exchange method) {
+    return [this, method, communicator_of](const Instruction& i, const StepContext&) {
+      return (this->*method)(i, communicator_of(i));
+    };
+  };
+  handlers[OpKind::kAddHeadGradient] = alone(&ShardCompute::AddHeadGradient);
+  handlers[OpKind::kSumReplicated] = together(&ShardCompute::SumReplicated);
+  handlers[OpKind::kReduceGradients] = together(&ShardCompute::ReduceGradients);
+  handlers[OpKind::kReduceNorm] = [this, communicator_of](const Instruction& i,
+                                                          const StepContext& context) {
+    return ReduceNorm(i, context, communicator_of(i));
+  };
+  handlers[OpKind::kOptimizerUpdate] = alone(&ShardCompute::OptimizerUpdate);
+  handlers[OpKind::kGatherTrustSums] = together(&ShardCompute::GatherTrustSums);
+  handlers[OpKind::kOptimizerStep] = alone(&ShardCompute::OptimizerStep);
+  handlers[OpKind::kGatherParameters] = together(&ShardCompute::GatherParameters);
+  return handlers;
+}
+
 absl::Status ShardCompute::AddHeadGradient(const plan::Instruction& instruction) {
   const GradientsInBuffer gradients =
       GradientsOf(ChunkOf(instruction), instruction, *options_.gradient_buffers);

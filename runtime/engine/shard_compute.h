@@ -67,6 +67,9 @@ class ShardCompute {
   // Errors: ResourceExhausted - no pinned memory.
   static absl::StatusOr<std::unique_ptr<ShardCompute>> Create(const ShardOptions& options);
 
+  // Returns the handlers of the shard's instructions, which call the methods below.
+  plan::HandlerMap Handlers(const CommunicatorOf& communicator_of);
+
   // Adds the gradient of the head's use of the embedding to that of the embedding.
   absl::Status AddHeadGradient(const plan::Instruction& instruction);
   absl::Status SumReplicated(const plan::Instruction& instruction,

@@ -60,6 +60,34 @@ StageCompute::StageCompute(const StageOptions& options)
   }
 }
 
+plan::HandlerMap StageCompute::Handlers(const CommunicatorOf& communicator_of) {
+  using plan::Instruction;
+  using plan::OpKind;
+  using plan::StepContext;
+  plan::HandlerMap handlers;
+  for (const plan::Operation& operation : plan::AllOperations()) {
+    if (!plan::IsTransfer(operation.kind)) continue;
+    handlers[operation.kind] = [this, communicator_of](const Instruction& i, const StepContext&) {
+      return Transfer(i, communicator_of(i));
+    };
+  }
+  handlers[OpKind::kLoadBatch] = [this](const Instruction&, const StepContext& context) {
+    return LoadBatch(context);
+  };
+  handlers[OpKind::kForward] = [this, communicator_of](const Instruction& i,
+                                                       const StepContext& context) {
+    return Forward(i, context, communicator_of(i));
+  };
+  handlers[OpKind::kBackward] = [this, communicator_of](const Instruction& i, const StepContext&) {
+    return Backward(i, communicator_of(i));
+  };
+  handlers[OpKind::kWeightGradient] = [this, communicator_of](const Instruction& i,
+                                                              const StepContext&) {
+    return WeightGradient(i, communicator_of(i));
+  };
+  return handlers;
+}
+
 absl::Status StageCompute::LoadBatch(const plan::StepContext& context) {
   ASSIGN_OR_RETURN(const data::BatchView view, reader_->Wait(context.step, options_.timeout));
   const plan::Coordinate at = options_.plan->mesh.CoordinateOf(options_.plan->rank);

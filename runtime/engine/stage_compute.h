@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -45,10 +46,16 @@ struct StageOptions {
   absl::Duration timeout;  // for each wait
 };
 
+// Returns the communicator of an instruction; null if it does not communicate.
+using CommunicatorOf = std::function<comm::Communicator*(const plan::Instruction& instruction)>;
+
 class StageCompute {
  public:
   // Errors: InvalidArgument - the ring was made for another job.
   static absl::StatusOr<std::unique_ptr<StageCompute>> Create(const StageOptions& options);
+
+  // Returns the handlers of the stage's instructions, which call the methods below.
+  plan::HandlerMap Handlers(const CommunicatorOf& communicator_of);
 
   // Brings the step's batch to the device, on `load_stream`.
   absl::Status LoadBatch(const plan::StepContext& context);
@@ -63,6 +70,9 @@ class StageCompute {
                               comm::Communicator* communicator);
   // Sends or receives the buffer that the instruction names, over `communicator`.
   absl::Status Transfer(const plan::Instruction& instruction, comm::Communicator* communicator);
+
+  // Returns the lowest layer of the instruction's buckets, counted from 0 in its chunk.
+  int FirstLayer(const plan::Instruction& instruction) const;
 
   // What computes the passes; all borrowed.
   struct Computing {
@@ -86,8 +96,6 @@ class StageCompute {
   model::TransformerChunk& ChunkOf(const plan::Instruction& instruction) const {
     return *computing_.chunks[IndexOf(instruction)];
   }
-  // Returns the lowest layer of the instruction's buckets.
-  int FirstLayer(const plan::Instruction& instruction) const;
   absl::Status FindDocuments();
   // Zeroes the sums of a step.
   void BeginSums();

@@ -33,6 +33,10 @@ std::string DescribeActivity(const v1::RankStatus& status, plan::InstructionId i
                           ", which reads the checkpoint for this rank");
     case v1::ACTIVITY_WAIT_FOR_ASKER:
       return absl::StrCat("waiting for rank ", status.peer(), ", to read the checkpoint for it");
+    case v1::ACTIVITY_TUNE_PRODUCTS:
+      return absl::StrCat("tuning matrix products: ", status.done(), " of ", status.total());
+    case v1::ACTIVITY_WAIT_FOR_PRODUCTS:
+      return "waiting for the ranks that tune matrix products";
     default:
       return absl::StrCat("unknown activity ", static_cast<int>(status.activity()));
   }
@@ -49,6 +53,8 @@ void SetDoing(const Doing& doing, v1::RankStatus* status) {
   status->set_activity(doing.activity);
   status->set_instruction(doing.instruction.packed());
   status->set_peer(doing.peer);
+  status->set_done(doing.done);
+  status->set_total(doing.total);
 }
 
 std::string DescribeDoing(const v1::RankStatus& status) {

@@ -15,6 +15,8 @@ struct Doing {
   // peers: the failure detector then looks for the cause at other ranks first.
   plan::InstructionId instruction = {};
   int peer = 0;  // rank; unused unless `activity` names a peer
+  int done = 0;  // of `total`; unused unless `activity` counts
+  int total = 0;
 };
 
 void SetDoing(const Doing& doing, v1::RankStatus* status);

@@ -52,6 +52,10 @@ TEST(DoingTest, OtherActivitiesNameThePeerAndTheExchangeInWhichTheyWait) {
             "waiting for rank 3, which reads the checkpoint for this rank N");
   EXPECT_EQ(Text({.activity = v1::ACTIVITY_WAIT_FOR_ASKER, .instruction = exchange, .peer = 3}),
             "waiting for rank 3, to read the checkpoint for it N");
+  EXPECT_EQ(Text({.activity = v1::ACTIVITY_TUNE_PRODUCTS, .done = 12, .total = 40}),
+            "tuning matrix products: 12 of 40");
+  EXPECT_EQ(Text({.activity = v1::ACTIVITY_WAIT_FOR_PRODUCTS, .instruction = exchange}),
+            "waiting for the ranks that tune matrix products N");
 }
 
 // A process may write anything into its slot.

@@ -15,19 +15,14 @@ namespace {
 constexpr size_t kSlotBytes = 192;
 constexpr int kReadAttempts = 8;
 
-// A Doing: the instruction, then the activity and the peer.
-using DoingWords = std::array<std::atomic<uint64_t>, 2>;
+// A Doing: the instruction; the activity and the peer; what is done and all there is.
+using DoingWords = std::array<std::atomic<uint64_t>, 3>;
 
-uint64_t PackActivity(const Doing& doing) {
-  return static_cast<uint64_t>(static_cast<uint32_t>(doing.peer)) << 32 |
-         static_cast<uint32_t>(doing.activity);
+uint64_t Pack(int low, int high) {
+  return static_cast<uint64_t>(static_cast<uint32_t>(high)) << 32 | static_cast<uint32_t>(low);
 }
-
-Doing Unpack(uint64_t instruction, uint64_t activity) {
-  return {.activity = static_cast<v1::Activity>(static_cast<int32_t>(activity & 0xffffffff)),
-          .instruction = plan::InstructionId::FromPacked(instruction),
-          .peer = static_cast<int32_t>(activity >> 32)};
-}
+int Low(uint64_t word) { return static_cast<int32_t>(word & 0xffffffff); }
+int High(uint64_t word) { return static_cast<int32_t>(word >> 32); }
 
 }  // namespace
 
@@ -73,9 +68,14 @@ struct alignas(64) HeartbeatWriter::Slot {
     const DoingWords& words = doing[version % 2];
     const uint64_t instruction = words[0].load(std::memory_order_relaxed);
     const uint64_t activity = words[1].load(std::memory_order_relaxed);
+    const uint64_t count = words[2].load(std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_acquire);
     if (doing_version.load(std::memory_order_relaxed) != version) return std::nullopt;
-    return Unpack(instruction, activity);
+    return Doing{.activity = static_cast<v1::Activity>(Low(activity)),
+                 .instruction = plan::InstructionId::FromPacked(instruction),
+                 .peer = High(activity),
+                 .done = Low(count),
+                 .total = High(count)};
   }
 };
 
@@ -132,7 +132,8 @@ void HeartbeatWriter::SetDoing(const Doing& doing) {
   std::atomic_thread_fence(std::memory_order_release);
   DoingWords& words = slot_->doing[next % 2];
   words[0].store(doing.instruction.packed(), std::memory_order_relaxed);
-  words[1].store(PackActivity(doing), std::memory_order_relaxed);
+  words[1].store(Pack(doing.activity, doing.peer), std::memory_order_relaxed);
+  words[2].store(Pack(doing.done, doing.total), std::memory_order_relaxed);
   slot_->doing_version.store(next, std::memory_order_release);
 }
 

@@ -126,11 +126,15 @@ TEST(HeartbeatTest, EveryInstructionAndPeerFits) {
   HeartbeatWriter writer(region.get(), 0);
   writer.SetDoing({.activity = v1::ACTIVITY_READ_FOR_PEER,
                    .instruction = plan::InstructionId::FromPacked(~uint64_t{0}),
-                   .peer = -1});
+                   .peer = -1,
+                   .done = 12,
+                   .total = 1 << 30});
   const v1::RankStatus status = ReadHeartbeat(*region, 0, {});
   EXPECT_EQ(status.activity(), v1::ACTIVITY_READ_FOR_PEER);
   EXPECT_EQ(status.instruction(), ~uint64_t{0});
   EXPECT_EQ(status.peer(), -1);
+  EXPECT_EQ(status.done(), 12);
+  EXPECT_EQ(status.total(), 1 << 30);
 }
 
 TEST(HeartbeatTest, WhatAProcessDoesIsNeverTornWhileItChanges) {

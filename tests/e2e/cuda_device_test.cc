@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/checkpoint/directory.h"
+#include "runtime/checkpoint/product_table.h"
 #include "tests/e2e/cluster.h"
 #include "tests/soak.h"
 
@@ -73,10 +75,18 @@ TEST_P(CudaProcessesTest, AKilledWorkerIsReplacedAndTheBitsStay) {
     EXPECT_EQ(rank.status().device().name(), "Emulated GPU");
     EXPECT_GT(rank.status().device().used_bytes(), 0);
   }
+  const std::string folder = cluster.checkpoints("job");
+  const std::string products = checkpoint::ReadProductTable(folder).value();
   ASSERT_EQ(::kill(before.ranks(1).status().pid(), SIGKILL), 0);
   EXPECT_EQ(cluster.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
   EXPECT_EQ(cluster.Digest("job"), calm);
   EXPECT_EQ(cluster.Status("job").attempt(), before.attempt() + 1);
+  // The algorithms of the first start, which the checkpoints name.
+  EXPECT_EQ(checkpoint::ReadProductTable(folder).value(), products);
+  const auto checkpoints = checkpoint::ListCheckpoints(folder).value();
+  ASSERT_FALSE(checkpoints.empty());
+  EXPECT_EQ(checkpoint::ProductTableOfCheckpoint(checkpoints.front().directory()).value(),
+            products);
 }
 
 // The last layout, under `./dev soak` all.

@@ -93,6 +93,8 @@ Introduction<link::v1::ToWorker> JobMemory::IntroduceWorker(const v1::DesiredJob
   assignment->set_heartbeat_slot(local->heartbeat_slot);
   assignment->set_has_batch_ring(local->has_batch_ring);
   assignment->set_batch_reader(local->batch_reader);
+  assignment->set_checkpoint_directory(job.checkpoint_directory());
+  *assignment->mutable_allow_changed() = job.allow_changed();
   introduction.fds = {attempt_->heartbeats->fd(), attempt_->spans->fd(), attempt_->comm->fd()};
   if (local->has_batch_ring) introduction.fds.push_back(attempt_->ring->fd());
   introduction.fds.push_back(snapshots_.at(rank)->fd());

@@ -240,6 +240,11 @@ std::string Describe(const Product& p) {
   return absl::StrCat(text, p.accumulate ? " added to " : " to ", tensor::Name(p.result));
 }
 
+std::string NameOf(const Product& p) {
+  return absl::StrCat(Describe(p), ", aligned to ", p.a_alignment, ", ", p.b_alignment, ", ",
+                      p.c_alignment, ", ", p.bias_alignment);
+}
+
 const Algorithm* AlgorithmTable::Find(const Product& product) const {
   const auto found = products_.find(product);
   return found == products_.end() ? nullptr : &found->second;

@@ -59,6 +59,9 @@ struct Product {
 // Returns such as "BF16 [64, 32] x [32, 128]^T + bias to F32".
 std::string Describe(const Product& product);
 
+// Returns the description with the alignments: equal for equal products only.
+std::string NameOf(const Product& product);
+
 // An algorithm with its configuration: the attributes that cublasLt.h names (CUBLASLT_ALGO_CONFIG),
 // and the library's own words (cublasLtMatmulAlgo_t), which hold more than those but are valid for
 // the version of the library that wrote them only.
@@ -85,6 +88,11 @@ class AlgorithmTable {
   const Algorithm* Find(const Product& product) const;
   // Adds or replaces. Requires (CHECK): m, n, k > 0.
   void Set(const Product& product, const Algorithm& algorithm);
+
+  // Adds the products of another table that this one lacks.
+  void Add(const AlgorithmTable& other) {
+    products_.insert(other.products_.begin(), other.products_.end());
+  }
 
   const std::map<Product, Algorithm>& products() const { return products_; }
 

@@ -160,6 +160,11 @@ absl::Status Products::Prepare(const MatMulArgs& args) {
   return PlanOf(call).status();
 }
 
+absl::StatusOr<Product> Products::ProductOf(const Options& options, const MatMulArgs& args) {
+  ASSIGN_OR_RETURN(const Call call, Products(options).MakeCall(args));
+  return call.product;
+}
+
 absl::Status Products::Tune(const MatMulArgs& args, const Timer& timer, int num_algorithms) {
   MEGASCALE_CHECK(timer && num_algorithms > 0 && options_.work == nullptr);
   ASSIGN_OR_RETURN(const Call call, MakeCall(args));

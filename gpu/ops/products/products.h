@@ -82,6 +82,10 @@ class Products {
   // does not fit is found before the first step. Errors: as MatMul.
   absl::Status Prepare(const ops::MatMulArgs& args);
 
+  // Returns the product that MatMul with these arguments would look up in the table; k is 0 where
+  // there is nothing to compute. Of the options only types and the workspace's size count.
+  static absl::StatusOr<Product> ProductOf(const Options& options, const ops::MatMulArgs& args);
+
   // Returns how long `run`, which starts one product on the stream, takes on the device; it may run
   // it as often as it likes.
   using Timer =

@@ -23,6 +23,7 @@
 #include "runtime/base/fd.h"
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/numerics.h"
+#include "runtime/checkpoint/product_table.h"
 #include "runtime/checkpoint/reader.h"
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/checkpoint/writer.h"
@@ -199,14 +200,19 @@ void TestJob::RunRank(int rank, RunResult* result) {
   const std::unique_ptr<device::Device> device =
       options_.make_device != nullptr ? options_.make_device(rank) : device::MakeCpuDevice();
   engine_options.device = device.get();
+  engine_options.job_directory = options_.job_directory;
+  engine_options.products_may_differ = options_.products_may_differ;
   StepEnds ends;
   auto engine = RankEngine::Create(std::move(engine_options));
   ASSERT_TRUE(engine.ok()) << engine.status();
   (*engine)->TellStepEnds(ends.Tell());
   ASSERT_EQ((*engine)->Join(), absl::OkStatus());
   const auto restore = options_.restore_of.find(rank);
+  const RestorePoint& from =
+      restore == options_.restore_of.end() ? options_.restore : restore->second;
+  const absl::Status chosen = (*engine)->ChooseProducts(from);
   const absl::StatusOr<std::string> loaded =
-      (*engine)->Load(restore == options_.restore_of.end() ? options_.restore : restore->second);
+      chosen.ok() ? (*engine)->Load(from) : absl::StatusOr<std::string>(chosen);
   if (options_.on_load != nullptr) options_.on_load(rank, loaded);
   if (loaded.ok()) {
     RunSteps(engine->get(), &ends, rank, result);
@@ -268,6 +274,11 @@ void TestJob::Store(RunResult* result) {
   manifest.set_step(step);
   manifest.set_next_sample(step * options_.spec.train().global_batch_size());
   *manifest.mutable_spec() = options_.spec;
+  if (!options_.job_directory.empty()) {
+    ASSERT_EQ(checkpoint::CopyProductTable(options_.job_directory, result->checkpoint,
+                                           manifest.mutable_numerics()),
+              absl::OkStatus());
+  }
   ASSERT_EQ(checkpoint::WriteManifest(result->checkpoint, manifest), absl::OkStatus());
   result->digest = checkpoint::CheckpointReader::Open(result->checkpoint).value()->Digest().value();
 }

@@ -44,9 +44,12 @@ struct RunOptions {
   std::map<int, megascale::agent::v1::RestorePoint> restore_of;
   // Makes the device of a rank; empty: a CPU for each.
   std::function<std::unique_ptr<device::Device>(int rank)> make_device;
-  // Called, if set, on every rank's thread with what Load returned; a rank that failed, which fails
-  // the test otherwise, ends then.
+  // Called, if set, on every rank's thread with what Load, or ChooseProducts, returned; a rank that
+  // failed, which fails the test otherwise, ends then.
   std::function<void(int rank, const absl::StatusOr<std::string>& loaded)> on_load;
+  // As in EngineOptions. The checkpoint gets a copy of the folder's table.
+  std::string job_directory;
+  bool products_may_differ = false;
   int64_t stop_after = 0;  // rank 0 raises its stop flag before this step; 0: never
   // Every rank begins its last snapshot after this step, takes one step more, and only then
   // finishes the snapshot, which the result is read from. 0: no step follows the last snapshot.

@@ -52,6 +52,7 @@ struct StepContext {
 // Issues the work of one instruction to its stream, or does it. Runs on the stream's thread. Must
 // end by itself: with a deadline, or because its communicator is aborted.
 using Handler = std::function<absl::Status(const Instruction&, const StepContext&)>;
+using HandlerMap = std::map<OpKind, Handler>;
 
 // Called for each instruction that runs: when its stream begins its work, and when that work has
 // ended, or its handler has failed; `at` is that time on the monotonic clock, as the device has it.
@@ -68,7 +69,7 @@ struct ExecutorOptions {
   RankPlan plan = {};
   // Every stream that the plan uses. Borrowed: they must outlive the executor.
   std::map<StreamKind, stream::Stream*> streams = {};
-  std::map<OpKind, Handler> handlers = {};  // for all operations in the plan
+  HandlerMap handlers = {};  // for all operations in the plan
   Observer observer = {};
   // Indices of instructions whose handlers run one at a time and in this order, whatever their
   // streams (check/launch_order.h). Only the handlers: the device's work still overlaps. Empty: no

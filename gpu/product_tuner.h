@@ -1,0 +1,46 @@
+// device::ProductTuner of a GPU: measures the algorithms of cuBLASLt with CUDA events, on the
+// stream and in the memory that the products will use. A table's text is AlgorithmTable's.
+//
+// A product is measured on numbers of a fixed seed, since how fast a GPU multiplies depends on the
+// numbers. All algorithms that the library's heuristic names are tried, up to 16, unless a product
+// takes so long that a few must do.
+//
+// Private to gpu/assembly.cc and tests. Threads: as device::ProductTuner.
+#pragma once
+
+#include <memory>
+#include <mutex>
+
+#include "gpu/cuda/cublas_lt_api.h"
+#include "gpu/cuda/cuda_api.h"
+#include "gpu/ops/products/algorithm_table.h"
+#include "runtime/device/product_tuner.h"
+
+namespace megascale::gpu {
+
+// The table by which the operators of a device compute. Threads: any.
+class ProductTableInUse {
+ public:
+  AlgorithmTable Get() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return table_;
+  }
+  void Set(AlgorithmTable table) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    table_ = std::move(table);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  AlgorithmTable table_;
+};
+
+struct ProductTunerOptions {
+  const cuda::CudaApi* cuda = nullptr;  // both outlive the tuner
+  const cuda::CublasLtApi* cublas_lt = nullptr;
+  bool allow_tf32 = false;
+  std::shared_ptr<ProductTableInUse> table;  // set by Use
+};
+std::unique_ptr<device::ProductTuner> MakeProductTuner(ProductTunerOptions options);
+
+}  // namespace megascale::gpu

@@ -1,0 +1,110 @@
+#include "runtime/checkpoint/product_table.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "runtime/base/checksum.h"
+#include "runtime/base/fd.h"
+#include "runtime/base/status.h"
+#include "runtime/checkpoint/directory.h"
+
+namespace megascale::checkpoint {
+namespace {
+
+constexpr size_t kFileBytesMax = size_t{64} << 20;
+
+// The file is JSON, and its text around the table is always the same, so that every byte of it is
+// checked.
+constexpr absl::string_view kBegin = "{\"sha256\": \"";
+constexpr absl::string_view kMiddle = "\", \"table\":\n";
+constexpr absl::string_view kEnd = "}\n";
+
+std::string PathIn(const std::string& directory) {
+  return absl::StrCat(directory, "/", kProductTableFile);
+}
+
+std::string FileOf(absl::string_view table) {
+  return absl::StrCat(kBegin, base::Sha256Hex(table), kMiddle, table, kEnd);
+}
+
+// Takes the table out of a file's content; returns false if it is damaged.
+bool TableOf(absl::string_view file, std::string* table) {
+  constexpr size_t kDigits = 64;
+  absl::string_view rest = file;
+  if (!absl::ConsumePrefix(&rest, kBegin) || rest.size() < kDigits) return false;
+  const absl::string_view digest = rest.substr(0, kDigits);
+  rest.remove_prefix(kDigits);
+  if (!absl::ConsumePrefix(&rest, kMiddle) || !absl::ConsumeSuffix(&rest, kEnd)) return false;
+  *table = std::string(rest);
+  return base::Sha256Hex(rest) == digest;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ReadProductTable(const std::string& directory) {
+  const std::string path = PathIn(directory);
+  const absl::StatusOr<std::string> file = base::ReadFile(path, kFileBytesMax);
+  if (absl::IsNotFound(file.status()))
+    return absl::NotFoundError(absl::StrCat(path, " is missing"));
+  if (!file.ok()) return file.status();
+  std::string table;
+  if (TableOf(*file, &table)) return table;
+  return absl::InvalidArgumentError(absl::StrCat(
+      path, " is damaged: its SHA-256 differs; copy ", kProductTableFile,
+      " of one of the job's checkpoints over it: the job computes other bits without it"));
+}
+
+absl::StatusOr<std::string> KeepProductTable(const std::string& directory,
+                                             absl::string_view table) {
+  const std::string path = PathIn(directory);
+  const std::string mine = absl::StrCat(path, ".", ::getpid(), ".new");
+  RETURN_IF_ERROR(base::WriteFileDurably(mine, FileOf(table)));
+  // Unlike a rename, a link never replaces a file.
+  int error = ::link(mine.c_str(), path.c_str()) == 0 ? 0 : errno;
+  const bool has_links = error != EPERM && error != EOPNOTSUPP && error != ENOSYS;
+  // On a file system without links only the processes of one attempt are told apart: by asking.
+  if (!has_links) error = ::access(path.c_str(), F_OK) == 0 ? EEXIST : 0;
+  if (!has_links && error == 0 && ::rename(mine.c_str(), path.c_str()) != 0) error = errno;
+  ::unlink(mine.c_str());
+  if (error != 0 && error != EEXIST) return base::ErrnoStatus(error, path);
+  RETURN_IF_ERROR(base::SyncDirectory(directory));
+  return ReadProductTable(directory);
+}
+
+absl::Status CopyProductTable(const std::string& from, const std::string& to,
+                              v1::NumericsFingerprint* fingerprint) {
+  const absl::StatusOr<std::string> table = ReadProductTable(from);
+  if (absl::IsNotFound(table.status())) return absl::OkStatus();
+  if (!table.ok()) return table.status();
+  (*fingerprint->mutable_fields())[std::string(kProductTableField)] = base::Sha256Hex(*table);
+  return base::WriteFileDurably(PathIn(to), FileOf(*table));
+}
+
+void TakeProductTable(const v1::NumericsFingerprint& from, v1::NumericsFingerprint* to) {
+  const auto digest = from.fields().find(std::string(kProductTableField));
+  if (digest != from.fields().end()) (*to->mutable_fields())[digest->first] = digest->second;
+}
+
+absl::StatusOr<std::string> ProductTableOfCheckpoint(const std::string& directory) {
+  ASSIGN_OR_RETURN(const v1::Manifest manifest, ReadManifest(directory));
+  const auto& fields = manifest.numerics().fields();
+  const auto digest = fields.find(std::string(kProductTableField));
+  if (digest == fields.end()) return "";
+  absl::StatusOr<std::string> table = ReadProductTable(directory);
+  if (table.ok() && base::Sha256Hex(*table) == digest->second) return table;
+  if (base::ErrnoOf(table.status()) != 0) return table.status();
+  const char* const wrong = table.ok()                         ? "is of another job"
+                            : absl::IsNotFound(table.status()) ? "is missing"
+                                                               : "is damaged";
+  return absl::InvalidArgumentError(
+      absl::StrCat(PathIn(directory), " ", wrong,
+                   "; put back the table that the checkpoint was made with, or "
+                   "let the job measure another one, with other bits, by --allow-changed ",
+                   kProductTableField));
+}
+
+}  // namespace megascale::checkpoint

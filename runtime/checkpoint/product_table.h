@@ -1,0 +1,46 @@
+// The table of matrix products that belongs to a job's numerics (runtime/device/product_tuner.h),
+// as a file: one in the job's folder, made once and never changed, and a copy in each checkpoint,
+// so that a job which begins from that checkpoint computes the same bits. The digest of the table
+// is in the checkpoint's numerics fingerprint.
+//
+// Threads: plain functions.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "proto/checkpoint.pb.h"
+
+namespace megascale::checkpoint {
+
+inline constexpr absl::string_view kProductTableFile = "products.json";
+// The field of the fingerprint, and the area by which a user allows another table.
+inline constexpr absl::string_view kProductTableField = "products";
+
+// Returns the table in `directory`. Errors: NotFound - there is none (no errno); InvalidArgument -
+// the file is damaged: one line with its name and what to do; else as base::ReadFile.
+absl::StatusOr<std::string> ReadProductTable(const std::string& directory);
+
+// Keeps `table` in `directory` unless there is one already, and returns the one that is there: of
+// several processes that do this at once, even of an attempt that was given up, one wins. It is
+// synced to storage before this returns. Errors: as ReadProductTable and base::WriteFileDurably.
+absl::StatusOr<std::string> KeepProductTable(const std::string& directory, absl::string_view table);
+
+// Copies the table from a job's folder to a checkpoint's, and its digest into the fingerprint; does
+// nothing for a job without a table. Errors: as ReadProductTable and base::WriteFileDurably.
+absl::Status CopyProductTable(const std::string& from, const std::string& to,
+                              megascale::checkpoint::v1::NumericsFingerprint* fingerprint);
+
+// Copies the digest from one fingerprint to another: the job that begins from a checkpoint takes
+// its table.
+void TakeProductTable(const megascale::checkpoint::v1::NumericsFingerprint& from,
+                      megascale::checkpoint::v1::NumericsFingerprint* to);
+
+// Returns the table of a checkpoint that a job begins from; empty: it was made without one. Errors:
+// InvalidArgument - the file is missing or damaged, or not the one of the manifest; else as
+// ReadManifest and base::ReadFile.
+absl::StatusOr<std::string> ProductTableOfCheckpoint(const std::string& directory);
+
+}  // namespace megascale::checkpoint

@@ -1,0 +1,170 @@
+// Whole jobs on the emulated GPU, whose times differ from run to run: which algorithms make their
+// matrix products, at a job's first start, after a restart and in a job that begins from a
+// checkpoint.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gpu/assembly.h"
+#include "gpu/emulator/cublas_lt/emulated_cublas_lt.h"
+#include "gpu/emulator/emulated_cuda.h"
+#include "gpu/emulator/emulated_gpu.h"
+#include "gpu/ops/products/algorithm_table.h"
+#include "runtime/base/fd.h"
+#include "runtime/checkpoint/product_table.h"
+#include "runtime/engine/testing/test_job.h"
+
+namespace megascale::engine {
+namespace {
+
+using agent::v1::RestorePoint;
+using emulator::CountsOfCublasLt;
+using emulator::EmulatedMachine;
+using job::v1::JobSpec;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int kSteps = 4;
+
+struct Layout {
+  std::string name = "";
+  int data = 1;
+  int pipeline = 1;
+  int tensor = 1;
+  job::v1::Precision precision = job::v1::PRECISION_BF16;
+  int zero_stage = 1;
+  bool llama = false;
+  bool overlap = false;  // of exchanges of tensor ranks
+};
+
+std::string NewFolder(const std::string& name) {
+  std::string test = ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  for (char& c : test) c = c == '/' ? '-' : c;
+  const std::string folder = absl::StrCat(::testing::TempDir(), "/products-", test, "-", name);
+  std::filesystem::remove_all(folder);
+  EXPECT_TRUE(base::MakeDirectories(folder).ok());
+  return folder;
+}
+
+RunOptions JobIn(const std::string& folder, const Layout& layout) {
+  JobSpec spec = ToyJob(WriteTestText("text"), layout.data, layout.pipeline);
+  spec.mutable_model()->set_num_hidden_layers(2);
+  spec.mutable_train()->set_global_batch_size(4 * layout.data);
+  spec.mutable_train()->set_steps(kSteps);
+  spec.mutable_train()->set_precision(layout.precision);
+  spec.mutable_parallel()->set_tensor_model_parallel_size(layout.tensor);
+  spec.mutable_parallel()->set_zero_stage(layout.zero_stage);
+  spec.mutable_parallel()->set_tp_comm_overlap(layout.overlap);
+  if (layout.llama) {
+    auto& model = *spec.mutable_model();
+    model.set_num_key_value_heads(1);
+    model.set_norm(job::v1::NORM_RMSNORM);
+    model.set_position_embedding(job::v1::POSITION_EMBEDDING_ROTARY);
+    model.set_hidden_act(job::v1::ACTIVATION_SWIGLU);
+    model.set_attention_bias(false);
+    model.set_mlp_bias(false);
+  }
+  RunOptions options(spec);
+  options.job_directory = folder;
+  options.make_device = [](int rank) {
+    return gpu::AssembleGpuDevice(emulator::EmulatedTables(),
+                                  {.local_rank = rank, .may_share = true})
+        .value();
+  };
+  return options;
+}
+
+RunOptions From(RunOptions options, const RunResult& stopped) {
+  options.attempt = 2;
+  options.restore.set_source(RestorePoint::SOURCE_STORAGE);
+  options.restore.set_step(stopped.records[0].back().step());
+  options.restore.set_directory(stopped.checkpoint);
+  return options;
+}
+
+// Returns how often the library was asked for algorithms while the job ran.
+int QuestionsOf(const RunOptions& options, RunResult* result) {
+  const int before = CountsOfCublasLt().heuristics;
+  *result = RunJob(options);
+  return CountsOfCublasLt().heuristics - before;
+}
+
+class ProductJobsTest : public ::testing::TestWithParam<Layout> {};
+
+// That nothing asks the library again also shows that the products which were found before the
+// first step are those of the steps.
+TEST_P(ProductJobsTest, TheFirstStartTunesAndARestartNever) {
+  const EmulatedMachine machine;
+  const std::string folder = NewFolder("job");
+  RunResult calm;
+  EXPECT_GT(QuestionsOf(JobIn(folder, GetParam()), &calm), 0);
+  const std::string table = checkpoint::ReadProductTable(folder).value();
+
+  RunResult stopped, resumed;
+  EXPECT_EQ(QuestionsOf(JobIn(folder, GetParam()).StopAfter(2), &stopped), 0);
+  EXPECT_EQ(QuestionsOf(From(JobIn(folder, GetParam()), stopped), &resumed), 0);
+  EXPECT_EQ(resumed.digest, calm.digest);
+  EXPECT_EQ(checkpoint::ReadProductTable(folder).value(), table);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, ProductJobsTest,
+    ::testing::Values(Layout{.name = "Fp32", .precision = job::v1::PRECISION_FP32},
+                      Layout{.name = "Llama", .llama = true},
+                      Layout{
+                          .name = "DataPipelineZero2", .data = 2, .pipeline = 2, .zero_stage = 2},
+                      Layout{.name = "TensorOverlap", .tensor = 2, .overlap = true}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(ProductJobTest, AJobThatBeginsFromACheckpointTakesItsTable) {
+  const EmulatedMachine machine;
+  const Layout layout = {.pipeline = 2};
+  const std::string first = NewFolder("first"), second = NewFolder("second");
+  RunResult stopped, begun;
+  QuestionsOf(JobIn(first, layout).StopAfter(2), &stopped);
+  EXPECT_EQ(QuestionsOf(From(JobIn(second, layout), stopped), &begun), 0);
+  EXPECT_EQ(checkpoint::ReadProductTable(second).value(),
+            checkpoint::ReadProductTable(first).value());
+}
+
+TEST(ProductJobTest, TheTuningLeavesNoTraceInTheBits) {
+  const EmulatedMachine machine;
+  const Layout layout = {.data = 2};
+  RunOptions without = JobIn("", layout);
+  EXPECT_EQ(RunJob(JobIn(NewFolder("job"), layout)).digest, RunJob(without).digest);
+}
+
+TEST(ProductJobTest, ADeviceThatLacksAnAlgorithmOfTheTableIsRefusedInOneLine) {
+  const EmulatedMachine machine;
+  const std::string folder = NewFolder("job");
+  RunResult stopped;
+  QuestionsOf(JobIn(folder, {}).StopAfter(2), &stopped);
+  const auto table =
+      gpu::AlgorithmTable::FromJson(checkpoint::ReadProductTable(folder).value()).value();
+  emulator::CublasLtFaults faults;
+  faults.refused_algorithm = table.products().begin()->second.id;
+  emulator::SetFaultsOfCublasLt(faults);
+  RunOptions options = From(JobIn(folder, {}), stopped);
+  absl::Status status;
+  options.on_load = [&](int, const absl::StatusOr<std::string>& loaded) {
+    status = loaded.status();
+  };
+  RunResult none;
+  EXPECT_EQ(QuestionsOf(options, &none), 0) << "it must not choose anew";
+  emulator::SetFaultsOfCublasLt({});
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr(absl::StrCat(folder, "/products.json: ")),
+                    HasSubstr(absl::StrCat("cannot run the algorithm (", faults.refused_algorithm)),
+                    HasSubstr("use the library and kind of device"), Not(HasSubstr("\n"))));
+}
+
+}  // namespace
+}  // namespace megascale::engine

@@ -40,6 +40,12 @@ class StreamProducts {
   StreamProducts& operator=(const StreamProducts&) = delete;
 
   void MatMul(const ops::MatMulArgs& args) { request_.stream->Issued(TryMatMul(args)); }
+  // Whether MatMul makes the epilogue, too.
+  bool MakesEpilogue(const ops::MatMulArgs& args) {
+    // MatMul reports what goes wrong here.
+    if (products_ == nullptr && !Open().ok()) return Products::Fuses(args);
+    return products_->MakesEpilogue(args);
+  }
 
  private:
   absl::Status TryMatMul(const ops::MatMulArgs& args) {
@@ -85,8 +91,13 @@ std::unique_ptr<ops::Ops> MakeOps(const GpuTables& tables, const ProductChoice& 
       MakeStreamLauncher(request.cuda, request.kernels, &stream->work(),
                          [stream](const absl::Status& status) { stream->Issued(status); });
   const auto products = std::make_shared<StreamProducts>(tables, request, choice, launcher.get());
-  return MakeKernelOps(request.compute, std::move(launcher),
-                       [products](const ops::MatMulArgs& args) { products->MatMul(args); });
+  return MakeKernelOps(
+      request.compute, std::move(launcher),
+      {.multiply = [products](const ops::MatMulArgs& args) { products->MatMul(args); },
+       .fuses =
+           [products](const ops::MatMulArgs& args) {
+             return Products::Fuses(args) && products->MakesEpilogue(args);
+           }});
 }
 
 }  // namespace
@@ -108,7 +119,8 @@ absl::StatusOr<std::unique_ptr<device::Device>> AssembleGpuDevice(const GpuTable
       .images = tables.images,
       .index = request.local_rank % count,
       .num_ranks = request.may_share ? request.local_rank / count + 1 : 1,
-      .numerics = absl::StrCat(", cuBLASLt ", tables.cublas_lt->cublasLtGetVersion()),
+      .numerics = absl::StrCat(", cuBLASLt ", tables.cublas_lt->cublasLtGetVersion(),
+                               ", GELU in bf16 products"),
       .uses_graphs = request.uses_graphs,
       .make_ops = [tables,
                    choice](const CudaOpsRequest& ops) { return MakeOps(tables, choice, ops); },

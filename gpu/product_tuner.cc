@@ -16,6 +16,7 @@
 #include "gpu/ops/products/products.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
+#include "runtime/ops/epilogues.h"
 #include "runtime/tensor/tensor.h"
 
 namespace megascale::gpu {
@@ -154,7 +155,8 @@ class Bench {
     for (const tensor::Matrix& operand : {args.a, args.b}) Fill(operand);
     ProductTimer timer(options_.cuda, stream_->handle());
     absl::Status tuned = products_->Tune(args, [&](const auto& run) { return timer.Time(run); });
-    for (const tensor::Matrix& used : {args.a, args.b, args.c}) {
+    for (const tensor::Matrix& used :
+         {args.a, args.b, args.c, args.activated, args.activation_in, args.d_activation_in}) {
       FillZero(used.data, BytesOf(used));
     }
     tuned.Update(stream_->Finish());
@@ -224,9 +226,15 @@ class GpuProductTuner final : public device::ProductTuner {
       for (const auto& [product, args] : missing) {
         if (!status.ok()) return;
         on_progress(done++, total);
-        status = base::Annotate(bench.Tune(args), Describe(product));
+        status = bench.Tune(args);
+        // The library need not have every activation for every size. A kernel has.
+        if (absl::IsFailedPrecondition(status) && Products::Fuses(args)) {
+          measured.Set(product, {.id = kNoAlgorithm});
+          status = bench.Tune(ops::WithoutEpilogues(args));
+        }
+        status = base::Annotate(status, Describe(product));
       }
-      if (status.ok()) measured = bench.products().table();
+      if (status.ok()) measured.Add(bench.products().table());
     });
     RETURN_IF_ERROR(status);
     on_progress(total, total);
@@ -259,7 +267,8 @@ class GpuProductTuner final : public device::ProductTuner {
       status = bench.Open(std::move(options));
       for (const MatMulArgs& args : calls.calls) {
         if (!status.ok()) return;
-        status = bench.products().Prepare(args);
+        const auto made = Products::WithFusedEpilogue(args, parsed, OptionsOf(calls));
+        status = made.ok() ? bench.products().Prepare(*made) : made.status();
       }
     });
     RETURN_IF_ERROR(status);
@@ -283,7 +292,8 @@ class GpuProductTuner final : public device::ProductTuner {
                                   const device::ProductCalls& calls) const {
     const Products::Options options = OptionsOf(calls);
     Found missing;
-    for (const MatMulArgs& args : calls.calls) {
+    for (const MatMulArgs& call : calls.calls) {
+      ASSIGN_OR_RETURN(const MatMulArgs args, Products::WithFusedEpilogue(call, table, options));
       ASSIGN_OR_RETURN(const Product product, Products::ProductOf(options, args));
       if (product.k == 0 || table.Find(product) != nullptr) continue;
       missing.emplace(product, args);

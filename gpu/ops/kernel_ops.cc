@@ -15,8 +15,8 @@ using ops::Vector;
 
 class KernelOps final : public ops::Ops {
  public:
-  KernelOps(tensor::DType compute, std::unique_ptr<Launcher> launcher, MultiplyMatrices multiply)
-      : compute_(compute), launcher_(std::move(launcher)), multiply_(std::move(multiply)) {
+  KernelOps(tensor::DType compute, std::unique_ptr<Launcher> launcher, ProductMaker products)
+      : compute_(compute), launcher_(std::move(launcher)), products_(std::move(products)) {
     MEGASCALE_CHECK(compute == tensor::DType::kF32 || compute == tensor::DType::kBF16);
   }
 
@@ -25,7 +25,8 @@ class KernelOps final : public ops::Ops {
   void MatMul(const ops::MatMulArgs& args) override {
     CheckArguments(args, compute_);
     MEGASCALE_CHECK_MSG(!args.few_rows, "generation has no kernels here");
-    multiply_(ops::WithoutEpilogues(args));
+    if (products_.fuses != nullptr && products_.fuses(args)) return products_.multiply(args);
+    products_.multiply(ops::WithoutEpilogues(args));
     ops::RunEpilogues(args, this);
   }
   void Norm(const ops::NormArgs& args) override { gpu::Norm(*launcher_, args); }
@@ -82,14 +83,14 @@ class KernelOps final : public ops::Ops {
  private:
   const tensor::DType compute_;
   const std::unique_ptr<Launcher> launcher_;
-  const MultiplyMatrices multiply_;
+  const ProductMaker products_;
 };
 
 }  // namespace
 
 std::unique_ptr<ops::Ops> MakeKernelOps(tensor::DType compute, std::unique_ptr<Launcher> launcher,
-                                        MultiplyMatrices multiply) {
-  return std::make_unique<KernelOps>(compute, std::move(launcher), std::move(multiply));
+                                        ProductMaker products) {
+  return std::make_unique<KernelOps>(compute, std::move(launcher), std::move(products));
 }
 
 }  // namespace megascale::gpu

@@ -10,11 +10,16 @@
 
 namespace megascale::gpu {
 
-// Computes a product without epilogues in the order of the launcher's stream.
-using MultiplyMatrices = std::function<void(const ops::MatMulArgs& args)>;
+// Makes matrix products in the order of the launcher's stream.
+struct ProductMaker {
+  // Computes a product with the epilogues that `fuses` names, and without others.
+  std::function<void(const ops::MatMulArgs& args)> multiply;
+  // Whether `multiply` computes the epilogue of these arguments, too; null: never.
+  std::function<bool(const ops::MatMulArgs& args)> fuses = nullptr;
+};
 
 // `compute`: kF32 or kBF16. Threads: those of `launcher`.
 std::unique_ptr<ops::Ops> MakeKernelOps(tensor::DType compute, std::unique_ptr<Launcher> launcher,
-                                        MultiplyMatrices multiply);
+                                        ProductMaker products);
 
 }  // namespace megascale::gpu

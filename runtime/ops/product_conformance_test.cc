@@ -84,15 +84,25 @@ TEST_P(ProductConformance, LargeProductsMatch) {
 constexpr ProductShape kEpilogueShapes[] = {
     {0, 5, 3}, {4, 5, 0}, {3, 1, 17}, {17, 31, 65}, {96, 48, 300}};
 
+// `apart`: 1 where rows have other numbers between them, else 0.
+struct EpilogueCase {
+  int64_t m, n, k, apart;
+};
+constexpr EpilogueCase kEpilogueCases[] = {{0, 5, 3, 1},    {4, 5, 0, 1},     {3, 1, 17, 1},
+                                           {17, 31, 65, 1}, {96, 48, 300, 1}, {96, 48, 300, 0},
+                                           {17, 64, 65, 0}, {4, 8, 0, 0}};
+
+// Rows lie apart, or one behind the other, which lets a device make an epilogue with the product.
 TEST_P(ProductConformance, AnActivationOfTheProductMatches) {
-  for (const auto& [m, n, k] : kEpilogueShapes) {
+  for (const auto& [m, n, k, apart] : kEpilogueCases) {
     for (const ActivationKind kind : kActivationKinds) {
       SCOPED_TRACE(::testing::Message() << m << ", " << n << ", " << k << " kind " << int(kind));
       Twins twins(dtype());
       const int64_t width = kind == ActivationKind::kSwiGlu ? 2 * n : n;
-      const TwinMatrix a = twins.Input(m, k, 3, 0.1), b = twins.Input(width, k, 1);
+      const TwinMatrix a = twins.Input(m, k, 3 * apart, 0.1), b = twins.Input(width, k, apart);
       const TwinVector bias = twins.InputVector(width);
-      const TwinMatrix c = twins.Output(m, width, 2), activated = twins.Output(m, n, 5);
+      const TwinMatrix c = twins.Output(m, width, 2 * apart),
+                       activated = twins.Output(m, n, 5 * apart);
       const auto run = [&](Ops& ops, auto side) {
         ops.MatMul({.a = side(a),
                     .b = side(b),
@@ -111,14 +121,15 @@ TEST_P(ProductConformance, AnActivationOfTheProductMatches) {
 }
 
 TEST_P(ProductConformance, TheGradientOfAnActivationMatches) {
-  for (const auto& [m, n, k] : kEpilogueShapes) {
+  for (const auto& [m, n, k, apart] : kEpilogueCases) {
     for (const ActivationKind kind : kActivationKinds) {
       SCOPED_TRACE(::testing::Message() << m << ", " << n << ", " << k << " kind " << int(kind));
       Twins twins(dtype());
       const int64_t width = kind == ActivationKind::kSwiGlu ? 2 * n : n;
-      const TwinMatrix d_out = twins.Input(m, k, 3, 0.1), weight = twins.Input(k, n, 1);
-      const TwinMatrix in = twins.Input(m, width, 2, 3), d_in = twins.Output(m, width, 4);
-      const TwinMatrix scratch = twins.Output(m, n, 5);
+      const TwinMatrix d_out = twins.Input(m, k, 3 * apart, 0.1), weight = twins.Input(k, n, apart);
+      const TwinMatrix in = twins.Input(m, width, 2 * apart, 3),
+                       d_in = twins.Output(m, width, 4 * apart);
+      const TwinMatrix scratch = twins.Output(m, n, 5 * apart);
       const auto run = [&](Ops& ops, auto side) {
         ops.MatMul({.a = side(d_out),
                     .b = side(weight),

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <mutex>
 #include <string>
@@ -134,6 +135,34 @@ TEST(ProductJobTest, AJobThatBeginsFromACheckpointTakesItsTable) {
             checkpoint::ReadProductTable(first).value());
 }
 
+gpu::AlgorithmTable TableIn(const std::string& folder) {
+  return gpu::AlgorithmTable::FromJson(checkpoint::ReadProductTable(folder).value()).value();
+}
+
+bool MakesGelu(const gpu::AlgorithmTable& table) {
+  return std::any_of(table.products().begin(), table.products().end(), [](const auto& entry) {
+    return entry.first.epilogue == gpu::Epilogue::kBiasGelu && entry.second.id != gpu::kNoAlgorithm;
+  });
+}
+
+// What the table says counts, even where the library could do better later.
+TEST(ProductJobTest, AnActivationThatTheLibraryLacksIsMadeByAKernelInAllAttempts) {
+  const EmulatedMachine machine;
+  const std::string with = NewFolder("with"), without = NewFolder("without");
+  RunResult fused, first, resumed;
+  QuestionsOf(JobIn(with, {}), &fused);
+  EXPECT_TRUE(MakesGelu(TableIn(with)));
+  emulator::CublasLtFaults faults;
+  faults.has_activations = false;
+  emulator::SetFaultsOfCublasLt(faults);
+  QuestionsOf(JobIn(without, {}).StopAfter(2), &first);
+  emulator::SetFaultsOfCublasLt({});
+  EXPECT_FALSE(MakesGelu(TableIn(without)));
+  EXPECT_EQ(QuestionsOf(From(JobIn(without, {}), first), &resumed), 0);
+  // Rounded once instead of twice.
+  EXPECT_NE(resumed.digest, fused.digest);
+}
+
 TEST(ProductJobTest, TheTuningLeavesNoTraceInTheBits) {
   const EmulatedMachine machine;
   const Layout layout = {.data = 2};
@@ -146,8 +175,7 @@ TEST(ProductJobTest, ADeviceThatLacksAnAlgorithmOfTheTableIsRefusedInOneLine) {
   const std::string folder = NewFolder("job");
   RunResult stopped;
   QuestionsOf(JobIn(folder, {}).StopAfter(2), &stopped);
-  const auto table =
-      gpu::AlgorithmTable::FromJson(checkpoint::ReadProductTable(folder).value()).value();
+  const gpu::AlgorithmTable table = TableIn(folder);
   emulator::CublasLtFaults faults;
   faults.refused_algorithm = table.products().begin()->second.id;
   emulator::SetFaultsOfCublasLt(faults);

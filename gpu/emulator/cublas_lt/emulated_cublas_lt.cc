@@ -133,6 +133,51 @@ cublasStatus_t CheckShapes(const Problem& p) {
   return fits ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 
+// Returns false for an epilogue that is not emulated.
+bool ReadEpilogue(const Object& operation, Problem* to) {
+  using Activation = CublasLtActivation;
+  struct Known {
+    uint64_t epilogue;
+    bool has_bias;
+    Activation activation;
+  };
+  constexpr Known kKnown[] = {
+      {CUBLASLT_EPILOGUE_DEFAULT, false, Activation::kNone},
+      {CUBLASLT_EPILOGUE_BIAS, true, Activation::kNone},
+      {CUBLASLT_EPILOGUE_GELU_AUX, false, Activation::kGelu},
+      {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, true, Activation::kGelu},
+      {CUBLASLT_EPILOGUE_DGELU, false, Activation::kGeluGradient},
+  };
+  const auto pointer = [&](cublasLtMatmulDescAttributes_t id) {
+    return reinterpret_cast<void*>(static_cast<uintptr_t>(operation.Get(id)));
+  };
+  for (const Known& known : kKnown) {
+    if (known.epilogue != operation.Get(CUBLASLT_MATMUL_DESC_EPILOGUE)) continue;
+    if (known.activation != Activation::kNone && !TheLibrary().faults.has_activations) return false;
+    to->has_bias = known.has_bias;
+    to->bias = pointer(CUBLASLT_MATMUL_DESC_BIAS_POINTER);
+    to->activation = known.activation;
+    to->aux = pointer(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER);
+    to->aux_distance = static_cast<int64_t>(operation.Get(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD));
+    return true;
+  }
+  return false;
+}
+
+// The input of an activation. The manual asks for a distance that is a multiple of 8; in fp32, and
+// at addresses that are not multiples of 16 bytes, no release is known to have algorithms.
+cublasStatus_t CheckAux(const Problem& p) {
+  constexpr int64_t kDistanceUnit = 8;
+  constexpr uintptr_t kAlignment = 16;
+  if (p.activation == CublasLtActivation::kNone) return CUBLAS_STATUS_SUCCESS;
+  if (p.aux_distance < p.m || p.aux_distance % kDistanceUnit != 0) {
+    return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  const bool is_aligned = reinterpret_cast<uintptr_t>(p.aux) % kAlignment == 0;
+  return p.d.type == CUDA_R_16BF && is_aligned ? CUBLAS_STATUS_SUCCESS
+                                               : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
 cublasStatus_t ReadProblem(const Descriptors& from, Problem* to) {
   for (const Object* object : {from.operation, from.a, from.b, from.c, from.d}) {
     if (object == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
@@ -149,15 +194,11 @@ cublasStatus_t ReadProblem(const Descriptors& from, Problem* to) {
   }
   p.m = p.d.rows, p.n = p.d.cols, p.k = p.a.is_transposed ? p.a.rows : p.a.cols;
   p.compute_type = static_cast<int32_t>(from.operation->Get(CUBLASLT_MATMUL_DESC_COMPUTE_TYPE));
-  const uint64_t epilogue = from.operation->Get(CUBLASLT_MATMUL_DESC_EPILOGUE);
-  if (epilogue != CUBLASLT_EPILOGUE_DEFAULT && epilogue != CUBLASLT_EPILOGUE_BIAS) {
-    return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (!ReadEpilogue(*from.operation, to)) return CUBLAS_STATUS_NOT_SUPPORTED;
+  for (const cublasStatus_t status : {CheckTypes(p, *from.operation), CheckShapes(p)}) {
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
   }
-  p.has_bias = epilogue == CUBLASLT_EPILOGUE_BIAS;
-  p.bias = reinterpret_cast<const void*>(
-      static_cast<uintptr_t>(from.operation->Get(CUBLASLT_MATMUL_DESC_BIAS_POINTER)));
-  const cublasStatus_t types = CheckTypes(p, *from.operation);
-  return types != CUBLAS_STATUS_SUCCESS ? types : CheckShapes(p);
+  return CheckAux(p);
 }
 
 // --- The functions of the table ------------------------------------------------------------------
@@ -391,6 +432,7 @@ cublasStatus_t Matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation, c
     if (owned > workspace_bytes || (workspace == nullptr && workspace_bytes > 0) ||
         reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment != 0 ||
         (problem.has_bias && problem.bias == nullptr) ||
+        (problem.activation != CublasLtActivation::kNone && problem.aux == nullptr) ||
         (c_data == d_data && problem.c.distance != problem.d.distance)) {
       return CUBLAS_STATUS_INVALID_VALUE;
     }

@@ -179,6 +179,22 @@ TEST_F(EmulatedCublasLt, RefusesAddressesAndWorkspacesThatDoNotSuitTheAlgorithm)
   EXPECT_EQ(Multiply(a_data_, b_data_, d_data_), CUBLAS_STATUS_NOT_SUPPORTED);
 }
 
+TEST_F(EmulatedCublasLt, AnActivationNeedsItsInputInRowsThatTheManualAllows) {
+  d_ = Layout(CUDA_R_16BF, 4, 2, 4);
+  Set(CUBLASLT_MATMUL_DESC_EPILOGUE, uint32_t{CUBLASLT_EPILOGUE_GELU_AUX});
+  const auto asks_with = [&](int64_t distance, const void* aux) {
+    Set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, distance);
+    Set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
+    return AskHeuristic();
+  };
+  EXPECT_EQ(asks_with(8, b_data_), CUBLAS_STATUS_SUCCESS);
+  EXPECT_EQ(asks_with(0, b_data_), CUBLAS_STATUS_INVALID_VALUE);
+  EXPECT_EQ(asks_with(12, b_data_), CUBLAS_STATUS_INVALID_VALUE);
+  EXPECT_EQ(asks_with(8, b_data_ + 1), CUBLAS_STATUS_NOT_SUPPORTED);
+  d_ = Layout(CUDA_R_32F, 4, 2, 4);
+  EXPECT_EQ(asks_with(8, b_data_), CUBLAS_STATUS_NOT_SUPPORTED);
+}
+
 TEST_F(EmulatedCublasLt, KnowsWhichObjectsAreAlive) {
   const int alive = CountsOfCublasLt().alive;
   EXPECT_EQ(api_.cublasLtMatrixLayoutDestroy(a_), CUBLAS_STATUS_SUCCESS);

@@ -70,6 +70,25 @@ std::vector<double> Gather(const Operand& operand, const void* data, bool outer_
   return gathered;
 }
 
+void Store(double value, int32_t type, char* to) {
+  if (type == CUDA_R_32F) {
+    const auto rounded = static_cast<float>(value);
+    std::memcpy(to, &rounded, sizeof(rounded));
+  } else {
+    const kernels::BFloat16 rounded = RoundToBFloat16(value);
+    std::memcpy(to, &rounded, sizeof(rounded));
+  }
+}
+
+// GELU by tanh. Source: Hendrycks and Gimpel, Gaussian Error Linear Units, 2016, section 2.
+constexpr double kGeluScale = 0.7978845608028654;  // sqrt(2 / pi)
+constexpr double kGeluCube = 0.044715;
+double Gelu(double x) { return x * (1 + std::tanh(kGeluScale * (x + kGeluCube * x * x * x))) / 2; }
+double GeluSlope(double x) {
+  const double t = std::tanh(kGeluScale * (x + kGeluCube * x * x * x));
+  return (1 + t) / 2 + x * (1 - t * t) / 2 * kGeluScale * (1 + 3 * kGeluCube * x * x);
+}
+
 }  // namespace
 
 void ComputeProduct(const CublasLtProblem& p) {
@@ -77,6 +96,8 @@ void ComputeProduct(const CublasLtProblem& p) {
   const std::vector<double> a_KM = Gather(p.a, p.a_data, /*outer_is_row=*/true, is_tf32);
   const std::vector<double> b_KN = Gather(p.b, p.b_data, /*outer_is_row=*/false, is_tf32);
   auto* const d = static_cast<char*>(const_cast<void*>(Translate(p.d_data, 1, 1)));
+  auto* const aux =
+      p.aux == nullptr ? nullptr : static_cast<char*>(const_cast<void*>(Translate(p.aux, 1, 1)));
   std::vector<double> sums_M(static_cast<size_t>(p.m));
   for (int64_t j = 0; j < p.n; ++j) {
     std::fill(sums_M.begin(), sums_M.end(), 0.0);
@@ -89,14 +110,15 @@ void ComputeProduct(const CublasLtProblem& p) {
       double value = p.alpha * sums_M[static_cast<size_t>(i)];
       if (p.beta != 0) value += p.beta * Column(p.c_data, p.c.type)[j * p.c.distance + i];
       if (p.has_bias) value += Column(p.bias, p.d.type)[i];
-      char* const to = d + (j * p.d.distance + i) * static_cast<int64_t>(p.d.element_bytes());
-      if (p.d.type == CUDA_R_32F) {
-        const auto rounded = static_cast<float>(value);
-        std::memcpy(to, &rounded, sizeof(rounded));
-      } else {
-        const kernels::BFloat16 rounded = RoundToBFloat16(value);
-        std::memcpy(to, &rounded, sizeof(rounded));
+      const auto element_bytes = static_cast<int64_t>(p.d.element_bytes());
+      const int64_t aux_at = j * p.aux_distance + i;
+      if (p.activation == CublasLtActivation::kGelu) {
+        Store(value, p.d.type, aux + aux_at * element_bytes);
+        value = Gelu(value);
+      } else if (p.activation == CublasLtActivation::kGeluGradient) {
+        value *= GeluSlope(Column(p.aux, p.d.type)[aux_at]);
       }
+      Store(value, p.d.type, d + (j * p.d.distance + i) * element_bytes);
     }
   }
 }

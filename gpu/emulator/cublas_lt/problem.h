@@ -17,13 +17,23 @@ struct CublasLtOperand {
   uint64_t distance_bytes() const { return static_cast<uint64_t>(distance) * element_bytes(); }
 };
 
-// D [m, n] = alpha op(A) [m, k] op(B) [k, n] + beta C [+ bias].
+// What is done to a sum, after the bias, before it becomes D.
+enum class CublasLtActivation : uint8_t {
+  kNone,
+  kGelu,          // by tanh; its input goes to aux
+  kGeluGradient,  // times the slope of GELU at aux
+};
+
+// D [m, n] = alpha op(A) [m, k] op(B) [k, n] + beta C [+ bias], then the activation.
 struct CublasLtProblem {
   int64_t m = 0, n = 0, k = 0;
   int32_t compute_type = 0;
   CublasLtOperand a, b, c, d;
   bool has_bias = false;
   const void* bias = nullptr;  // [m], of the type of D
+  CublasLtActivation activation = CublasLtActivation::kNone;
+  void* aux = nullptr;  // [m, n], of the type of D, column-major
+  int64_t aux_distance = 0;
 
   // What a call adds to its descriptors.
   float alpha = 1, beta = 0;

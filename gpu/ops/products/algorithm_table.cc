@@ -27,6 +27,12 @@ const char* NameOf(Epilogue epilogue) {
       return "none";
     case Epilogue::kBias:
       return "bias";
+    case Epilogue::kGelu:
+      return "gelu";
+    case Epilogue::kBiasGelu:
+      return "bias and gelu";
+    case Epilogue::kGeluGradient:
+      return "gradient of gelu";
   }
   return "";
 }
@@ -117,7 +123,7 @@ class Reader {
   }
   Epilogue EpilogueNamed(const char* key) {
     const std::string name = String(key);
-    for (const Epilogue epilogue : {Epilogue::kNone, Epilogue::kBias}) {
+    for (const Epilogue epilogue : kEpilogues) {
       if (name == NameOf(epilogue)) return epilogue;
     }
     Wrong(key, "is no epilogue that this version knows");

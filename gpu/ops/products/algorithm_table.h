@@ -19,9 +19,12 @@
 
 namespace megascale::gpu {
 
-// What is done to a product before it is stored. Activations and their gradients are added here,
-// in algorithm_table.cc (their name in the text), and in products.cc (EpilogueOf).
-enum class Epilogue : uint8_t { kNone, kBias };
+// What is done to a product before it is stored. GELU is that by tanh, and also stores its input;
+// its gradient is multiplied by the product. Others are added here, in algorithm_table.cc (their
+// name in the text), and in products.cc (EpilogueOf).
+enum class Epilogue : uint8_t { kNone, kBias, kGelu, kBiasGelu, kGeluGradient };
+inline constexpr std::array kEpilogues = {Epilogue::kNone, Epilogue::kBias, Epilogue::kGelu,
+                                          Epilogue::kBiasGelu, Epilogue::kGeluGradient};
 
 // The greatest alignment that is told apart, in bytes. No kernel loads more than 16 bytes at once,
 // so that a choice does not depend on where an allocator places a tensor beyond that.
@@ -80,6 +83,10 @@ struct Algorithm {
 
   auto operator<=>(const Algorithm&) const = default;
 };
+
+// The id in the entry of a product with an activation for which the library had no algorithm when
+// the table was made: the product is made without it, by an entry of its own, and a kernel follows.
+inline constexpr int32_t kNoAlgorithm = -1;
 
 class AlgorithmTable {
  public:

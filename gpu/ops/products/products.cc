@@ -9,6 +9,7 @@
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
 #include "runtime/ops/check_arguments.h"
+#include "runtime/ops/epilogues.h"
 
 namespace megascale::gpu {
 namespace {
@@ -28,14 +29,20 @@ cublasComputeType_t ComputeTypeOf(const Product& product) {
   return product.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
 }
 
-// cuBLASLt has GELU by tanh and its gradient too (GELU_AUX_BIAS, DGELU); its gradients of biases
-// overwrite, where those of ops.h are added.
+// cuBLASLt's gradients of biases (BGRADA, DGELU_BGRAD) overwrite, where those of ops.h are added,
+// so they stay kernels of their own.
 cublasLtEpilogue_t EpilogueOf(Epilogue epilogue) {
   switch (epilogue) {
     case Epilogue::kNone:
       return CUBLASLT_EPILOGUE_DEFAULT;
     case Epilogue::kBias:
       return CUBLASLT_EPILOGUE_BIAS;
+    case Epilogue::kGelu:
+      return CUBLASLT_EPILOGUE_GELU_AUX;
+    case Epilogue::kBiasGelu:
+      return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    case Epilogue::kGeluGradient:
+      return CUBLASLT_EPILOGUE_DGELU;
   }
   return CUBLASLT_EPILOGUE_DEFAULT;
 }
@@ -56,6 +63,11 @@ int AlignmentOf(const Matrix& matrix) {
   const auto row_bytes = static_cast<uintptr_t>(matrix.stride) * tensor::SizeOf(matrix.dtype);
   return AlignmentOf(
       reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(matrix.data) | row_bytes));
+}
+
+bool LacksAlgorithm(const AlgorithmTable& table, const Product& product) {
+  const Algorithm* const found = table.Find(product);
+  return found != nullptr && found->id == kNoAlgorithm;
 }
 
 // Calls `visit` with each attribute of a configuration, and where it is kept.
@@ -103,6 +115,7 @@ class Owned {
 struct Products::Call {
   Product product;
   Matrix a, b, c;
+  Matrix aux;  // of GELU and its gradient: the activation's input; or empty
   const void* bias = nullptr;
   // What has to be done first: zeros written, a bias cast to fp32; both in the workspace.
   void* zeros = nullptr;
@@ -124,7 +137,7 @@ struct Products::Started {
   const Products* products;
   const Plan* plan;
   uint64_t plan_number;  // another plan may come to lie at the same address
-  const void *a, *b, *bias;
+  const void *a, *b, *bias, *aux;
   void* c;
   size_t workspace_bytes;
 };
@@ -193,10 +206,44 @@ absl::Status Products::Tune(const MatMulArgs& args, const Timer& timer, int num_
   return absl::OkStatus();
 }
 
+bool Products::Fuses(const MatMulArgs& args) {
+  constexpr int64_t kAuxStrideUnit = 8;  // cublasLt.h, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD
+  const bool is_forward = static_cast<bool>(args.activated);
+  // DGELU has no form with a bias.
+  const bool is_backward = args.d_activation_in && !args.bias;
+  if (!(is_forward || is_backward) || args.accumulate) return false;
+  if (args.activation != ops::ActivationKind::kGeluTanh) return false;
+  const Matrix& input = is_forward ? args.c : args.activation_in;
+  const Matrix& result = is_forward ? args.activated : args.d_activation_in;
+  return input.dtype == DType::kBF16 && result.dtype == DType::kBF16 &&
+         input.stride % kAuxStrideUnit == 0 && AlignmentOf(input) == kAlignmentMax &&
+         AlignmentOf(result) == kAlignmentMax;
+}
+
+MatMulArgs Products::WithFusedEpilogue(const MatMulArgs& args) {
+  return Fuses(args) ? args : ops::WithoutEpilogues(args);
+}
+
+absl::StatusOr<MatMulArgs> Products::WithFusedEpilogue(const MatMulArgs& args,
+                                                       const AlgorithmTable& table,
+                                                       const Options& options) {
+  if (!Fuses(args)) return ops::WithoutEpilogues(args);
+  ASSIGN_OR_RETURN(const Product product, ProductOf(options, args));
+  return LacksAlgorithm(table, product) ? ops::WithoutEpilogues(args) : args;
+}
+
+bool Products::MakesEpilogue(const MatMulArgs& args) const {
+  if (!Fuses(args)) return false;
+  const absl::StatusOr<Call> call = MakeCall(args);
+  return !call.ok() || !LacksAlgorithm(options_.table, call->product);
+}
+
 // Returns a call whose k is 0 where there is nothing to do.
 absl::StatusOr<Products::Call> Products::MakeCall(const MatMulArgs& args) const {
   ops::CheckArguments(args, options_.compute);
-  MEGASCALE_CHECK(!args.activated && !args.d_activation_in && !args.d_bias);
+  const bool is_fused = Fuses(args);
+  MEGASCALE_CHECK(is_fused || (!args.activated && !args.d_activation_in));
+  MEGASCALE_CHECK(!args.d_bias);
   Call call;
   Product& p = call.product;
   p.compute = options_.compute;
@@ -209,6 +256,13 @@ absl::StatusOr<Products::Call> Products::MakeCall(const MatMulArgs& args) const 
   p.tf32 = options_.allow_tf32 && options_.compute == DType::kF32;
   p.epilogue = args.bias ? Epilogue::kBias : Epilogue::kNone;
   call.a = args.a, call.b = args.b, call.c = args.c;
+  if (is_fused && args.activated) {
+    p.epilogue = args.bias ? Epilogue::kBiasGelu : Epilogue::kGelu;
+    call.aux = args.c, call.c = args.activated;
+  } else if (is_fused) {
+    p.epilogue = Epilogue::kGeluGradient;
+    call.aux = args.activation_in, call.c = args.d_activation_in;
+  }
   call.bias = args.bias.data;
   const int64_t k = args.transpose_a == Transpose::kYes ? args.a.rows : args.a.cols;
   if (p.m == 0 || p.n == 0 || (k == 0 && p.accumulate)) return call;
@@ -249,7 +303,7 @@ absl::StatusOr<Products::Call> Products::MakeCall(const MatMulArgs& args) const 
 }
 
 absl::StatusOr<const Products::Plan*> Products::PlanOf(const Call& call) {
-  const PlanKey key = {call.product, call.a.stride, call.b.stride, call.c.stride};
+  const PlanKey key = {call.product, call.a.stride, call.b.stride, call.c.stride, call.aux.stride};
   if (const auto found = plans_.find(key); found != plans_.end()) return found->second.get();
   ASSIGN_OR_RETURN(std::unique_ptr<Plan> plan, MakePlan(call));
   const Algorithm* const chosen = options_.table.Find(call.product);
@@ -289,6 +343,10 @@ absl::StatusOr<std::unique_ptr<Products::Plan>> Products::MakePlan(const Call& c
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<uint32_t>(EpilogueOf(call.product.epilogue))));
   // The heuristic looks at the alignment of this address.
   if (call.bias != nullptr) RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, call.bias));
+  if (call.aux) {
+    RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, int64_t{call.aux.stride}));
+    RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, call.aux.data));
+  }
 
   const auto layout = [&](const Matrix& matrix, Owned<cublasLtMatrixLayout_t>* to) -> absl::Status {
     cublasLtMatrixLayout_t made = nullptr;
@@ -388,6 +446,7 @@ absl::Status Products::Start(const Call& call, const Plan& plan) const {
                            .a = call.a.data,
                            .b = call.b.data,
                            .bias = call.bias,
+                           .aux = call.aux.data,
                            .c = call.c.data,
                            .workspace_bytes = call.workspace_bytes};
   if (options_.work == nullptr) return Run(&started, options_.stream);
@@ -400,11 +459,13 @@ absl::Status Products::Run(const void* started, cudaStream_t stream) {
   const Products& self = *call.products;
   const Plan& plan = *call.plan;
   const cuda::CublasLtApi& api = *self.options_.api;
-  if (call.bias != nullptr) {
+  for (const auto& [attribute, data] :
+       {std::pair(CUBLASLT_MATMUL_DESC_BIAS_POINTER, call.bias),
+        std::pair(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, call.aux)}) {
+    if (data == nullptr) continue;
     RETURN_IF_ERROR(self.Called(
         "cublasLtMatmulDescSetAttribute",
-        api.cublasLtMatmulDescSetAttribute(plan.operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                                           &call.bias, sizeof(call.bias))));
+        api.cublasLtMatmulDescSetAttribute(plan.operation.get(), attribute, &data, sizeof(data))));
   }
   const float alpha = 1, beta = plan.product.accumulate ? 1 : 0;
   const cublasStatus_t status =

@@ -69,10 +69,23 @@ class Products {
   Products(const Products&) = delete;
   Products& operator=(const Products&) = delete;
 
-  // Starts c (+)= op(a) op(b) [+ bias], or adds it to the stream's work, whose errors are reported
-  // later; see ops.h. Where m or n is 0 it does nothing.
-  // Requires (CHECK): the arguments fit (ops::CheckArguments) and have no epilogue but a bias
-  // (ops::WithoutEpilogues).
+  // Whether an epilogue of these arguments is made in the same launch as the product: GELU by tanh,
+  // or its gradient, of matrices in bf16 whose rows begin at multiples of 16 bytes. They are then
+  // rounded once. Depends on nothing else, so all ranks and attempts round alike.
+  static bool Fuses(const ops::MatMulArgs& args);
+  // Returns the product with the epilogue that it fuses, if it does, and with no other one.
+  static ops::MatMulArgs WithFusedEpilogue(const ops::MatMulArgs& args);
+  // The same, unless the table has kNoAlgorithm for that epilogue. `options`: as for ProductOf.
+  static absl::StatusOr<ops::MatMulArgs> WithFusedEpilogue(const ops::MatMulArgs& args,
+                                                           const AlgorithmTable& table,
+                                                           const Options& options);
+  // Whether MatMul is to make the epilogue of these arguments: Fuses, unless the table has
+  // kNoAlgorithm for it.
+  bool MakesEpilogue(const ops::MatMulArgs& args) const;
+
+  // Starts c (+)= op(a) op(b) [+ bias] with the epilogue that is fused, or adds it to the stream's
+  // work, whose errors are reported later; see ops.h. Where m or n is 0 it does nothing.
+  // Requires (CHECK): the arguments fit (ops::CheckArguments) and are WithFusedEpilogue.
   // Errors: FailedPrecondition - no algorithm, or the table's is refused by this library or device:
   // the message names product and library version, and nothing was started. Internal - a call of
   // the library failed. What goes wrong on the device shows later, as for all work of the stream.
@@ -106,12 +119,13 @@ class Products {
   struct Started;
   struct PlanKey {
     Product product;
-    int64_t a_stride = 0, b_stride = 0, c_stride = 0;
+    int64_t a_stride = 0, b_stride = 0, c_stride = 0, aux_stride = 0;
 
     bool operator==(const PlanKey&) const = default;
     template <typename H>
     friend H AbslHashValue(H h, const PlanKey& key) {
-      return H::combine(std::move(h), key.product, key.a_stride, key.b_stride, key.c_stride);
+      return H::combine(std::move(h), key.product, key.a_stride, key.b_stride, key.c_stride,
+                        key.aux_stride);
     }
   };
 

@@ -162,6 +162,87 @@ TEST_P(ProductConformance, ProductsOfContiguousMatricesMatch) {
   }
 }
 
+// The activation's input is stored beside its output, or read for its gradient. Rows lie further
+// apart than they are long, by different numbers.
+TEST_F(ProductsTest, GeluAndItsGradientAreMadeWithTheProduct) {
+  const auto exact_ops = ops::MakeReferenceOps();
+  for (const bool has_bias : {false, true}) {
+    for (const auto& [m, n, k] : {ProductShape{17, 24, 40}, {64, 32, 512}, {5, 8, 0}}) {
+      SCOPED_TRACE(::testing::Message() << m << ", " << n << ", " << k << " bias " << has_bias);
+      Twins twins(DType::kBF16);
+      const TwinMatrix a = twins.Input(m, k, 8, 0.1), b = twins.Input(n, k, 8);
+      const TwinVector bias = twins.InputVector(n);
+      const TwinMatrix in = twins.Output(m, n, 8), out = twins.Output(m, n, 16);
+      const TwinMatrix d_out = twins.Input(m, k, 0, 0.1), weight = twins.Input(k, n, 8);
+      const TwinMatrix at = twins.Input(m, n, 16, 3), d_in = twins.Output(m, n, 8);
+      const TwinMatrix scratch = twins.Output(m, n, 8);
+      const auto forward = [&](auto side) {
+        return MatMulArgs{.a = side(a),
+                          .b = side(b),
+                          .c = side(in),
+                          .transpose_b = Transpose::kYes,
+                          .bias = has_bias ? side(bias) : tensor::Vector(),
+                          .activated = side(out)};
+      };
+      const auto backward = [&](auto side) {
+        return MatMulArgs{.a = side(d_out),
+                          .b = side(weight),
+                          .c = side(scratch),
+                          .bias = {},
+                          .activation_in = side(at),
+                          .d_activation_in = side(d_in)};
+      };
+      const auto exact = [](const auto& twin) { return twin.exact; };
+      const auto tested = [](const auto& twin) { return twin.tested; };
+      exact_ops->MatMul(forward(exact));
+      exact_ops->MatMul(backward(exact));
+      const auto products = Make(Options(DType::kBF16));
+      for (const MatMulArgs& args : {forward(tested), backward(tested)}) {
+        ASSERT_TRUE(Products::Fuses(args));
+        ASSERT_EQ(products->MatMul(args), absl::OkStatus());
+      }
+      twins.ExpectClose("MatMul", in);
+      twins.ExpectClose("Epilogue", out);
+      twins.ExpectClose("Epilogue", d_in);
+      const Epilogue expected = has_bias ? Epilogue::kBiasGelu : Epilogue::kGelu;
+      bool is_forward = false, is_backward = false;
+      for (const auto& [product, algorithm] : products->table().products()) {
+        is_forward = is_forward || product.epilogue == expected;
+        is_backward = is_backward || product.epilogue == Epilogue::kGeluGradient;
+      }
+      EXPECT_TRUE(is_forward && is_backward);
+      EXPECT_EQ(*AlgorithmTable::FromJson(products->table().ToJson()), products->table());
+    }
+  }
+}
+
+TEST_F(ProductsTest, OtherActivationsTypesAndLayoutsAreNotFused) {
+  const auto fuses = [&](DType dtype, auto change) {
+    MatMulArgs args = Zeros(dtype, 8, 16, 8);
+    args.activated = Zeros(dtype, 8, 16, 8).c;
+    change(args);
+    return Products::Fuses(args);
+  };
+  EXPECT_TRUE(fuses(DType::kBF16, [](MatMulArgs&) {}));
+  EXPECT_FALSE(fuses(DType::kF32, [](MatMulArgs&) {}));
+  EXPECT_FALSE(
+      fuses(DType::kBF16, [](MatMulArgs& args) { args.activation = ops::ActivationKind::kGelu; }));
+  EXPECT_FALSE(fuses(DType::kBF16,
+                     [](MatMulArgs& args) { args.activation = ops::ActivationKind::kSwiGlu; }));
+  EXPECT_FALSE(fuses(DType::kBF16, [](MatMulArgs& args) { args.c.stride = 20; }));
+  EXPECT_FALSE(fuses(DType::kBF16, [](MatMulArgs& args) {
+    args.activated.data = args.activated.as<tensor::BFloat16>() + 1;
+  }));
+  const auto loses = [&](auto change) {
+    MatMulArgs args = Zeros(DType::kBF16, 8, 16, 8);
+    args.activated = Zeros(DType::kBF16, 8, 16, 8).c;
+    change(args);
+    return !Products::WithFusedEpilogue(args).activated;
+  };
+  EXPECT_TRUE(loses([](MatMulArgs& args) { args.activation = ops::ActivationKind::kGelu; }));
+  EXPECT_FALSE(loses([](MatMulArgs&) {}));
+}
+
 TEST_F(ProductsTest, Fp32IsRoundedToTf32OnlyWhereTheJobAllowsIt) {
   const float x = 1 + 0x1p-20f;  // is 1 in TF32
   for (const bool allowed : {false, true}) {

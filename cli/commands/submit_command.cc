@@ -72,6 +72,7 @@ std::string RankTable(const std::vector<layout::NodeMemory>& machines) {
   std::vector<std::vector<std::string>> rows = {{"RANK", "WEIGHTS", "GRADIENTS", "OPTIMIZER",
                                                  "ACTIVATIONS", "LOGITS", "SCRATCH", "WORKSPACES"}};
   if (all.context != 0) rows[0].emplace_back("DRIVER");
+  if (all.graphs != 0) rows[0].emplace_back("GRAPHS");
   if (all.device_communicators != 0) rows[0].emplace_back("NCCL");
   if (all.communicators != 0) rows[0].emplace_back("COMMUNICATORS");
   if (all.pinned != 0) rows[0].emplace_back("PINNED");
@@ -89,6 +90,7 @@ std::string RankTable(const std::vector<layout::NodeMemory>& machines) {
                                       FormatBytes(need.scratch),
                                       FormatBytes(need.workspaces)};
       if (all.context != 0) row.push_back(FormatBytes(need.context));
+      if (all.graphs != 0) row.push_back(FormatBytes(need.graphs));
       if (all.device_communicators != 0) row.push_back(FormatBytes(need.device_communicators));
       if (all.communicators != 0) row.push_back(FormatBytes(need.communicators));
       if (all.pinned != 0) row.push_back(FormatBytes(need.pinned));

@@ -442,6 +442,7 @@ EmulatedCalls CountEmulatedCalls() {
   return {.allocations = calls.allocations,
           .launches = calls.launches,
           .instantiations = calls.instantiations,
+          .graph_nodes = calls.graph_nodes,
           .graph_launches = calls.graph_launches};
 }
 

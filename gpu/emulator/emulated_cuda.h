@@ -87,6 +87,7 @@ struct EmulatedCalls {
   int64_t allocations = 0;     // cudaMalloc, cudaHostAlloc
   int64_t launches = 0;        // cudaLaunchKernelExC, captured or not
   int64_t instantiations = 0;  // cudaGraphInstantiate
+  int64_t graph_nodes = 0;     // kernels, copies and fills in graphs that were instantiated
   int64_t graph_launches = 0;  // cudaGraphLaunch
 };
 EmulatedCalls CountEmulatedCalls();

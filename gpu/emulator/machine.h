@@ -104,6 +104,7 @@ class Machine {
     std::atomic<int64_t> allocations = 0;     // of device or pinned memory
     std::atomic<int64_t> launches = 0;        // of kernels, also while they are captured
     std::atomic<int64_t> instantiations = 0;  // of graphs
+    std::atomic<int64_t> graph_nodes = 0;     // in graphs that were instantiated
     std::atomic<int64_t> graph_launches = 0;
   };
   Calls& calls() { return calls_; }

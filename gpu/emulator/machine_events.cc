@@ -181,6 +181,7 @@ cudaError_t Machine::Instantiate(Graph* graph, Graph** executable) {
   const Lock lock(mutex_);
   if (!Knows(graph)) return cudaErrorInvalidValue;
   *executable = new Graph(*graph);
+  calls_.graph_nodes += static_cast<int64_t>(graph->nodes.size());
   graphs_.insert(*executable);
   return cudaSuccess;
 }

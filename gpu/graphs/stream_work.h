@@ -35,6 +35,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "gpu/cuda/cuda_api.h"
+#include "runtime/layout/cuda_memory.h"
 
 namespace megascale::gpu {
 
@@ -43,9 +44,9 @@ class StreamWork {
   // A sequence of fewer launches gains nothing from a graph. One of more becomes several graphs, so
   // that the device does not wait until the host has come to the end of it.
   static constexpr int kLaunchesMin = 4;
-  static constexpr int kLaunchesMax = 128;
+  static constexpr int kLaunchesMax = layout::kCudaGraphLaunchesMax;
   // Graphs take device memory. Work beyond so many is launched without them.
-  static constexpr size_t kGraphsMax = 512;
+  static constexpr size_t kGraphsMax = layout::kCudaGraphsMax;
 
   struct Options {
     const cuda::CudaApi* cuda = nullptr;  // outlives the object, as the stream does

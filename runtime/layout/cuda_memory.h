@@ -16,6 +16,17 @@ inline constexpr int64_t kCudaKernelBytes = int64_t{16} << 20;
 // The blocks of a norm's backward, of which each keeps two rows of partial sums in that workspace.
 inline constexpr int64_t kCudaNormBlocksMax = 512;
 
+// CUDA graphs (gpu/graphs): a graph has at most so many launches, and a stream so many graphs.
+inline constexpr int64_t kCudaGraphLaunchesMax = 128;
+inline constexpr int64_t kCudaGraphsMax = 512;
+// What the driver keeps on the device for a launch in an instantiated graph: its arguments and the
+// commands that start it. NVIDIA documents no number. 64 KiB is assumed, on the safe side: vLLM's
+// issue 50780 reports 24 MiB for a graph of a whole forward pass, which has hundreds of launches.
+inline constexpr int64_t kCudaGraphLaunchBytes = int64_t{64} << 10;
+// An operator launches one kernel or two: norms, cross-entropy and attention have further ones in
+// their backward passes.
+inline constexpr int64_t kCudaLaunchesPerOperator = 2;
+
 // CUDA's context of one process on a Hopper GPU, with the code of our kernels and of the libraries.
 inline constexpr int64_t kCudaContextBytes = int64_t{512} << 20;
 

@@ -143,6 +143,7 @@ std::vector<Part> DeviceParts(const RankMemory& memory) {
           {"scratch", memory.scratch},
           {"workspaces", memory.workspaces},
           {"the driver's", memory.context, true},
+          {"CUDA graphs", memory.graphs, true},
           {"NCCL", memory.device_communicators, true}};
 }
 

@@ -464,7 +464,9 @@ TEST(NodeMemory, AJobOfGpusNeedsWorkspacesAContextAndNcclsBuffersOnTheDevice) {
   EXPECT_EQ(apart.device_communicators, 3 * kNcclCommunicatorBytes);
   EXPECT_EQ(apart.context, kCudaContextBytes);
   EXPECT_GE(apart.workspaces, kCudaProductBytes + kCudaKernelBytes);
-  EXPECT_EQ(apart.on_device() - apart.workspaces - apart.context - apart.device_communicators,
+  EXPECT_GT(apart.graphs, 0);
+  EXPECT_EQ(apart.on_device() - apart.workspaces - apart.context - apart.graphs -
+                apart.device_communicators,
             of_processor.on_device() - of_processor.workspaces);
   spec.set_device_sharing(true);
   const auto sharing = MemoryOf(spec, 0).value();
@@ -477,7 +479,7 @@ TEST(NodeMemory, AJobOfGpusNeedsWorkspacesAContextAndNcclsBuffersOnTheDevice) {
   EXPECT_THAT(
       std::string(CheckDeviceMemory(needed, {.available_bytes = 0, .source = "a GPU"}).message()),
       AllOf(HasSubstr(" MiB (workspaces) + 512.0 MiB (the driver's) + "),
-            HasSubstr(" MiB (NCCL) = ")));
+            HasSubstr(" (CUDA graphs) + "), HasSubstr(" MiB (NCCL) = ")));
 }
 
 TEST(NodeMemory, SharedPartsAreTheBytesOfTheRegionsThatAreMade) {

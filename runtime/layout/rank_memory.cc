@@ -105,6 +105,40 @@ int64_t CudaWorkspaceBytes(const RankLayout& mine) {
   return kCudaProductBytes + 2 * kCudaKernelBytes + further;
 }
 
+// Returns how many operators the passes of a micro-batch through a chunk have.
+absl::StatusOr<int64_t> NumOperators(const RankLayout& mine, const model::ChunkRange& range) {
+  ASSIGN_OR_RETURN(const model::ChunkPasses passes,
+                   RecordChunk(mine.ModelOptions(range, /*num_slots=*/1), {0}));
+  int64_t count = 0;
+  for (const model::PassOperations* pass : {&passes.forward, &passes.backward, &passes.weights}) {
+    count += std::count_if(pass->begin(), pass->end(), [](const model::PassOperation& operation) {
+      return !model::IsExchange(operation.kind);
+    });
+  }
+  return count;
+}
+
+// Returns what a rank's CUDA graphs take. A graph is found by the addresses in it, so each slot of
+// a chunk has graphs of its own; the first micro-batch of a step has others, since it begins the
+// sums of gradients.
+absl::StatusOr<int64_t> CudaGraphBytes(const RankLayout& mine, const plan::RankPlan& plan) {
+  int64_t launches = 0;
+  for (size_t i = 0; i < mine.shards.size(); ++i) {
+    model::ChunkRange range = mine.shards[i].range;
+    const int64_t num_layers = range.num_layers;
+    range.num_layers = 1;
+    ASSIGN_OR_RETURN(const int64_t with_one, NumOperators(mine, range));
+    int64_t operators = with_one;
+    if (num_layers > 1) {
+      range.num_layers = 2;
+      ASSIGN_OR_RETURN(const int64_t with_two, NumOperators(mine, range));
+      operators += (num_layers - 1) * (with_two - with_one);
+    }
+    launches += kCudaLaunchesPerOperator * operators * (plan.slots[i] + 1);
+  }
+  return std::min(launches, kCudaGraphsMax * kCudaGraphLaunchesMax) * kCudaGraphLaunchBytes;
+}
+
 // Returns the bytes that the processors' kernels keep in addition to their operands. All layers
 // make the same calls, so one layer of each chunk is enough.
 absl::StatusOr<int64_t> CpuWorkspaceBytes(const RankLayout& mine, int num_threads) {
@@ -133,6 +167,7 @@ RankMemory& RankMemory::operator+=(const RankMemory& other) {
   communicators += other.communicators;
   pinned += other.pinned;
   context += other.context;
+  graphs += other.graphs;
   device_communicators += other.device_communicators;
   process += other.process;
   num_slots += other.num_slots;
@@ -176,6 +211,9 @@ absl::StatusOr<RankMemory> MemoryOf(const megascale::job::v1::JobSpec& spec, int
   if (kind.has_memory) {
     memory.workspaces = CudaWorkspaceBytes(mine);
     memory.context = kCudaContextBytes;
+    if (job::UsesCudaGraphs(spec)) {
+      ASSIGN_OR_RETURN(memory.graphs, CudaGraphBytes(mine, plan));
+    }
     if (!kind.exchanges_on_host) {
       memory.device_communicators = NumNcclCommunicators(spec, mine.mesh) * kNcclCommunicatorBytes;
     }

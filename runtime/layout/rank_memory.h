@@ -25,9 +25,10 @@ struct RankMemory {
   // Memory of kernels: on processors, operands rearranged for matrix products and attention; on
   // GPUs, what cuBLASLt and the kernels use within a call. An upper bound.
   int64_t workspaces = 0;
-  // GPUs only: what the driver keeps for a process, and NCCL for its communicators. Both estimated:
-  // see cuda_memory.h.
+  // GPUs only: what the driver keeps for a process and for its CUDA graphs, and NCCL for its
+  // communicators. All estimated: see cuda_memory.h.
   int64_t context = 0;
+  int64_t graphs = 0;
   int64_t device_communicators = 0;
 
   // In the machine's memory, in the worker process.
@@ -42,7 +43,7 @@ struct RankMemory {
 
   int64_t on_device() const {
     return weights + gradients + optimizer + activations + logits + scratch + workspaces + context +
-           device_communicators;
+           graphs + device_communicators;
   }
   int64_t on_host() const { return communicators + pinned + process; }
   int64_t sum() const { return on_device() + on_host(); }

@@ -12,6 +12,8 @@
 #include "gpu/emulator/emulated_cuda.h"
 #include "gpu/emulator/emulated_gpu.h"
 #include "runtime/engine/testing/test_job.h"
+#include "runtime/layout/cuda_memory.h"
+#include "runtime/layout/rank_memory.h"
 
 namespace megascale::engine {
 namespace {
@@ -96,6 +98,29 @@ TEST_P(GraphJobsTest, StepsLaunchGraphsAndAllocateNothing) {
   }
   RecordProperty("launches", absl::StrCat(plain.back().launches, " as ", graphs.back().launches,
                                           " and ", graphs.back().graph_launches, " graphs"));
+}
+
+// The plan of memory counts the graphs of a rank: no fewer than there are, and not many more.
+TEST_P(GraphJobsTest, GraphsHaveNoMoreLaunchesThanThePlanOfMemoryCounts) {
+  const auto& [name, data, pipeline, tensor] = GetParam();
+  const EmulatedMachine machine;
+  JobSpec spec = Toy(data, pipeline, tensor);
+  int64_t nodes = 0;
+  RunOptions options = OnGpu(spec);
+  options.after_step = [&] { nodes = emulator::CountEmulatedCalls().graph_nodes; };
+  RunJob(options);
+  spec.set_device(job::v1::DEVICE_CUDA);
+  spec.set_device_sharing(true);
+  int64_t counted = 0;
+  for (int rank = 0; rank < data * pipeline * tensor; ++rank) {
+    counted += layout::MemoryOf(spec, rank).value().graphs / layout::kCudaGraphLaunchBytes;
+  }
+  EXPECT_GT(nodes, 0);
+  EXPECT_LE(nodes, counted);
+  EXPECT_GE(4 * nodes, counted);
+  RecordProperty("launches", absl::StrCat(nodes, " of ", counted));
+  spec.set_enable_cuda_graph(false);
+  EXPECT_EQ(layout::MemoryOf(spec, 0).value().graphs, 0);
 }
 
 // Returns the failure of a job whose device fails at the `work`-th kernel, copy or fill; 0: never.

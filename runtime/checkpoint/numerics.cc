@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "runtime/base/check.h"
+#include "runtime/job/job_spec.h"
 
 namespace megascale::checkpoint {
 namespace {
@@ -168,6 +169,8 @@ v1::NumericsFingerprint MakeNumericsFingerprint(const job::v1::JobSpec& spec,
                            "overlap_p2p_communication", "tp_comm_overlap"}) {
     fields->erase(absl::StrCat("layout.", when));
   }
+  // NCCL may add a whole sum in another order than its pieces.
+  if (job::HasWholeTensorExchanges(spec)) (*fields)["layout.whole_tensor_exchanges"] = "true";
   Rename("batch.precision", "precision", fields);
   Rename("batch.seed", "seed", fields);
   Rename("layout.threads_per_rank", "threads_per_rank", fields);

@@ -111,6 +111,25 @@ TEST(NumericsTest, AJobMayBeProlongedMovedAndRenamed) {
                   .ok());
 }
 
+// NCCL may add a whole sum in another order than its pieces; the host's communicators do not.
+TEST(NumericsTest, WholeExchangesOfTensorRanksCountWithNcclOnly) {
+  const auto same = [](bool is_cuda, bool shares) {
+    job::v1::JobSpec whole = Spec();
+    whole.mutable_parallel()->set_tensor_model_parallel_size(2);
+    whole.set_device(is_cuda ? job::v1::DEVICE_CUDA : job::v1::DEVICE_CPU);
+    whole.set_device_sharing(shares);
+    whole.mutable_parallel()->set_tp_comm_overlap(false);
+    job::v1::JobSpec pieces = whole;
+    pieces.mutable_parallel()->set_tp_comm_overlap(true);
+    return CompareFingerprints(MakeNumericsFingerprint(whole, "H100"),
+                               MakeNumericsFingerprint(pieces, "H100"), {})
+        .ok();
+  };
+  EXPECT_TRUE(same(/*is_cuda=*/false, /*shares=*/false));
+  EXPECT_TRUE(same(/*is_cuda=*/true, /*shares=*/true));
+  EXPECT_FALSE(same(/*is_cuda=*/true, /*shares=*/false));
+}
+
 // A reduction after each micro-batch adds in another order than one at the end, and the schedule
 // decides which gradients it adds.
 TEST(NumericsTest, Stage2HasNumericsOfItsOwnInEachSchedule) {

@@ -1,5 +1,7 @@
 #include "runtime/engine/tensor_peers.h"
 
+#include <algorithm>
+
 #include "runtime/base/check.h"
 
 namespace megascale::engine {
@@ -20,12 +22,21 @@ void TensorPeers::Begin(plan::InstructionId pass, comm::Communicator* communicat
 
 TensorPeers::Exchange TensorPeers::Broadcast(int from, const tensor::Vector& in,
                                              const tensor::Vector& out) {
-  return Add({.reduces = false, .root = from, .in = in, .out = out});
+  return Add({.operation = comm::Operation::kBroadcast, .root = from, .in = in, .out = out});
 }
 
 TensorPeers::Exchange TensorPeers::Reduce(int to, const tensor::Vector& in,
                                           const tensor::Vector& out) {
-  return Add({.reduces = true, .root = to, .in = in, .out = out});
+  return Add({.operation = comm::Operation::kReduce, .root = to, .in = in, .out = out});
+}
+
+TensorPeers::Exchange TensorPeers::AllGather(const tensor::Vector& in, const tensor::Vector& out) {
+  return Add({.operation = comm::Operation::kAllGather, .in = in, .out = out});
+}
+
+TensorPeers::Exchange TensorPeers::ReduceScatter(const tensor::Vector& in,
+                                                 const tensor::Vector& out) {
+  return Add({.operation = comm::Operation::kReduceScatter, .in = in, .out = out});
 }
 
 TensorPeers::Exchange TensorPeers::Add(const Call& call) {
@@ -63,18 +74,27 @@ void TensorPeers::DoNext() {
 
 absl::Status TensorPeers::Do(const Call& call, plan::InstructionId id) {
   const comm::CallInfo info = {id.packed(), options_.timeout};
-  options_.reporter->BeginExchange(id, call.in.bytes());
-  absl::Status status;
-  if (call.reduces) {
-    status = communicator_->Reduce(call.in, call.out, call.root, info);
-  } else {
-    if (call.root == options_.place.index) {
-      stream().Copy(call.out.data, call.in.data, static_cast<size_t>(call.in.bytes()));
-    }
-    status = communicator_->Broadcast(call.out, call.root, info);
-  }
+  options_.reporter->BeginExchange(id, std::max(call.in.bytes(), call.out.bytes()));
+  absl::Status status = Exchanged(call, info);
   options_.reporter->EndExchange(status);
   return status;
+}
+
+absl::Status TensorPeers::Exchanged(const Call& call, const comm::CallInfo& info) {
+  switch (call.operation) {
+    case comm::Operation::kReduce:
+      return communicator_->Reduce(call.in, call.out, call.root, info);
+    case comm::Operation::kAllGather:
+      return communicator_->AllGather(call.in, call.out, info);
+    case comm::Operation::kReduceScatter:
+      return communicator_->ReduceScatter(call.in, call.out, info);
+    default:
+      MEGASCALE_CHECK(call.operation == comm::Operation::kBroadcast);
+      if (call.root == options_.place.index) {
+        stream().Copy(call.out.data, call.in.data, static_cast<size_t>(call.in.bytes()));
+      }
+      return communicator_->Broadcast(call.out, call.root, info);
+  }
 }
 
 void TensorPeers::Wait(Exchange last) {

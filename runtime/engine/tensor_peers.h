@@ -43,13 +43,15 @@ class TensorPeers : public model::TensorGroup {
   model::TensorPlace place() const override { return options_.place; }
   Exchange Broadcast(int from, const tensor::Vector& in, const tensor::Vector& out) override;
   Exchange Reduce(int to, const tensor::Vector& in, const tensor::Vector& out) override;
+  Exchange AllGather(const tensor::Vector& in, const tensor::Vector& out) override;
+  Exchange ReduceScatter(const tensor::Vector& in, const tensor::Vector& out) override;
   void Wait(Exchange last) override;
   absl::Status status() const override;
 
  private:
   struct Call {
-    bool reduces = false;
-    int root = 0;
+    comm::Operation operation = comm::Operation::kBroadcast;
+    int root = 0;  // of a broadcast or reduce
     tensor::Vector in, out;
   };
   // The most exchanges in flight; the next one first waits for the oldest.
@@ -59,6 +61,7 @@ class TensorPeers : public model::TensorGroup {
   // Runs the oldest exchange that is not done.
   void DoNext();
   absl::Status Do(const Call& call, plan::InstructionId id);
+  absl::Status Exchanged(const Call& call, const comm::CallInfo& info);
 
   stream::Stream& stream() const {
     return options_.exchanges != nullptr ? *options_.exchanges : *options_.compute;

@@ -111,6 +111,12 @@ TEST_P(TensorPeersTest, GathersInRankOrderAndGivesEachItsPartOfTheSum) {
     peers.Reduce(0, PartOf(all, 0), Of(sum));
     peers.Wait(peers.Reduce(1, PartOf(all, 1), Of(sum)));
     EXPECT_THAT(sum, ElementsAre(2 * all[2 * rank], 2 * all[2 * rank + 1]));
+    // The same in whole calls.
+    std::vector<double> whole(4), part(2);
+    peers.Wait(peers.AllGather(Of(own), Of(whole)));
+    EXPECT_EQ(whole, all);
+    peers.Wait(peers.ReduceScatter(Of(whole), Of(part)));
+    EXPECT_EQ(part, sum);
     EXPECT_EQ(peers.status(), absl::OkStatus());
   });
 }

@@ -233,6 +233,11 @@ bool UsesCudaGraphs(const JobSpec& spec) {
   return !spec.has_enable_cuda_graph() || spec.enable_cuda_graph();
 }
 
+bool HasWholeTensorExchanges(const v1::JobSpec& spec) {
+  return spec.device() == v1::DEVICE_CUDA && !spec.device_sharing() &&
+         spec.parallel().tensor_model_parallel_size() > 1 && !spec.parallel().tp_comm_overlap();
+}
+
 int NumMicrobatches(const JobSpec& spec) {
   return spec.train().global_batch_size() /
          (spec.parallel().data_parallel_size() * spec.train().micro_batch_size());

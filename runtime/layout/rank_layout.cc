@@ -241,7 +241,9 @@ absl::StatusOr<RankLayout> RankLayoutOf(const JobSpec& spec, const plan::Mesh& m
     return absl::InvalidArgumentError("engine: the rank is not in the mesh");
   }
   mine.coordinate = mine.mesh.CoordinateOf(rank);
-  mine.tensor = {.size = mine.mesh.tensor_size(), .index = mine.coordinate.tensor};
+  mine.tensor = {.size = mine.mesh.tensor_size(),
+                 .index = mine.coordinate.tensor,
+                 .whole_exchanges = job::HasWholeTensorExchanges(spec)};
   ASSIGN_OR_RETURN(mine.config, model::MakeModelConfig(spec.model()));
   mine.compute = ComputeType(spec.train().precision());
   mine.micro_batch = spec.train().micro_batch_size();

@@ -240,18 +240,25 @@ class RecordingGroup final : public TensorGroup {
 
   TensorPlace place() const override { return place_; }
   Exchange Broadcast(int, const Vector& in, const Vector&) override {
-    return Begin(OperationKind::kGather, in);
+    return Begin(OperationKind::kGather, in, in);
   }
   Exchange Reduce(int, const Vector& in, const Vector&) override {
-    return Begin(OperationKind::kScatter, in);
+    return Begin(OperationKind::kScatter, in, in);
+  }
+  Exchange AllGather(const Vector& in, const Vector& out) override {
+    return Begin(OperationKind::kGather, in, out);
+  }
+  Exchange ReduceScatter(const Vector& in, const Vector&) override {
+    return Begin(OperationKind::kScatter, in, in);
   }
   void Wait(Exchange last) override { recording_.log.Wait(last); }
   absl::Status status() const override { return absl::OkStatus(); }
 
  private:
-  Exchange Begin(OperationKind kind, const Vector& in) {
+  // `moved`: what all ranks together have of it.
+  Exchange Begin(OperationKind kind, const Vector& in, const Vector& moved) {
     recording_.log.Add(kind, recording_.producers.Find(in.data, RecordingOps::kGradient), 0,
-                       in.size * static_cast<int64_t>(SizeOf(in.dtype)));
+                       moved.size * static_cast<int64_t>(SizeOf(moved.dtype)));
     return recording_.log.num_begun();
   }
 

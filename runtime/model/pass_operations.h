@@ -26,8 +26,8 @@ enum class OperationKind : uint8_t {
   kProduct,      // a matrix product
   kAttention,    // attention, forward or backward
   kElementwise,  // norms, activation functions, embeddings, losses, sums: bound by memory
-  kGather,       // a rank's piece of an all-gather in the tensor group; begins here
-  kScatter,      // a rank's piece of a reduce-scatter in the tensor group; begins here
+  kGather,       // an all-gather in the tensor group, or a rank's piece of one; begins here
+  kScatter,      // a reduce-scatter in the tensor group, or a rank's piece of one; begins here
 };
 
 // True for exchanges of tensor ranks.

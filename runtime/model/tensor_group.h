@@ -16,6 +16,10 @@ namespace megascale::model {
 struct TensorPlace {
   int size = 1;
   int index = 0;
+  // How the ranks exchange rows: a whole gather or sum is one call, for which the pass waits, and
+  // products are whole. Otherwise each rank's rows are an exchange of their own, and products are
+  // cut at them.
+  bool whole_exchanges = false;
 };
 
 // The exchanges of tensor ranks in a pass. Every rank begins the same exchanges in the same order,
@@ -40,6 +44,12 @@ class TensorGroup {
   // On rank `to`, sets `out` to the sum of the ranks' `in`, added in rank order; other ranks' `out`
   // is not written. Shapes: in and out [n] of the same dtype; they must not overlap.
   virtual Exchange Reduce(int to, const tensor::Vector& in, const tensor::Vector& out) = 0;
+  // Sets `out` to the ranks' `in`, one after the other. Shapes: in [n], out [size n] of the same
+  // dtype; they must not overlap. Default: a Broadcast from each rank.
+  virtual Exchange AllGather(const tensor::Vector& in, const tensor::Vector& out);
+  // Sets `out` to this rank's part of the sum of the ranks' `in`. Shapes: in [size n], out [n] of
+  // the same dtype; they must not overlap. Default: a Reduce to each rank.
+  virtual Exchange ReduceScatter(const tensor::Vector& in, const tensor::Vector& out);
   // Returns once `last` and all earlier exchanges are done.
   virtual void Wait(Exchange last) = 0;
   // Returns OK, or the first failure among the exchanges that were waited for.

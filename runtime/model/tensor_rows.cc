@@ -13,6 +13,22 @@ Vector Part(const Vector& vector, int index, int64_t size) {
 
 }  // namespace
 
+TensorGroup::Exchange TensorGroup::AllGather(const Vector& in, const Vector& out) {
+  Exchange last = 0;
+  for (int rank = 0; rank < place().size; ++rank) {
+    last = Broadcast(rank, in, Part(out, rank, in.size));
+  }
+  return last;
+}
+
+TensorGroup::Exchange TensorGroup::ReduceScatter(const Vector& in, const Vector& out) {
+  Exchange last = 0;
+  for (int rank = 0; rank < place().size; ++rank) {
+    last = Reduce(rank, Part(in, rank, out.size), out);
+  }
+  return last;
+}
+
 Matrix RowsFrom(const Matrix& matrix, int64_t first, int64_t rows) {
   MEGASCALE_CHECK(first + rows <= matrix.rows);
   Matrix view = matrix;
@@ -34,11 +50,16 @@ Matrix TensorRows::All(const Matrix& own_RC, const Matrix& all_NC) const {
 }
 
 TensorGroup::Exchange TensorRows::Begin(const Vector& mine, const Vector& all) {
+  if (is_whole()) return group_->AllGather(mine, all);
   TensorGroup::Exchange last = 0;
   for (int rank = 0; rank < size(); ++rank) {
     last = group_->Broadcast(rank, mine, Part(all, rank, mine.size));
   }
   return last - (size() - 1);
+}
+
+TensorGroup::Exchange TensorRows::LastOf(TensorGroup::Exchange first) const {
+  return is_whole() ? first : first + size() - 1;
 }
 
 GatheredRows TensorRows::Gather(const Matrix& own_RC, const Matrix& all_NC) {
@@ -53,6 +74,7 @@ GatheredRows TensorRows::Gathered(const Matrix& own_RC, const Matrix& all_NC) co
 
 void TensorRows::ForEach(const GatheredRows& gathered,
                          absl::FunctionRef<void(int64_t first, const Matrix& piece_RC)> use) {
+  if (is_whole()) return use(0, Wait(gathered));
   const int64_t rows = gathered.own_RC.rows;
   const int own = group_ == nullptr ? 0 : group_->place().index;
   use(own * rows, gathered.own_RC);
@@ -63,7 +85,7 @@ void TensorRows::ForEach(const GatheredRows& gathered,
 }
 
 Matrix TensorRows::Wait(const GatheredRows& gathered) {
-  if (group_ != nullptr) group_->Wait(gathered.first + size() - 1);
+  if (group_ != nullptr) group_->Wait(LastOf(gathered.first));
   return gathered.all_NC;
 }
 
@@ -72,6 +94,11 @@ SumOfRows TensorRows::AddUp(const Matrix& partial_NC, const Matrix& own_RC,
   MEGASCALE_CHECK(partial_NC.rows == own_RC.rows * size());
   MEGASCALE_CHECK(group_ != nullptr || partial_NC.data == own_RC.data);
   SumOfRows sum;
+  if (is_whole()) {
+    make(0, partial_NC.rows);
+    sum.last = group_->ReduceScatter(Flat(partial_NC), Flat(own_RC));
+    return sum;
+  }
   for (int rank = 0; rank < size(); ++rank) {
     const int64_t first = rank * own_RC.rows;
     make(first, own_RC.rows);
@@ -87,7 +114,7 @@ void TensorRows::Wait(const SumOfRows& sum) {
 
 void TensorRows::GatherVectors(const Vector& mine, const Vector& all) {
   MEGASCALE_CHECK(group_ != nullptr && all.size == size() * mine.size);
-  group_->Wait(Begin(mine, all) + size() - 1);
+  group_->Wait(LastOf(Begin(mine, all)));
 }
 
 }  // namespace megascale::model

@@ -5,8 +5,10 @@
 //   product, sum       each rank's rows are summed while the product computes the next rank's
 //
 // Products are cut in the same way whether or not the TensorGroup overlaps, so their bits are the
-// same. Internal to TransformerChunk. Legend of suffixes: transformer_block.h. Source: MegaScale,
-// section 3.2 (pipelined all-gather and reduce-scatter with chunks of GEMM).
+// same. With TensorPlace::whole_exchanges nothing is cut: that is another order of additions where
+// a communicator adds a sum in another order than its pieces, or a device a product. Internal to
+// TransformerChunk. Legend of suffixes: transformer_block.h. Source: MegaScale, section 3.2
+// (pipelined all-gather and reduce-scatter with chunks of GEMM).
 #pragma once
 
 #include <cstdint>
@@ -30,7 +32,8 @@ Vector Flat(const Matrix& matrix);
 struct GatheredRows {
   Matrix own_RC;
   Matrix all_NC;
-  // the exchange that brings rank 0's rows; rank i's has this number + i
+  // the exchange that brings rank 0's rows; rank i's has this number + i, or the same number where
+  // exchanges are whole
   TensorGroup::Exchange first = 0;
 };
 
@@ -55,7 +58,8 @@ class TensorRows {
   // Returns the rows that an earlier Gather has filled.
   GatheredRows Gathered(const Matrix& own_RC, const Matrix& all_NC) const;
   // Calls use(first, piece_RC) for each rank's rows, which begin at row `first`: its own rows
-  // first, then the others in rank order as they arrive. Afterwards all rows are there.
+  // first, then the others in rank order as they arrive. Where exchanges are whole, calls it once,
+  // with all rows. Afterwards all rows are there.
   void ForEach(const GatheredRows& gathered,
                absl::FunctionRef<void(int64_t first, const Matrix& piece_RC)> use);
   // Waits for all rows and returns them.
@@ -63,7 +67,7 @@ class TensorRows {
 
   // Begins to sum `partial_NC`, which is All(own_RC, …), over the ranks; own_RC receives this
   // rank's rows of the sum. Calls make(first, rows), which fills these rows of partial_NC, before
-  // it sums each piece.
+  // it sums each piece, or all rows.
   SumOfRows AddUp(const Matrix& partial_NC, const Matrix& own_RC,
                   absl::FunctionRef<void(int64_t first, int64_t rows)> make);
   void Wait(const SumOfRows& sum);
@@ -73,6 +77,9 @@ class TensorRows {
 
  private:
   int size() const { return group_ == nullptr ? 1 : group_->place().size; }
+  bool is_whole() const { return group_ != nullptr && group_->place().whole_exchanges; }
+  // Returns the last exchange of a gather whose first one is given.
+  TensorGroup::Exchange LastOf(TensorGroup::Exchange first) const;
   // Returns the exchange of rank 0's part.
   TensorGroup::Exchange Begin(const Vector& mine, const Vector& all);
 

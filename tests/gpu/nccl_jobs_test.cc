@@ -22,6 +22,7 @@ struct Layout {
   int virtual_stages = 1;
   int zero_stage = 1;
   bool tied = false;
+  bool overlap = false;  // of tensor ranks' exchanges, in pieces; else they are whole calls
 };
 
 RunOptions OnGpus(const Layout& layout, bool through_nccl) {
@@ -33,6 +34,9 @@ RunOptions OnGpus(const Layout& layout, bool through_nccl) {
   auto& parallel = *spec.mutable_parallel();
   parallel.set_tensor_model_parallel_size(layout.tensor);
   parallel.set_zero_stage(layout.zero_stage);
+  parallel.set_tp_comm_overlap(layout.overlap);
+  spec.set_device(job::v1::DEVICE_CUDA);
+  spec.set_device_sharing(!through_nccl);
   if (layout.virtual_stages > 1) {
     parallel.set_virtual_pipeline_model_parallel_size(layout.virtual_stages);
     parallel.set_pipeline_schedule(job::v1::PIPELINE_SCHEDULE_INTERLEAVED_1F1B);
@@ -61,6 +65,7 @@ INSTANTIATE_TEST_SUITE_P(
     Layouts, NcclJobsTest,
     ::testing::Values(
         Layout{.name = "DataTensor", .data = 2, .tensor = 2},
+        Layout{.name = "DataTensorOverlap", .data = 2, .tensor = 2, .overlap = true},
         Layout{.name = "InterleavedZero2Tied",
                .data = 2,
                .pipeline = 2,
@@ -71,7 +76,8 @@ INSTANTIATE_TEST_SUITE_P(
         Layout{.name = "ThreeStages", .pipeline = 3},
         Layout{.name = "FourInterleavedTied", .pipeline = 4, .virtual_stages = 2, .tied = true},
         Layout{.name = "DataThreeStagesTied", .data = 2, .pipeline = 3, .tied = true},
-        Layout{.name = "ThreeStagesTensor", .pipeline = 3, .tensor = 2}),
+        Layout{.name = "ThreeStagesTensor", .pipeline = 3, .tensor = 2},
+        Layout{.name = "TwoStagesTensorOverlap", .pipeline = 2, .tensor = 2, .overlap = true}),
     [](const auto& info) { return info.param.name; });
 
 // An optimizer that did not wait for the snapshot's copies would change the state under them.

@@ -108,6 +108,8 @@ class SilentGroup final : public model::TensorGroup {
   model::TensorPlace place() const override { return place_; }
   Exchange Broadcast(int, const Vector&, const Vector&) override { return ++num_begun_; }
   Exchange Reduce(int, const Vector&, const Vector&) override { return ++num_begun_; }
+  Exchange AllGather(const Vector&, const Vector&) override { return ++num_begun_; }
+  Exchange ReduceScatter(const Vector&, const Vector&) override { return ++num_begun_; }
   void Wait(Exchange) override {}
   absl::Status status() const override { return absl::OkStatus(); }
 

@@ -42,7 +42,9 @@ class TestTensorGroup final : public TensorGroup {
   // `exchange` is borrowed.
   TestTensorGroup(TestTensorExchange* exchange, int index, ExchangeTime time);
 
-  TensorPlace place() const override { return {exchange_.size(), index_}; }
+  TensorPlace place() const override { return {exchange_.size(), index_, whole_exchanges_}; }
+  // Before the group is used.
+  void ExchangeWhole() { whole_exchanges_ = true; }
   Exchange Broadcast(int from, const tensor::Vector& in, const tensor::Vector& out) override;
   Exchange Reduce(int to, const tensor::Vector& in, const tensor::Vector& out) override;
   void Wait(Exchange last) override;
@@ -66,6 +68,7 @@ class TestTensorGroup final : public TensorGroup {
   TestTensorExchange& exchange_;
   const int index_;
   const ExchangeTime time_;
+  bool whole_exchanges_ = false;
   std::vector<Call> calls_;  // a ring of the calls that are not done, oldest first
   Exchange num_begun_ = 0;
   Exchange num_done_ = 0;

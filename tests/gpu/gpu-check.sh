@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Checks Megascale on this machine's GPU: kernels, operators, jobs, recovery, rates. Needs Linux with an NVIDIA driver for
-# CUDA 13 and CUDA's libraries, from the system or from Python's nvidia packages; no network, no compiler, no Python.
+# CUDA 13 and CUDA's libraries, from the system or from Python's nvidia packages; no network, no compiler, and no Python but
+# for the part pytorch.
 set -uo pipefail
 here=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)
 
@@ -15,11 +16,14 @@ usage: gpu-check.sh [--parts NAME,…] [--out DIR] [--bin DIR] [--small]
   jobs         whole jobs in several layouts on one GPU beside the CPU's losses, to the same bits each time (1 minute)
   kill         two workers on one GPU train on text; one is killed; the end has the bits of a calm run (1 minute)
   train        100 steps of GPT-2 124M in bf16: tokens/s and MFU (1 minute)
+  large        30 steps of a model of 1.3 billion parameters in bf16: tokens/s and MFU (2 minutes; 40 GB of the GPU)
+  pytorch      PyTorch's tokens/s at the shapes of train and large, and its attention's rate at those of bench, where
+               PyTorch is installed (5 minutes)
   sanitizer    compute-sanitizer over the operators, where it is installed (2 minutes)
   bench        the rate of every operator beside the device's own (1 minute)
 
   --parts      some of these, in this order; default: all
-  --out DIR    logs, results.json and bench.json; default: a new folder in /tmp, which the end names
+  --out DIR    logs, results.json, bench.json and pytorch.json; default: a new folder in /tmp, which the end names
   --bin DIR    the programs; default: bin beside this script
   --small      sizes that an emulator can compute
 Ends with 0 if no part failed, with 1 if one did, with 2 after a wrong option.
@@ -33,7 +37,7 @@ die() {
   exit 2
 }
 
-all_parts=(machine device fragments conformance jobs kill train sanitizer bench)
+all_parts=(machine device fragments conformance jobs kill train large pytorch sanitizer bench)
 parts=("${all_parts[@]}")
 out='' bin=$here/bin small=0
 while [[ $# -gt 0 ]]; do
@@ -148,12 +152,16 @@ below() {
 }
 
 run_kill() {
-  local steps=200 calm disturbed pid victim deadline
+  local steps=200 calm disturbed pid victim deadline table
   ((small)) && steps=24
   job_file "$steps" >"$work/job.yaml"
   timeout 180 "$bin/megascale" local "$work/job.yaml" --agents 2 --slots 1 --state-dir "$work/calm" ||
     { note="the calm run ended with $?" && return 1; }
   calm=$(digest_of "$work/calm") || return 1
+  # Measured times differ, and so would the algorithms of products and the bits: both jobs compute by one table.
+  for table in "$work"/calm/jobs/*/checkpoints/products.json; do
+    mkdir -p "$(dirname "${table/calm/disturbed}")" && cp "$table" "${table/calm/disturbed}"
+  done
   timeout 240 "$bin/megascale" local "$work/job.yaml" --agents 2 --slots 1 --state-dir "$work/disturbed" &
   pid=$!
   deadline=$((SECONDS + 120))
@@ -171,20 +179,54 @@ run_kill() {
   note="killed after step $((steps / 3)) of $steps; the same bits"
 }
 
-run_train() {
-  local steps=100 fields=()
-  ((small)) && steps=12 && fields=(--set model.hidden_size=64 --set model.num_hidden_layers=1 --set model.vocab_size=256
-    --set model.num_attention_heads=1 --set train.seq_length=16 --set train.global_batch_size=2
-    --set train.micro_batch_size=2)
-  ((small)) || fields=(--set train.seq_length=1024 --set train.global_batch_size=16 --set train.micro_batch_size=16)
-  timeout 180 "$bin/megascale" local "$here/examples/gpt2.yaml" --set device=cuda --data "$here/text" \
-    --set train.steps=$steps "${fields[@]}" --slots 1 --state-dir "$work/train" | tee "$work/train.log"
+# The models that both Megascale and PyTorch train: layers, hidden size, heads, vocabulary, sequence, batch, micro-batch,
+# steps. GPT-2 124M, and the 1.3 billion parameters of Brown et al., 2020, table 2.1.
+shapes_of() {
+  ((small)) && echo 1 64 1 256 16 2 2 12 && return
+  case "$1" in
+    train) echo 12 768 12 50304 1024 16 16 100 ;;
+    large) echo 24 2048 16 50304 2048 16 4 30 ;;
+  esac
+}
+
+# Trains one of these models and notes its rate: that of the median step, without the first quarter.
+train_model() {
+  local layers hidden heads vocab seq batch micro steps
+  read -r layers hidden heads vocab seq batch micro steps <<<"$(shapes_of "$1")"
+  timeout 300 "$bin/megascale" local "$here/examples/gpt2.yaml" --set device=cuda --data "$here/text" \
+    --set model.num_hidden_layers=$layers --set model.hidden_size=$hidden --set model.num_attention_heads=$heads \
+    --set model.vocab_size=$vocab --set model.max_position_embeddings=$seq --set train.seq_length=$seq \
+    --set train.global_batch_size=$batch --set train.micro_batch_size=$micro --set train.steps=$steps \
+    --slots 1 --state-dir "$work/$1" | tee "$work/$1.log"
   [[ ${PIPESTATUS[0]} -eq 0 ]] || { note="the run did not end well" && return 1; }
   local rate
-  rate=$(cat "$work"/train/jobs/*/metrics.jsonl | sed -n "$((steps / 4)),\$p" |
+  rate=$(cat "$work/$1"/jobs/*/metrics.jsonl | sed -n "$((steps / 4)),\$p" |
     sed 's/.*"tokens":\([0-9]*\),"seconds":\([0-9.e+-]*\).*/\1 \2/' | awk '{ print $1 / $2 }' | sort -n |
     awk '{ rate[NR] = $1 } END { printf "%.0f", rate[int((NR + 1) / 2)] }')
-  note="$rate tokens/s, $(grep -o 'MFU [^ ]* % of [^ ]* [A-Z]*FLOP/s' "$work/train.log" | tail -1)"
+  note="$rate tokens/s, $(grep -o 'MFU [^ ]* % of [^ ]* [A-Z]*FLOP/s' "$work/$1.log" | tail -1)"
+}
+
+run_train() { train_model train; }
+run_large() { train_model large; }
+
+run_pytorch() {
+  local model layers hidden heads vocab seq batch micro steps status rate rates=''
+  command -v python3 >/dev/null || { note="there is no python3" && return 77; }
+  : >"$out/pytorch.json"
+  for model in train large; do
+    read -r layers hidden heads vocab seq batch micro steps <<<"$(shapes_of $model)"
+    timeout 300 python3 "$here/gpu_pytorch.py" train --layers $layers --hidden-size $hidden --heads $heads \
+      --vocab-size $vocab --seq-length $seq --batch $batch --micro-batch $micro --steps $steps >"$work/pytorch.json"
+    status=$?
+    [[ $status -eq 77 ]] && note="PyTorch is not installed, or finds no GPU" && return 77
+    [[ $status -eq 0 ]] || { note="$model ended with $status" && return 1; }
+    cat "$work/pytorch.json" >>"$out/pytorch.json"
+    rate=$(sed 's/.*"tokens_per_second": \([0-9]*\).*/\1/' "$work/pytorch.json")
+    rates+="$model $rate tokens/s, "
+  done
+  timeout 120 python3 "$here/gpu_pytorch.py" attention --heads 32 --head-dim 128 --seq-length 4096 --batch 2 \
+    >>"$out/pytorch.json" || { note="attention ended with $?" && return 1; }
+  note="${rates}attention is in pytorch.json"
 }
 
 run_sanitizer() {

@@ -16,8 +16,16 @@ ln -s "$PWD/tests/gpu/fragments_test" "$folder/bin/gpu_tests"
 ln -s "$PWD/tests/gpu/emulated_gpu_benchmark" "$folder/bin/gpu_benchmark"
 check=tests/gpu/gpu-check.sh
 
-"$check" --small --bin "$folder/bin" --out "$folder/out" --parts device,fragments,bench >"$folder/table.txt" ||
+"$check" --small --bin "$folder/bin" --out "$folder/out" --parts device,fragments,pytorch,bench >"$folder/table.txt" ||
   fail "a part failed"
+# No PyTorch finds a GPU here; its script at least is Python, and knows its options.
+grep -Eq '^pytorch +left out .*PyTorch is not installed, or finds no GPU$' "$folder/table.txt" || fail "no line of pytorch"
+export PYTHONPYCACHEPREFIX=$folder
+python3 -m py_compile tests/gpu/gpu_pytorch.py tests/bench/peers/gpt2_pytorch.py || fail "a script is no Python"
+status=0
+python3 tests/gpu/gpu_pytorch.py train --batch 3 --micro-batch 2 2>"$folder/python.txt" || status=$?
+[[ $status -eq 2 ]] || fail "a wrong option of gpu_pytorch.py ended with $status"
+grep -q 'batch 3 is no multiple of --micro-batch 2' "$folder/python.txt" || fail "gpu_pytorch.py names no mistake"
 grep -Eq '^fragments +passed +[0-9]+  3 tests$' "$folder/table.txt" || fail "no line of fragments"
 grep -Eq '^device +passed' "$folder/table.txt" || fail "no line of device"
 grep -Eq 'copies to the host .* passed$' "$folder/out/device.log" || fail "device.log"

@@ -326,6 +326,10 @@ TEST_F(DriverServerTest, PlacesToListenThatAreNotSafeAreRefused) {
   EXPECT_EQ(std::string(DriverServer::Start(options).status().message()),
             "--node-timeout: 2ns is out of range; expected 2s to 1h");
   options.node_timeout = absl::Seconds(5);
+  options.exchange_rate = -1;
+  EXPECT_EQ(std::string(DriverServer::Start(options).status().message()),
+            "--exchange-rate: -1 is out of range; expected 0 to 1000000 MB/s");
+  options.exchange_rate = 0;
   options.tls.ca = "/nowhere.pem";
   EXPECT_EQ(DriverServer::Start(options).status().code(), absl::StatusCode::kInvalidArgument);
   options.tls.ca.clear();

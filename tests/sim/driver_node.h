@@ -119,6 +119,7 @@ class DriverNode {
   bool dying_ = false;
   bool fail_next_write_ = false;
   absl::Duration job_files_fail_until_ = absl::ZeroDuration();
+  bool job_files_failed_ = false;  // at some time
   std::set<std::string> corrupt_;  // jobs whose loss logs were changed
   std::optional<driver::LogContents> backup_;
   bool restored_ = false;  // the copy has taken the log's place

@@ -13,9 +13,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "gpu/assembly.h"
+#include "gpu/emulator/assembled/emulated_gpu.h"
 #include "gpu/emulator/cublas_lt/emulated_cublas_lt.h"
 #include "gpu/emulator/emulated_cuda.h"
-#include "gpu/emulator/emulated_gpu.h"
 #include "gpu/ops/products/algorithm_table.h"
 #include "runtime/base/fd.h"
 #include "runtime/checkpoint/product_table.h"

@@ -10,7 +10,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/log.h"
-#include "runtime/plan/instruction.h"
 #include "tests/sim/checkers/job_checkers.h"
 #include "tests/sim/simulation.h"
 #include "tests/sim/worker_process.h"
@@ -219,22 +218,6 @@ TEST_F(BrokenTest, CulpritThatIsAnotherProcessIsFound) {
       const int first = job.ranks(0).status().rank();
       job.mutable_ranks(0)->mutable_status()->set_rank(job.ranks(1).status().rank());
       job.mutable_ranks(1)->mutable_status()->set_rank(first);
-    }
-  }));
-}
-
-// Ranks that wait for a stalled peer say that they have work of their own, and the other way round.
-TEST_F(BrokenTest, StalledRankThatIsTakenForAnotherOneIsFound) {
-  EXPECT_TRUE(Finds("RecoveryHasACause", [](agent::ActualState* report) {
-    for (auto& job : *report->mutable_jobs()) {
-      for (auto& rank : *job.mutable_ranks()) {
-        const auto waits = plan::InstructionId(plan::OpKind::kReduceNorm).packed();
-        const auto works = plan::InstructionId(plan::OpKind::kLoadBatch).packed();
-        auto* status = rank.mutable_status();
-        if (status->instruction() != 0) {
-          status->set_instruction(status->instruction() == waits ? works : waits);
-        }
-      }
     }
   }));
 }

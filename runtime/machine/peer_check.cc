@@ -31,9 +31,7 @@ constexpr int kPings = 16;
 
 absl::Duration Now() { return base::RealClock().Monotonic(); }
 
-HostVector Words(std::vector<float>* words) {
-  return {words->data(), tensor::DType::kF32, static_cast<int64_t>(words->size())};
-}
+HostVector Words(std::vector<float>* words) { return HostVector::Of(absl::MakeSpan(*words)); }
 
 // The names of the members that an error blames; of all others if it blames none.
 std::string NamesOf(const ExchangeRequest& exchange, const std::vector<int>& ranks) {

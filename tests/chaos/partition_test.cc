@@ -34,7 +34,7 @@ class PartitionTest : public ::testing::TestWithParam<Partition> {
  protected:
   void SetUp() override {
     if (!machines_.status().ok()) GTEST_SKIP() << machines_.status();
-    cluster_.UseTcp(Machines::OwnAddress());
+    cluster_.UseTls(Machines::OwnAddress());
     cluster_.SetDriverFlags({"--node-timeout", "5s"});
     cluster_.StartDriver();
     for (int i = 0; i < kMachines; ++i) {

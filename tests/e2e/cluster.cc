@@ -227,10 +227,10 @@ void Cluster::UseControlGroup(const std::string& directory) {
   RunAgentsUnder({"/bin/sh", "-c", enter + " && exec \"$@\"", "sh"});
 }
 
-void Cluster::UseTls() {
-  UseTcp();
+void Cluster::UseTls(const std::string& host) {
+  UseTcp(host);
   tls_ = true;
-  const CommandResult made = Run({program_, "certs", "init", certificates()});
+  const CommandResult made = Run({program_, "certs", "init", certificates(), "--host", host});
   EXPECT_EQ(made.exit_code, 0) << made.err;
 }
 

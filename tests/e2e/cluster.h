@@ -56,11 +56,11 @@ class Cluster {
  public:
   // Makes a new folder under /tmp, with a path short enough for sockets.
   Cluster();
-  // From now on driver, agents and commands talk over TCP on the interface with this address: the
-  // loopback interface.
+  // From now on driver, agents and commands talk over TCP on the interface with this address, if no
+  // other is named the loopback interface.
   void UseTcp(const std::string& host = "127.0.0.1");
   // As UseTcp, with mutual TLS: makes an authority in certificates() and a certificate for each.
-  void UseTls();
+  void UseTls(const std::string& host = "127.0.0.1");
   // Puts agents that are started from now on, and all their processes, into this control group.
   void UseControlGroup(const std::string& directory);
   // Starts agents from now on through this command, which executes its arguments:

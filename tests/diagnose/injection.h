@@ -1,5 +1,5 @@
 // Injections as data: a fault, its victim and its moment, drawn from a seed, and the verdicts that
-// are right for it. Pure. Source: Mycroft, SOSP '25, section 7 (PAPERS 4.4).
+// are right for it. Pure. Source: Mycroft (SOSP 2025), section 7.
 #pragma once
 
 #include <cstdint>

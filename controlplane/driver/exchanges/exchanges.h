@@ -3,7 +3,7 @@
 //
 // After its own test a machine exchanges with two others, if two others are free; with up to
 // kExchangesMax, until one exchange has passed. A pair that fails names neither machine.
-// Source: the checks between machines of MegaScale (PAPERS 1.10) and ByteRobust (PAPERS 5).
+// Source: the checks between machines of MegaScale (Jiang et al., NSDI 2024, section 4).
 #pragma once
 
 #include <string>

@@ -444,8 +444,10 @@ void AgentNode::Do(const core::KillProcess& action) {
   const auto child = children_.find(action.process_id);
   if (child == children_.end()) return;
   world_.Tell(&Observer::OnProcessKilled, child->second.name);
-  child->second.killed |=
+  const bool is_alive =
       child->second.worker != nullptr ? child->second.worker->alive() : child->second.host->alive();
+  if (!is_alive) return;  // it ended by itself, and its status is on its way
+  child->second.killed = true;
   const absl::Duration hung = std::exchange(hung_kill_, absl::ZeroDuration());
   world_.timeline.After(hung, [this, id = action.process_id, incarnation = num_incarnations_] {
     if (incarnation == num_incarnations_) EndSoon(id, SIGKILL, kReapMax + kill_delay_);

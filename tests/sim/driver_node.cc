@@ -203,7 +203,9 @@ void DriverNode::Crash(absl::string_view why, std::optional<absl::Duration> away
   const absl::Duration until_start =
       away.has_value() ? *away : world_.rng.Between(kRestartMin, kRestartMax);
   world_.timeline.After(until_start, [this] {
-    if (!up()) Start();
+    if (up()) return;
+    world_.Break({"", Harm::kDriver}, "the driver was away until now");
+    Start();
   });
 }
 

@@ -55,7 +55,8 @@ void PromptnessChecker::OnStepCompleted(const ProcessName& process, int64_t step
 void PromptnessChecker::OnState(const DriverState& before, const DriverState& after) {
   for (const JobRecord& job : after.jobs()) {
     attempts_[driver::JobId(job)] = job.attempt();
-    if (job.state() == control::JOB_STATE_RUNNING) {
+    // A job on one machine has no deputy.
+    if (job.state() == control::JOB_STATE_RUNNING && driver::NodesOf(job).size() > 1) {
       running_.insert(driver::JobId(job));
     } else {
       running_.erase(driver::JobId(job));

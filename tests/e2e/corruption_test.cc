@@ -66,11 +66,12 @@ class CorruptionTest : public ::testing::Test {
     cluster_.StartDriver();
     StartAgents();
   }
-  // When the job has reached `step`, ends both agents, and with them the snapshots in memory.
-  // Damages the job's `count` newest checkpoints by hiding their manifests, and starts the agents
-  // again. Returns the directories of its committed checkpoints, newest first.
+  // When the checkpoint of `step` is committed, ends both agents, and with them the snapshots in
+  // memory. Damages the job's `count` newest checkpoints by hiding their manifests, and starts the
+  // agents again. Returns the directories of its committed checkpoints, newest first.
   std::vector<std::string> DamageNewest(const std::string& job_id, int64_t step, size_t count) {
-    EXPECT_TRUE(cluster_.WaitForStep(job_id, step));
+    EXPECT_TRUE(
+        WaitUntil([&] { return cluster_.Status(job_id).last_checkpoint().step() >= step; }, 60));
     cluster_.KillAgent(0);
     cluster_.KillAgent(1);
     EXPECT_TRUE(WaitUntil(
@@ -160,7 +161,7 @@ TEST_F(CorruptionTest, EveryOlderCheckpointIsTriedAndThenTheJobStopsAndSaysHowTo
   ASSERT_EQ(cluster_.WaitForEnd("calm"), control::v1::JOB_STATE_SUCCEEDED);
 
   cluster_.Submit("four", sets);
-  const std::vector<std::string> of_four = DamageNewest("four", 40, 4);
+  const std::vector<std::string> of_four = DamageNewest("four", 30, 4);
   ASSERT_GE(of_four.size(), 5u);
   EXPECT_EQ(cluster_.WaitForEnd("four"), control::v1::JOB_STATE_SUCCEEDED);
   EXPECT_EQ(cluster_.Digest("four"), cluster_.Digest("calm"));
@@ -171,7 +172,7 @@ TEST_F(CorruptionTest, EveryOlderCheckpointIsTriedAndThenTheJobStopsAndSaysHowTo
       << cluster_.Status("four").culprit().evidence();
 
   cluster_.Submit("five", sets);
-  const std::vector<std::string> of_five = DamageNewest("five", 40, 100);
+  const std::vector<std::string> of_five = DamageNewest("five", 30, 100);
   EXPECT_EQ(cluster_.WaitForEnd("five"), control::v1::JOB_STATE_FAILED);
   const Job five = cluster_.Status("five");
   EXPECT_EQ(five.reason(), "CheckpointsUnreadable");

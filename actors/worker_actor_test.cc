@@ -149,7 +149,7 @@ TEST(WorkerActorTest, AFailedStepAndARefusedLaunchAreReportedOnce) {
   }
 }
 
-// --- the persister of checkpoint_actor.h ----------------------------------------------------------
+// --- the persister of checkpoint_actor.h -------------------------------------------------------
 
 class PersisterTest : public ::testing::Test {
  protected:

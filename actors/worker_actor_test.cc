@@ -169,7 +169,8 @@ class PersisterTest : public ::testing::Test {
   // Returns the storage errors of one try.
   std::vector<std::string> Try() {
     errors_.clear();
-    EXPECT_EQ(persister_.WorkOff(), !errors_.empty());
+    const bool is_left = persister_.WorkOff();
+    EXPECT_EQ(is_left, !errors_.empty());
     return errors_;
   }
 

@@ -135,11 +135,12 @@ class GpuReader {
       history.Add(response.evidence());
     };
     client_.Evidence(request, {.on_message = take, .should_stop = stop}).IgnoreError();
-    if (history.newest_step() > 0) history_ = std::move(history);
+    newest_step_ = history.newest_step();
+    if (newest_step_ > 0) history_ = std::move(history);
     return true;
   }
-  // Returns the newest step that the samples know; 0: none is known.
-  int64_t newest_step() const { return history_.newest_step(); }
+  // Returns the newest step that the samples of the last Refresh know; 0: there were no samples.
+  int64_t newest_step() const { return newest_step_; }
   std::vector<GpuValue> At(int64_t step) const {
     return has_gpus() ? GpuValues(history_.At(step)) : std::vector<GpuValue>();
   }
@@ -149,6 +150,7 @@ class GpuReader {
   client::JobClient& client_;
   std::vector<int> ranks_;  // one of each machine
   GpuHistory history_;
+  int64_t newest_step_ = 0;
   absl::Duration read_ = -absl::InfiniteDuration();
 };
 
@@ -169,7 +171,10 @@ class MetricsReader {
       ASSIGN_OR_RETURN(const control::v1::ListStepsResponse response,
                        Read(next_step_, kStepsPerCall));
       for (const telemetry::v1::StepRecord& record : response.steps()) {
-        if (record.step() > last_step) break;
+        if (record.step() > last_step) {
+          FlushOutput();
+          return absl::OkStatus();
+        }
         Line line{record};
         if (record.seconds() > 0) {
           line.tokens_per_second = static_cast<double>(record.tokens()) / record.seconds();
@@ -182,9 +187,7 @@ class MetricsReader {
         next_step_ = record.step() + 1;
       }
       FlushOutput();
-      if (response.steps_size() < kStepsPerCall || next_step_ > last_step || OutputFailed()) {
-        return absl::OkStatus();
-      }
+      if (response.steps_size() < kStepsPerCall || OutputFailed()) return absl::OkStatus();
     }
   }
 
@@ -291,13 +294,11 @@ void AddMetricsCommand(CommandLine* line) {
       "tokens per second, MFU as a share of 1 (empty or null: unknown), and the attempt that "
       "computed it. A value that is not finite is empty in CSV and null in JSON. Where the job's "
       "machines have GPUs, and while it runs, further columns show them in the steps of the last "
-      "15 "
-      "minutes, over at most 64 machines: gpu_busy_share (mean), gpu_memory_used_bytes and "
+      "15 minutes, over at most 64 machines: gpu_busy_share (mean), gpu_memory_used_bytes and "
       "gpu_memory_bytes (sums), gpu_temperature_celsius (the highest), gpu_power_watts, "
       "gpus_throttled, gpu_corrected_errors and gpu_uncorrected_errors (sums). With --follow, "
-      "steps "
-      "of a job on GPUs come every 10 s, with their samples, and "
-      "steps that a recovery computes again are shown again, with their new attempt.");
+      "the steps of a job on GPUs come every 10 s, with their samples; steps that a recovery "
+      "computes again are shown again, with their new attempt.");
   command->Examples(
       "megascale metrics fortunes-1a2b3c4d\n"
       "megascale metrics fortunes-1a2b3c4d -o json --follow\n"

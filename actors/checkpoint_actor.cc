@@ -156,10 +156,14 @@ absl::Status PersisterState::Do(const PersistSnapshot& message) {
 
 absl::Status PersisterState::Do(const WriteCheckpointManifest& message) {
   const std::string directory = StepDirectory(options.assignment, message.step, message.attempt);
+  RETURN_IF_ERROR(checkpoint::CheckNotGivenUp(directory));
   RETURN_IF_ERROR(WriteTokenizer(options, directory));
   checkpoint::v1::Manifest manifest = ManifestOf(options, message.step, message.attempt);
-  RETURN_IF_ERROR(checkpoint::CopyProductTable(options.assignment.checkpoint_directory(), directory,
-                                               manifest.mutable_numerics()));
+  // Jobs on GPUs alone compute by a table.
+  if (options.assignment.spec().device() == job::v1::DEVICE_CUDA) {
+    RETURN_IF_ERROR(checkpoint::CopyProductTable(options.assignment.checkpoint_directory(),
+                                                 directory, manifest.mutable_numerics()));
+  }
   RETURN_IF_ERROR(checkpoint::WriteManifest(directory, manifest));
   base::LogInfo(absl::StrCat("checkpoint ", directory));
   link::v1::FromHost report;

@@ -1,7 +1,10 @@
+// Tests of worker_actor.h, and of the persister in checkpoint_actor.h.
 #include "actors/worker_actor.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <future>
 #include <mutex>
 #include <string>
@@ -9,7 +12,12 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "actors/checkpoint_actor.h"
+#include "runtime/base/fd.h"
 #include "runtime/base/process/shared_memory.h"
+#include "runtime/checkpoint/directory.h"
+#include "runtime/checkpoint/product_table.h"
 #include "runtime/telemetry/heartbeat.h"
 
 namespace megascale::actors {
@@ -17,6 +25,10 @@ namespace {
 
 using engine::StepResult;
 using engine::StopFlag;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
 
 // A RankEngine that computes nothing. A step ends when both owners have launched it.
 class FakeEngine final : public engine::RankEngine {
@@ -135,6 +147,67 @@ TEST(WorkerActorTest, AFailedStepAndARefusedLaunchAreReportedOnce) {
     EXPECT_EQ(ended.reports[0].step().step(), 1);
     EXPECT_EQ(ended.reports[1].failure().failure_class(), failure);
   }
+}
+
+// --- the persister of checkpoint_actor.h -------------------------------------------------------
+
+class PersisterTest : public ::testing::Test {
+ protected:
+  PersisterTest() {
+    std::filesystem::remove_all(folder_);
+    EXPECT_TRUE(base::MakeDirectories(folder_).ok());
+    link::v1::HostAssignment& assignment = persister_.options.assignment;
+    assignment.set_job_id("job");
+    assignment.set_checkpoint_directory(folder_);
+    assignment.mutable_spec()->set_device(job::v1::DEVICE_CUDA);
+    persister_.options.report = [this](const link::v1::FromHost& message) {
+      if (message.has_storage_error()) errors_.push_back(message.storage_error().message());
+    };
+    persister_.waiting.push_back(WriteCheckpointManifest{kAttempt, kStep});
+  }
+
+  // Returns the storage errors of one try.
+  std::vector<std::string> Try() {
+    errors_.clear();
+    const bool is_left = persister_.WorkOff();
+    EXPECT_EQ(is_left, !errors_.empty());
+    return errors_;
+  }
+
+  static constexpr int64_t kAttempt = 1;
+  static constexpr int64_t kStep = 4;
+  const std::string folder_ = absl::StrCat(
+      ::testing::TempDir(), "/", ::testing::UnitTest::GetInstance()->current_test_info()->name());
+  const std::string step_ =
+      absl::StrCat(folder_, "/", checkpoint::StepDirectoryName(kStep, kAttempt));
+  PersisterState persister_;
+
+ private:
+  std::vector<std::string> errors_;
+};
+
+TEST_F(PersisterTest, ACheckpointThatWasGivenUpIsNoStorageError) {
+  ASSERT_TRUE(checkpoint::KeepProductTable(folder_, "table").ok());
+  EXPECT_THAT(Try(), IsEmpty());
+  EXPECT_THAT(persister_.waiting, IsEmpty());
+  EXPECT_FALSE(std::filesystem::exists(step_));
+}
+
+TEST_F(PersisterTest, ATableOfProductsThatWasDeletedIsToldAndTriedAgain) {
+  ASSERT_TRUE(base::MakeDirectories(step_).ok());
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THAT(Try(), ElementsAre(HasSubstr(folder_ + "/products.json is missing")));
+    EXPECT_FALSE(std::filesystem::exists(absl::StrCat(step_, "/", checkpoint::kManifestFile)));
+  }
+  ASSERT_TRUE(checkpoint::KeepProductTable(folder_, "table").ok());
+  for (const std::string& error : Try()) EXPECT_THAT(error, Not(HasSubstr("products.json")));
+  EXPECT_EQ(checkpoint::ReadProductTable(step_).value(), "table");
+}
+
+TEST_F(PersisterTest, AJobOnCpusNeedsNoTable) {
+  ASSERT_TRUE(base::MakeDirectories(step_).ok());
+  persister_.options.assignment.mutable_spec()->set_device(job::v1::DEVICE_CPU);
+  for (const std::string& error : Try()) EXPECT_THAT(error, Not(HasSubstr("products.json")));
 }
 
 }  // namespace

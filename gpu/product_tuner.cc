@@ -198,6 +198,11 @@ absl::StatusOr<AlgorithmTable> Parse(absl::string_view table) {
   return AlgorithmTable::FromJson(table);
 }
 
+std::string Others(size_t count) {
+  if (count == 0) return "";
+  return absl::StrCat(" and ", count, count == 1 ? " other product" : " other products");
+}
+
 class GpuProductTuner final : public device::ProductTuner {
  public:
   explicit GpuProductTuner(ProductTunerOptions options) : options_(std::move(options)) {}
@@ -217,6 +222,8 @@ class GpuProductTuner final : public device::ProductTuner {
     ASSIGN_OR_RETURN(const AlgorithmTable known, Parse(table));
     ASSIGN_OR_RETURN(const Found missing, MissingIn(known, calls));
     const auto total = static_cast<int>(missing.size());
+    // Opening the library may take long.
+    on_progress(0, total);
     AlgorithmTable measured;
     absl::Status status;
     calls.stream->RunAndWait([&] {
@@ -255,9 +262,8 @@ class GpuProductTuner final : public device::ProductTuner {
     ASSIGN_OR_RETURN(const Found missing, MissingIn(parsed, calls));
     if (!missing.empty()) {
       return absl::FailedPreconditionError(absl::StrCat(
-          "it has no algorithm for ", Describe(missing.begin()->first), " and ", missing.size() - 1,
-          " other products: begin a job from its checkpoint (submit --from), "
-          "which measures what is missing"));
+          "it has no algorithm for ", Describe(missing.begin()->first), Others(missing.size() - 1),
+          ": begin a job from its checkpoint (submit --from), which measures what is missing"));
     }
     absl::Status status;
     calls.stream->RunAndWait([&] {

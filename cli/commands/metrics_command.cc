@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <set>
 #include <string>
@@ -118,22 +119,28 @@ class GpuReader {
   }
   bool has_gpus() const { return !ranks_.empty(); }
 
-  // Reads the samples again if the last ones are old. A job that cannot be asked now has none.
-  void Refresh(const std::function<bool()>& stop) {
+  // Reads the samples again if the last ones are old, or `at_once`. Returns whether it did. If
+  // the job cannot be asked now, the last samples remain.
+  bool Refresh(bool at_once, const std::function<bool()>& stop) {
     const absl::Duration now = base::RealClock().Monotonic();
-    if (!has_gpus() || now < read_ + kGpuInterval) return;
+    if (!has_gpus() || (now < read_ + kGpuInterval && !at_once)) return false;
     read_ = now;
-    history_ = GpuHistory(job_id_);
+    GpuHistory history(job_id_);
     control::v1::StreamEvidenceRequest request;
     request.set_job_id(job_id_);
     request.set_kind(telemetry::v1::EVIDENCE_KIND_METRICS);
     request.set_only_ranks_of_job(true);
     for (const int rank : ranks_) request.add_ranks(rank);
     const auto take = [&](const control::v1::StreamEvidenceResponse& response) {
-      history_.Add(response.evidence());
+      history.Add(response.evidence());
     };
     client_.Evidence(request, {.on_message = take, .should_stop = stop}).IgnoreError();
+    newest_step_ = history.newest_step();
+    if (newest_step_ > 0) history_ = std::move(history);
+    return true;
   }
+  // Returns the newest step that the samples of the last Refresh know; 0: there were no samples.
+  int64_t newest_step() const { return newest_step_; }
   std::vector<GpuValue> At(int64_t step) const {
     return has_gpus() ? GpuValues(history_.At(step)) : std::vector<GpuValue>();
   }
@@ -143,6 +150,7 @@ class GpuReader {
   client::JobClient& client_;
   std::vector<int> ranks_;  // one of each machine
   GpuHistory history_;
+  int64_t newest_step_ = 0;
   absl::Duration read_ = -absl::InfiniteDuration();
 };
 
@@ -151,9 +159,9 @@ class MetricsReader {
   MetricsReader(const MetricsFlags& flags, client::JobClient* client, const GpuReader& gpus)
       : flags_(flags), client_(*client), gpus_(gpus), next_step_(flags.first_step) {}
 
-  // Prints the steps that the log has and that are not printed yet. After a rollback the steps are
-  // computed again: they are printed again, with the new attempt.
-  absl::Status PrintNew(const control::v1::Job& job) {
+  // Prints the steps up to `last_step` that the log has and that are not printed yet. After a
+  // rollback the steps are computed again: they are printed again, with the new attempt.
+  absl::Status PrintNew(const control::v1::Job& job, int64_t last_step) {
     if (last_printed_ > 0 && job.attempt() != printed_attempt_) {
       ASSIGN_OR_RETURN(const int64_t again, FirstStepOfLaterAttempt());
       next_step_ = std::min(next_step_, again);
@@ -163,6 +171,10 @@ class MetricsReader {
       ASSIGN_OR_RETURN(const control::v1::ListStepsResponse response,
                        Read(next_step_, kStepsPerCall));
       for (const telemetry::v1::StepRecord& record : response.steps()) {
+        if (record.step() > last_step) {
+          FlushOutput();
+          return absl::OkStatus();
+        }
         Line line{record};
         if (record.seconds() > 0) {
           line.tokens_per_second = static_cast<double>(record.tokens()) / record.seconds();
@@ -215,6 +227,18 @@ class MetricsReader {
   int64_t printed_attempt_ = 0;  // that computed it
 };
 
+// Prints what can be printed with its GPU columns: the steps that samples know, and all steps once
+// no newer samples will come.
+absl::Status PrintWithGpus(const control::v1::Job& job, bool is_last, GpuReader* gpus,
+                           MetricsReader* reader, const std::function<bool()>& stop) {
+  constexpr int64_t kAllSteps = std::numeric_limits<int64_t>::max();
+  const bool refreshed = gpus->Refresh(is_last, stop);
+  if (is_last || !gpus->has_gpus()) return reader->PrintNew(job, kAllSteps);
+  if (!refreshed) return absl::OkStatus();
+  const int64_t newest = gpus->newest_step();
+  return reader->PrintNew(job, newest > 0 ? newest : kAllSteps);
+}
+
 absl::Status ShowMetrics(const MetricsFlags& flags, client::JobClient* client,
                          const std::function<bool()>& stop) {
   ASSIGN_OR_RETURN(control::v1::Job job, client->Get(flags.job_id));
@@ -223,9 +247,9 @@ absl::Status ShowMetrics(const MetricsFlags& flags, client::JobClient* client,
   if (flags.format == "csv") PrintHeader(gpus.At(0));
   MetricsReader reader(flags, client, gpus);
   for (;;) {
-    gpus.Refresh(stop);
-    RETURN_IF_ERROR(reader.PrintNew(job));
-    if (!flags.follow || IsTerminal(job.state())) return absl::OkStatus();
+    const bool is_last = !flags.follow || IsTerminal(job.state());
+    RETURN_IF_ERROR(PrintWithGpus(job, is_last, &gpus, &reader, stop));
+    if (is_last) return absl::OkStatus();
     const absl::Duration end = base::RealClock().Monotonic() + kFollowInterval;
     while (base::RealClock().Monotonic() < end) {
       if (stop()) return absl::OkStatus();
@@ -270,11 +294,11 @@ void AddMetricsCommand(CommandLine* line) {
       "tokens per second, MFU as a share of 1 (empty or null: unknown), and the attempt that "
       "computed it. A value that is not finite is empty in CSV and null in JSON. Where the job's "
       "machines have GPUs, and while it runs, further columns show them in the steps of the last "
-      "15 "
-      "minutes, over at most 64 machines: gpu_busy_share (mean), gpu_memory_used_bytes and "
+      "15 minutes, over at most 64 machines: gpu_busy_share (mean), gpu_memory_used_bytes and "
       "gpu_memory_bytes (sums), gpu_temperature_celsius (the highest), gpu_power_watts, "
       "gpus_throttled, gpu_corrected_errors and gpu_uncorrected_errors (sums). With --follow, "
-      "steps that a recovery computes again are shown again, with their new attempt.");
+      "the steps of a job on GPUs come every 10 s, with their samples; steps that a recovery "
+      "computes again are shown again, with their new attempt.");
   command->Examples(
       "megascale metrics fortunes-1a2b3c4d\n"
       "megascale metrics fortunes-1a2b3c4d -o json --follow\n"

@@ -20,6 +20,12 @@ void GpuHistory::Add(const telemetry::v1::Evidence& evidence) {
   }
 }
 
+int64_t GpuHistory::newest_step() const {
+  int64_t newest = 0;
+  for (const Machine& machine : machines_) newest = std::max(newest, machine.newest_step);
+  return newest;
+}
+
 GpuSummary GpuHistory::At(int64_t step) const {
   std::vector<const telemetry::v1::GpuSample*> gpus;
   for (const Machine& machine : machines_) {

@@ -24,6 +24,9 @@ class GpuHistory {
   // from before this step to its end.
   GpuSummary At(int64_t step) const;
 
+  // Returns the newest step that a sample knows; 0: there are no samples.
+  int64_t newest_step() const;
+
  private:
   struct Machine {
     std::map<int64_t, std::vector<telemetry::v1::GpuSample>> gpus;  // by newest completed step

@@ -15,9 +15,22 @@ namespace {
 constexpr size_t kReasonBytesMax = 40;
 constexpr size_t kReasonsMax = 8;
 
+// Numbers come from other machines. What is greater, or negative, is no GPU's; sums of what is left
+// fit into 64 bits for millions of GPUs.
+constexpr int64_t kBytesMax = int64_t{1} << 42;
+constexpr int64_t kErrorsMax = int64_t{1} << 42;
+constexpr double kWattsMax = 1e5;
+constexpr double kCelsiusMax = 1e3;
+
+// No NaN is plausible.
 template <typename Number>
-void AddTo(bool is_known, Number value, std::optional<Number>* sum) {
-  if (is_known) *sum = sum->value_or(0) + value;
+bool IsPlausible(bool is_known, Number value, Number max) {
+  return is_known && value >= 0 && value <= max;
+}
+
+template <typename Number>
+void AddTo(bool is_known, Number value, Number max, std::optional<Number>* sum) {
+  if (IsPlausible(is_known, value, max)) *sum = sum->value_or(0) + value;
 }
 
 double GibiBytes(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
@@ -57,14 +70,17 @@ GpuSummary SummaryOf(absl::Span<const telemetry::v1::GpuSample* const> gpus) {
   std::set<std::string> reasons;
   for (const telemetry::v1::GpuSample* gpu : gpus) {
     ++summary.count;
-    num_busy += gpu->has_busy_share() ? 1 : 0;
-    AddTo(gpu->has_busy_share(), gpu->busy_share(), &busy);
-    AddTo(gpu->has_memory_used_bytes(), gpu->memory_used_bytes(), &summary.memory_used_bytes);
-    AddTo(gpu->has_memory_bytes(), gpu->memory_bytes(), &summary.memory_bytes);
-    AddTo(gpu->has_power_watts(), gpu->power_watts(), &summary.power_watts);
-    AddTo(gpu->has_corrected_errors(), gpu->corrected_errors(), &summary.corrected_errors);
-    AddTo(gpu->has_uncorrected_errors(), gpu->uncorrected_errors(), &summary.uncorrected_errors);
-    if (gpu->has_temperature_celsius()) {
+    num_busy += IsPlausible(gpu->has_busy_share(), gpu->busy_share(), 1.0) ? 1 : 0;
+    AddTo(gpu->has_busy_share(), gpu->busy_share(), 1.0, &busy);
+    AddTo(gpu->has_memory_used_bytes(), gpu->memory_used_bytes(), kBytesMax,
+          &summary.memory_used_bytes);
+    AddTo(gpu->has_memory_bytes(), gpu->memory_bytes(), kBytesMax, &summary.memory_bytes);
+    AddTo(gpu->has_power_watts(), gpu->power_watts(), kWattsMax, &summary.power_watts);
+    AddTo(gpu->has_corrected_errors(), gpu->corrected_errors(), kErrorsMax,
+          &summary.corrected_errors);
+    AddTo(gpu->has_uncorrected_errors(), gpu->uncorrected_errors(), kErrorsMax,
+          &summary.uncorrected_errors);
+    if (IsPlausible(gpu->has_temperature_celsius(), gpu->temperature_celsius(), kCelsiusMax)) {
       summary.temperature_celsius =
           std::max(summary.temperature_celsius.value_or(gpu->temperature_celsius()),
                    gpu->temperature_celsius());

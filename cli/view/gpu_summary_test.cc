@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <limits>
+
 #include "cli/view/gpu_history.h"
 
 namespace megascale::cli {
@@ -71,6 +74,24 @@ TEST(GpuSummaryTest, ReasonsArePrintableAndFew) {
   EXPECT_EQ(GpuCells(summary).back().find('\x1b'), std::string::npos);
 }
 
+// A report comes from another machine.
+TEST(GpuSummaryTest, NumbersThatNoGpuCanHaveAreUnknown) {
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  GpuSample wrong;
+  wrong.set_busy_share(kNan);
+  wrong.set_memory_used_bytes(kMax);
+  wrong.set_memory_bytes(-1);
+  wrong.set_temperature_celsius(1e300);
+  wrong.set_power_watts(-1e300);
+  wrong.set_corrected_errors(kMax);
+  wrong.set_uncorrected_errors(std::numeric_limits<int64_t>::min());
+  EXPECT_THAT(GpuCells(SummaryOf({&wrong, &wrong})), ElementsAre("2", "", "", "", "", ""));
+  const GpuSample busy = Busy();
+  EXPECT_THAT(GpuCells(SummaryOf({&wrong, &busy})),
+              ElementsAre("2", "97 %", "70.0 of 80.0 GiB", "64 C", "699 W", ""));
+}
+
 // --- by step ------------------------------------------------------------------------------------
 
 class GpuHistoryTest : public testing::Test {
@@ -125,6 +146,8 @@ TEST_F(GpuHistoryTest, MachinesAreSummedUp) {
   history.Add(evidence_);
   history.Add(telemetry::v1::Evidence());
   EXPECT_EQ(history.At(11).count, 2);
+  EXPECT_EQ(history.newest_step(), 12);
+  EXPECT_EQ(GpuHistory("j").newest_step(), 0);
 }
 
 }  // namespace

@@ -53,9 +53,11 @@ absl::StatusOr<std::string> ReadProductTable(const std::string& directory) {
   if (!file.ok()) return file.status();
   std::string table;
   if (TableOf(*file, &table)) return table;
-  return absl::InvalidArgumentError(absl::StrCat(
-      path, " is damaged: its SHA-256 differs; copy ", kProductTableFile,
-      " of one of the job's checkpoints over it: the job computes other bits without it"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(path, " is damaged: its SHA-256 differs; if the job has checkpoints, copy ",
+                   kProductTableFile,
+                   " of one of them over it: the job computes other bits without it; "
+                   "if it has none, delete the file"));
 }
 
 absl::StatusOr<std::string> KeepProductTable(const std::string& directory,
@@ -78,7 +80,9 @@ absl::StatusOr<std::string> KeepProductTable(const std::string& directory,
 absl::Status CopyProductTable(const std::string& from, const std::string& to,
                               v1::NumericsFingerprint* fingerprint) {
   const absl::StatusOr<std::string> table = ReadProductTable(from);
-  if (absl::IsNotFound(table.status())) return absl::OkStatus();
+  if (absl::IsNotFound(table.status())) {
+    return absl::FailedPreconditionError(MissingProductTable(from));
+  }
   if (!table.ok()) return table.status();
   (*fingerprint->mutable_fields())[std::string(kProductTableField)] = base::Sha256Hex(*table);
   return base::WriteFileDurably(PathIn(to), FileOf(*table));
@@ -87,6 +91,18 @@ absl::Status CopyProductTable(const std::string& from, const std::string& to,
 void TakeProductTable(const v1::NumericsFingerprint& from, v1::NumericsFingerprint* to) {
   const auto digest = from.fields().find(std::string(kProductTableField));
   if (digest != from.fields().end()) (*to->mutable_fields())[digest->first] = digest->second;
+}
+
+std::string MissingProductTable(const std::string& job_directory) {
+  return absl::StrCat(PathIn(job_directory),
+                      " is missing, and the job has trained by it; copy it back from one of its "
+                      "checkpoints");
+}
+
+bool IsProductTableOf(const v1::Manifest& manifest, absl::string_view table) {
+  const auto& fields = manifest.numerics().fields();
+  const auto digest = fields.find(std::string(kProductTableField));
+  return digest == fields.end() || base::Sha256Hex(table) == digest->second;
 }
 
 absl::StatusOr<std::string> ProductTableOfCheckpoint(const std::string& directory) {

@@ -28,8 +28,9 @@ absl::StatusOr<std::string> ReadProductTable(const std::string& directory);
 // synced to storage before this returns. Errors: as ReadProductTable and base::WriteFileDurably.
 absl::StatusOr<std::string> KeepProductTable(const std::string& directory, absl::string_view table);
 
-// Copies the table from a job's folder to a checkpoint's, and its digest into the fingerprint; does
-// nothing for a job without a table. Errors: as ReadProductTable and base::WriteFileDurably.
+// Copies the table from a job's folder to a checkpoint's, and its digest into the fingerprint.
+// Requires: the job computes by a table. Errors: FailedPrecondition - the table is missing: one
+// line with what to do; else as ReadProductTable and base::WriteFileDurably.
 absl::Status CopyProductTable(const std::string& from, const std::string& to,
                               megascale::checkpoint::v1::NumericsFingerprint* fingerprint);
 
@@ -37,6 +38,12 @@ absl::Status CopyProductTable(const std::string& from, const std::string& to,
 // its table.
 void TakeProductTable(const megascale::checkpoint::v1::NumericsFingerprint& from,
                       megascale::checkpoint::v1::NumericsFingerprint* to);
+
+// Says that the job's table is missing: one line with its name and what to do.
+std::string MissingProductTable(const std::string& job_directory);
+
+// Returns whether `table` is the one that the checkpoint was made with, or it was made without one.
+bool IsProductTableOf(const megascale::checkpoint::v1::Manifest& manifest, absl::string_view table);
 
 // Returns the table of a checkpoint that a job begins from; empty: it was made without one. Errors:
 // InvalidArgument - the file is missing or damaged, or not the one of the manifest; else as

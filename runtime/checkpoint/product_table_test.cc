@@ -66,11 +66,13 @@ TEST(ProductTableTest, EveryDamageIsFoundAndNamedInOneLine) {
   EXPECT_TRUE(ReadProductTable(folder).ok());
 }
 
-// Returns a checkpoint's folder with the table of `job`.
+// Returns a checkpoint's folder with the table of `job`; empty: the job has no table.
 std::string Checkpoint(const std::string& job) {
   const std::string folder = NewFolder();
   v1::Manifest manifest;
-  EXPECT_EQ(CopyProductTable(job, folder, manifest.mutable_numerics()), absl::OkStatus());
+  if (!job.empty()) {
+    EXPECT_EQ(CopyProductTable(job, folder, manifest.mutable_numerics()), absl::OkStatus());
+  }
   manifest.set_format_version(kFormatVersion);
   const std::string path = absl::StrCat(folder, "/", kManifestFile);
   EXPECT_EQ(base::WriteFileDurably(path, ToJson(manifest, JsonStyle::kPretty)), absl::OkStatus());
@@ -78,10 +80,28 @@ std::string Checkpoint(const std::string& job) {
 }
 
 TEST(ProductTableTest, ACheckpointHasACopyAndItsDigest) {
+  EXPECT_EQ(*ProductTableOfCheckpoint(Checkpoint("")), "") << "a job without a table";
   const std::string job = NewFolder();
-  EXPECT_EQ(*ProductTableOfCheckpoint(Checkpoint(job)), "") << "a job without a table";
   ASSERT_TRUE(KeepProductTable(job, kTable).ok());
-  EXPECT_EQ(*ProductTableOfCheckpoint(Checkpoint(job)), kTable);
+  const std::string checkpoint = Checkpoint(job);
+  EXPECT_EQ(*ProductTableOfCheckpoint(checkpoint), kTable);
+  EXPECT_TRUE(IsProductTableOf(ReadManifest(checkpoint).value(), kTable));
+  EXPECT_FALSE(IsProductTableOf(ReadManifest(checkpoint).value(), "another"));
+  EXPECT_TRUE(IsProductTableOf(ReadManifest(Checkpoint("")).value(), kTable));
+}
+
+// Else the next checkpoints would silently lack it. Not NotFound, after which nobody tries again.
+TEST(ProductTableTest, ATableThatWasDeletedIsAnErrorUntilItIsBack) {
+  const std::string job = NewFolder(), checkpoint = NewFolder();
+  v1::NumericsFingerprint fingerprint;
+  const absl::Status status = CopyProductTable(job, checkpoint, &fingerprint);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr(FileIn(job) + " is missing"), HasSubstr("copy it back"),
+                    Not(HasSubstr("\n"))));
+  ASSERT_TRUE(KeepProductTable(job, kTable).ok());
+  EXPECT_EQ(CopyProductTable(job, checkpoint, &fingerprint), absl::OkStatus());
+  EXPECT_EQ(*ReadProductTable(checkpoint), kTable);
 }
 
 TEST(ProductTableTest, AJobFromACheckpointHasItsDigest) {

@@ -162,10 +162,13 @@ absl::Status PersistShard(const SnapshotReader& reader, const SealedSnapshot& sn
                                 ToJson(record, JsonStyle::kOneLine));
 }
 
+absl::Status CheckNotGivenUp(const std::string& directory) {
+  if (::access(directory.c_str(), F_OK) == 0 || errno != ENOENT) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat("checkpoint ", directory, ": was given up"));
+}
+
 absl::Status WriteManifest(const std::string& directory, v1::Manifest manifest) {
-  if (::access(directory.c_str(), F_OK) != 0 && errno == ENOENT) {
-    return absl::NotFoundError(absl::StrCat("checkpoint ", directory, ": was given up"));
-  }
+  RETURN_IF_ERROR(CheckNotGivenUp(directory));
   manifest.set_format_version(kFormatVersion);
   manifest.clear_shards();
   for (int rank = 0; rank < job::WorldSize(manifest.spec()); ++rank) {

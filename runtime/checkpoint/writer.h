@@ -25,11 +25,14 @@ namespace megascale::checkpoint {
 absl::Status PersistShard(const SnapshotReader& reader, const SealedSnapshot& snapshot,
                           const std::string& checkpoint_directory);
 
+// Returns NotFound, without an errno, if GiveUpIncomplete removed the directory of a checkpoint.
+// Ask before writing into it.
+absl::Status CheckNotGivenUp(const std::string& directory);
+
 // Adds the shards found in `directory` and format_version to `manifest`, and writes it. All other
 // fields must be set; the spec says how many ranks there are. Rewriting an equal manifest is
 // harmless. Errors: FailedPrecondition - a rank's shard is missing or differs from its recorded
-// size, or an element of a tensor is in no shard or in two; NotFound - GiveUpIncomplete removed the
-// directory.
+// size, or an element of a tensor is in no shard or in two; else as CheckNotGivenUp.
 absl::Status WriteManifest(const std::string& directory,
                            megascale::checkpoint::v1::Manifest manifest);
 

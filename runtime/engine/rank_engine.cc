@@ -495,7 +495,8 @@ absl::Status Engine::ChooseProducts(const RestorePoint& restore) {
                           },
                       .first_layer_of = [this](const auto& i) { return stage_->FirstLayer(i); }}));
   return AgreeOnProducts(
-      {.directory = options_.job_directory,
+      {.job_id = options_.job_id,
+       .directory = options_.job_directory,
        .restore = restore,
        .may_differ = options_.products_may_differ,
        .rank = options_.rank,

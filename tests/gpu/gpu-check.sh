@@ -16,9 +16,10 @@ usage: gpu-check.sh [--parts NAME,…] [--out DIR] [--bin DIR] [--small]
   jobs         whole jobs in several layouts on one GPU beside the CPU's losses, to the same bits each time (1 minute)
   kill         two workers on one GPU train on text; one is killed; the end has the bits of a calm run (1 minute)
   train        100 steps of GPT-2 124M in bf16: tokens/s and MFU (1 minute)
-  large        30 steps of a model of 1.3 billion parameters in bf16: tokens/s and MFU (2 minutes; 40 GB of the GPU)
+  large        30 steps of a model of 1.3 billion parameters in bf16: tokens/s and MFU (2 minutes; left out on a GPU
+               with less than 40 GB)
   pytorch      PyTorch's tokens/s at the shapes of train and large, and its attention's rate at those of bench, where
-               PyTorch is installed (5 minutes)
+               PyTorch is installed and the GPU has 40 GB (5 minutes)
   sanitizer    compute-sanitizer over the operators, where it is installed (2 minutes)
   bench        the rate of every operator beside the device's own (1 minute)
 
@@ -155,14 +156,15 @@ run_kill() {
   local steps=200 calm disturbed pid victim deadline table
   ((small)) && steps=24
   job_file "$steps" >"$work/job.yaml"
-  timeout 180 "$bin/megascale" local "$work/job.yaml" --agents 2 --slots 1 --state-dir "$work/calm" ||
+  local run=("$bin/megascale" local "$work/job.yaml" --job-id gpu-check --agents 2 --slots 1)
+  timeout 180 "${run[@]}" --state-dir "$work/calm" ||
     { note="the calm run ended with $?" && return 1; }
   calm=$(digest_of "$work/calm") || return 1
   # Measured times differ, and so would the algorithms of products and the bits: both jobs compute by one table.
-  for table in "$work"/calm/jobs/*/checkpoints/products.json; do
-    mkdir -p "$(dirname "${table/calm/disturbed}")" && cp "$table" "${table/calm/disturbed}"
-  done
-  timeout 240 "$bin/megascale" local "$work/job.yaml" --agents 2 --slots 1 --state-dir "$work/disturbed" &
+  table=jobs/gpu-check/checkpoints/products.json
+  { mkdir -p "$work/disturbed/${table%/*}" && cp "$work/calm/$table" "$work/disturbed/$table"; } ||
+    { note="the calm run left no table of products" && return 1; }
+  timeout 240 "${run[@]}" --state-dir "$work/disturbed" &
   pid=$!
   deadline=$((SECONDS + 120))
   while (($(steps_done "$work/disturbed") < steps / 3)); do
@@ -174,6 +176,8 @@ run_kill() {
   kill -9 "$victim"
   wait "$pid" || { note="the disturbed run ended with $?" && return 1; }
   disturbed=$(digest_of "$work/disturbed") || return 1
+  cmp "$work/calm/$table" "$work/disturbed/$table" ||
+    { note="the killed run has another table of products" && return 1; }
   [[ $calm == "$disturbed" ]] || { note="the killed run has other bits" && return 1; }
   grep -q '"attempt":2' "$work"/disturbed/jobs/*/metrics.jsonl || { note="the job had no second attempt" && return 1; }
   note="killed after step $((steps / 3)) of $steps; the same bits"
@@ -207,11 +211,26 @@ train_model() {
 }
 
 run_train() { train_model train; }
-run_large() { train_model large; }
+
+# Returns 77, with the reason, on a GPU that is too small for the model of `large`.
+large_fits() {
+  local mib
+  ((small)) && return
+  mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | head -1)
+  [[ $mib =~ ^[0-9]+$ ]] || return 0
+  ((mib * 1024 * 1024 >= 40 * 1000 * 1000 * 1000)) ||
+    { note="the GPU has $mib MiB; the model of large needs 40 GB" && return 77; }
+}
+
+run_large() {
+  large_fits || return
+  train_model large
+}
 
 run_pytorch() {
   local model layers hidden heads vocab seq batch micro steps status rate rates=''
   command -v python3 >/dev/null || { note="there is no python3" && return 77; }
+  large_fits || return
   : >"$out/pytorch.json"
   for model in train large; do
     read -r layers hidden heads vocab seq batch micro steps <<<"$(shapes_of $model)"

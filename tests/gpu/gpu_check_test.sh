@@ -14,7 +14,10 @@ mkdir "$folder/bin"
 ln -s "$PWD/tests/e2e/cuda_program" "$folder/bin/megascale"
 ln -s "$PWD/tests/gpu/fragments_test" "$folder/bin/gpu_tests"
 ln -s "$PWD/tests/gpu/emulated_gpu_benchmark" "$folder/bin/gpu_benchmark"
-check=tests/gpu/gpu-check.sh
+# Beside the text on which its jobs train.
+check=$folder/gpu-check.sh
+cp tests/gpu/gpu-check.sh tests/gpu/gpu_pytorch.py "$folder"
+cp tests/gpu/gpu-check.sh "$folder/text"
 
 "$check" --small --bin "$folder/bin" --out "$folder/out" --parts device,fragments,pytorch,bench >"$folder/table.txt" ||
   fail "a part failed"
@@ -32,6 +35,19 @@ grep -Eq 'copies to the host .* passed$' "$folder/out/device.log" || fail "devic
 grep -Eq '^bench +passed' "$folder/table.txt" || fail "no line of bench"
 grep -q '"part": "fragments", "result": "passed"' "$folder/out/results.json" || fail "results.json"
 grep -q '"name": "attention, backward"' "$folder/out/bench.json" || fail "bench.json"
+
+# Two runs by one table of products, whose times differ on the emulator, too; the second one loses a worker.
+"$check" --small --bin "$folder/bin" --out "$folder/out3" --parts kill >"$folder/kill.txt" || fail "the part kill"
+grep -Eq '^kill +passed +[0-9]+  killed after step 8 of 24; the same bits$' "$folder/kill.txt" || fail "no line of kill"
+
+# A GPU that is too small leaves parts out, and says why.
+mkdir "$folder/path"
+printf '#!/bin/sh\necho 24564\n' >"$folder/path/nvidia-smi"
+chmod +x "$folder/path/nvidia-smi"
+PATH=$folder/path:$PATH "$check" --bin "$folder/bin" --out "$folder/out4" --parts large,pytorch >"$folder/little.txt" ||
+  fail "a part that is left out failed"
+[[ $(grep -Ec '^(large|pytorch) +left out +[0-9]+  the GPU has 24564 MiB; the model of large needs 40 GB$' \
+  "$folder/little.txt") -eq 2 ]] || fail "large and pytorch are not left out"
 
 # A program that fails is a part that failed.
 ln -sf /bin/false "$folder/bin/gpu_tests"

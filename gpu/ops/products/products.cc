@@ -417,7 +417,8 @@ absl::Status Products::Restore(const Call& call, const Algorithm& algorithm, Pla
     return absl::FailedPreconditionError(absl::StrCat(
         Library(), " cannot run the algorithm (", algorithm.id, ", chosen by version ",
         algorithm.library_version, ") of ", Describe(call.product), ": ", why,
-        "; use the library and kind of device that the table was made with, or tune anew"));
+        "; use the library and kind of device that the table was made with, or begin a job from "
+        "its checkpoint with products measured anew (submit --from --allow-changed products)"));
   };
   if (!IsRepeatable(algorithm)) return refused("its sums are not repeatable");
   const absl::StatusOr<cublasLtMatmulAlgo_t> words = Write(call.product, algorithm);

@@ -11,6 +11,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/product_table.h"
 #include "runtime/plan/instruction.h"
 #include "runtime/telemetry/doing.h"
@@ -43,6 +44,10 @@ class Agreement {
  private:
   absl::StatusOr<std::string> Begin() const;
   absl::StatusOr<std::string> KnownTable() const;
+  absl::Status CheckKept(const std::string& table) const;
+  bool IsOwn(const checkpoint::v1::Manifest& checkpoint) const {
+    return checkpoint.job_id() == options_.job_id;
+  }
   absl::Status ClaimAndMeasure(const std::string& known);
   absl::Status Measure(const std::string& known);
   absl::StatusOr<std::string> JoinParts(const std::string& known) const;
@@ -67,6 +72,8 @@ absl::StatusOr<std::string> Agreement::Wait(const std::string& key) const {
   Show({.activity = telemetry::v1::ACTIVITY_WAIT_FOR_PRODUCTS,
         .instruction = plan::InstructionId(plan::OpKind::kReduceNorm)});
   absl::StatusOr<std::string> value = options_.store->Wait(key, options_.timeout);
+  // From here on no peer is to blame if this rank stalls.
+  Show({});
   if (value.ok() || !absl::IsDeadlineExceeded(value.status())) return value;
   return absl::DeadlineExceededError(
       absl::StrCat("matrix products: other ranks did not publish ", key, " within ",
@@ -76,22 +83,38 @@ absl::StatusOr<std::string> Agreement::Wait(const std::string& key) const {
 // Returns what is known before anything is measured.
 absl::StatusOr<std::string> Agreement::KnownTable() const {
   switch (options_.restore.source()) {
-    case RestorePoint::SOURCE_STORAGE:
-      if (options_.may_differ) return "";
-      return checkpoint::ProductTableOfCheckpoint(options_.restore.directory());
+    case RestorePoint::SOURCE_STORAGE: {
+      const std::string& directory = options_.restore.directory();
+      ASSIGN_OR_RETURN(const checkpoint::v1::Manifest manifest,
+                       checkpoint::ReadManifest(directory));
+      if (options_.may_differ && !IsOwn(manifest)) return "";
+      return checkpoint::ProductTableOfCheckpoint(directory);
+    }
     case RestorePoint::SOURCE_MEMORY:
-      return absl::InvalidArgumentError(absl::StrCat(
-          options_.directory, "/", checkpoint::kProductTableFile,
-          " is missing, and the job has trained by it; copy it back from one of its checkpoints"));
+      return absl::InvalidArgumentError(checkpoint::MissingProductTable(options_.directory));
     default:
       return "";
   }
+}
+
+// A job that began from another job's checkpoint may have measured more than that one's table has.
+absl::Status Agreement::CheckKept(const std::string& table) const {
+  if (options_.restore.source() != RestorePoint::SOURCE_STORAGE) return absl::OkStatus();
+  const auto manifest = checkpoint::ReadManifest(options_.restore.directory());
+  // Whoever loads the state says what is wrong with the manifest.
+  if (!manifest.ok() || !IsOwn(*manifest)) return absl::OkStatus();
+  if (checkpoint::IsProductTableOf(*manifest, table)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(options_.directory, "/", checkpoint::kProductTableFile,
+                   " is not the table by which the job has trained; copy that of its checkpoint ",
+                   options_.restore.directory(), " over it"));
 }
 
 absl::StatusOr<std::string> Agreement::Begin() const {
   if (options_.rank != 0) return Wait(kStart);
   absl::StatusOr<std::string> kept = checkpoint::ReadProductTable(options_.directory);
   const bool is_kept = kept.ok();
+  if (is_kept) RETURN_IF_ERROR(CheckKept(*kept));
   if (absl::IsNotFound(kept.status())) kept = KnownTable();
   if (!kept.ok()) return kept.status();
   std::string start = absl::StrCat(is_kept ? kKept : kKnown, *kept);

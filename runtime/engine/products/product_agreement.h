@@ -2,7 +2,8 @@
 // (runtime/device/product_tuner.h), before the first step of each attempt:
 //
 //   - The job's folder has a table: rank 0 reads it and publishes it in the store. This is so in
-//     each attempt but the first: a restart never measures anything.
+//     each attempt but the first: a restart never measures anything. A table that is not the one of
+//     the job's own checkpoint is refused.
 //   - It has none: the job starts. Rank 0 publishes what is known already, which is the table of
 //     the checkpoint that the job begins from, or nothing. The ranks whose products it lacks form
 //     sets of equal products; of each set the rank that is first at the store measures them and
@@ -28,9 +29,12 @@
 namespace megascale::engine {
 
 struct ProductAgreementOptions {
+  std::string job_id;
   std::string directory;                       // the job's folder, the same on all machines
   megascale::agent::v1::RestorePoint restore;  // where the attempt starts
-  bool may_differ = false;  // the user allows other algorithms than the checkpoint's
+  // The user allows other algorithms than those of the checkpoint that the job begins from. The
+  // job's own checkpoints go on with their table all the same.
+  bool may_differ = false;
   int rank = 0;
   int num_ranks = 1;
   comm::Store* store = nullptr;

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -17,12 +18,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/process/shared_memory.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/format/message_json.h"
 #include "runtime/checkpoint/product_table.h"
 #include "runtime/comm/store/embedded_store.h"
 #include "runtime/comm/store/link_store.h"
+#include "runtime/telemetry/heartbeat.h"
 
 namespace megascale::engine {
 namespace {
@@ -36,10 +39,13 @@ using ::testing::HasSubstr;
 // rows.
 class MadeUpTuner final : public device::ProductTuner {
  public:
-  MadeUpTuner(int rank, absl::Status failure) : rank_(rank), failure_(std::move(failure)) {}
+  MadeUpTuner(
+      int rank, absl::Status failure, std::function<void()> on_call = [] {})
+      : rank_(rank), failure_(std::move(failure)), on_call_(std::move(on_call)) {}
 
   absl::StatusOr<std::vector<std::string>> Missing(absl::string_view table,
                                                    const device::ProductCalls& calls) override {
+    on_call_();
     std::vector<std::string> missing;
     const std::map<std::string, std::string> known = Parse(table);
     for (const ops::MatMulArgs& call : calls.calls) {
@@ -61,6 +67,7 @@ class MadeUpTuner final : public device::ProductTuner {
     return measured;
   }
   absl::StatusOr<std::string> Join(absl::Span<const std::string> tables) override {
+    on_call_();
     std::map<std::string, std::string> all;
     for (const std::string& table : tables) all.merge(Parse(table));
     std::string joined;
@@ -89,6 +96,7 @@ class MadeUpTuner final : public device::ProductTuner {
 
   const int rank_;
   const absl::Status failure_;  // of Measure
+  const std::function<void()> on_call_;
 };
 
 class ProductAgreementTest : public ::testing::Test {
@@ -103,6 +111,8 @@ class ProductAgreementTest : public ::testing::Test {
     std::vector<absl::Status> status;
     std::vector<std::string> used;
     int num_measured = 0;
+    // Calls of the tuner at which a rank showed that it waits for peers.
+    int num_calls_as_waiting = 0;
   };
   // Runs one attempt, whose ranks have the given products.
   Outcome Attempt(const std::vector<std::vector<int>>& products_of_ranks) {
@@ -112,6 +122,10 @@ class ProductAgreementTest : public ::testing::Test {
                        .used = std::vector<std::string>(num_ranks)};
     std::mutex mutex;
     std::vector<std::thread> threads;
+    auto region = base::SharedMemory::Create("heartbeats",
+                                             telemetry::HeartbeatBytes(static_cast<int>(num_ranks)))
+                      .value();
+    telemetry::FormatHeartbeats(*region);
     for (size_t rank = 0; rank < num_ranks; ++rank) {
       threads.emplace_back([&, rank] {
         comm::LinkStore* raw = nullptr;
@@ -127,14 +141,23 @@ class ProductAgreementTest : public ::testing::Test {
         for (const int product : products_of_ranks[rank]) {
           calls.calls.emplace_back().c.rows = product;
         }
-        MadeUpTuner tuner(static_cast<int>(rank), rank == 1 ? failure_of_rank_1_ : absl::Status());
-        const absl::Status status = AgreeOnProducts({.directory = folder_,
+        const int slot = static_cast<int>(rank);
+        telemetry::HeartbeatWriter heartbeat(region.get(), slot);
+        const auto on_call = [&] {
+          const auto shown = telemetry::ReadHeartbeat(*region, slot, absl::ZeroDuration());
+          const std::lock_guard<std::mutex> lock(mutex);
+          if (shown.instruction() != 0) ++outcome.num_calls_as_waiting;
+        };
+        MadeUpTuner tuner(slot, rank == 1 ? failure_of_rank_1_ : absl::Status(), on_call);
+        const absl::Status status = AgreeOnProducts({.job_id = "job",
+                                                     .directory = folder_,
                                                      .restore = restore_,
                                                      .may_differ = may_differ_,
-                                                     .rank = static_cast<int>(rank),
+                                                     .rank = slot,
                                                      .num_ranks = static_cast<int>(num_ranks),
                                                      .store = &link,
-                                                     .timeout = timeout_},
+                                                     .timeout = timeout_,
+                                                     .heartbeat = &heartbeat},
                                                     calls, &tuner);
         const std::lock_guard<std::mutex> lock(mutex);
         outcome.status[rank] = status;
@@ -146,6 +169,22 @@ class ProductAgreementTest : public ::testing::Test {
     }
     for (std::thread& thread : threads) thread.join();
     return outcome;
+  }
+
+  // The attempts begin from a checkpoint with this table.
+  void BeginFrom(const std::string& job_id, const std::string& table) {
+    const std::string from = absl::StrCat(folder_, "/from");
+    ASSERT_TRUE(base::MakeDirectories(from).ok());
+    ASSERT_TRUE(checkpoint::KeepProductTable(from, table).ok());
+    checkpoint::v1::Manifest manifest;
+    manifest.set_job_id(job_id);
+    ASSERT_TRUE(checkpoint::CopyProductTable(from, from, manifest.mutable_numerics()).ok());
+    manifest.set_format_version(checkpoint::kFormatVersion);
+    ASSERT_TRUE(base::WriteFileDurably(absl::StrCat(from, "/", checkpoint::kManifestFile),
+                                       checkpoint::ToJson(manifest, checkpoint::JsonStyle::kPretty))
+                    .ok());
+    restore_.set_source(RestorePoint::SOURCE_STORAGE);
+    restore_.set_directory(from);
   }
 
   std::string Kept() const { return checkpoint::ReadProductTable(folder_).value(); }
@@ -168,6 +207,15 @@ TEST_F(ProductAgreementTest, OneRankOfEachSetMeasuresAndAllUseWhatIsKept) {
   EXPECT_EQ(outcome.num_measured, 2);
   EXPECT_THAT(outcome.used, Each(Kept()));
   EXPECT_THAT(Kept(), AllOf(HasSubstr("p1 "), HasSubstr("p2 "), HasSubstr("p3 ")));
+}
+
+// The failure detector looks for the cause elsewhere while a rank says that it waits for peers.
+TEST_F(ProductAgreementTest, ARankSaysThatItWaitsOnlyWhileItDoes) {
+  for (int i = 0; i < 2; ++i) {
+    const Outcome outcome = Attempt({{1}, {2}, {1}});
+    EXPECT_THAT(outcome.status, Each(absl::OkStatus()));
+    EXPECT_EQ(outcome.num_calls_as_waiting, 0);
+  }
 }
 
 TEST_F(ProductAgreementTest, ARankWithoutProductsWaitsForTheTableToo) {
@@ -211,25 +259,37 @@ TEST_F(ProductAgreementTest, AProductWithoutAnAlgorithmEndsTheJobWithoutARetry) 
 }
 
 TEST_F(ProductAgreementTest, AJobFromACheckpointTakesItsTableAndMeasuresWhatItLacks) {
-  const std::string from = absl::StrCat(folder_, "/from");
-  ASSERT_TRUE(base::MakeDirectories(from).ok());
-  ASSERT_TRUE(checkpoint::KeepProductTable(from, "p2 of-the-checkpoint\n").ok());
-  checkpoint::v1::Manifest manifest;
-  ASSERT_TRUE(checkpoint::CopyProductTable(from, from, manifest.mutable_numerics()).ok());
-  manifest.set_format_version(checkpoint::kFormatVersion);
-  ASSERT_TRUE(base::WriteFileDurably(absl::StrCat(from, "/", checkpoint::kManifestFile),
-                                     checkpoint::ToJson(manifest, checkpoint::JsonStyle::kPretty))
-                  .ok());
-  restore_.set_source(RestorePoint::SOURCE_STORAGE);
-  restore_.set_directory(from);
+  BeginFrom("another job", "p2 of-the-checkpoint\n");
   const Outcome outcome = Attempt({{2, 3}, {2}});
   EXPECT_THAT(outcome.status, Each(absl::OkStatus()));
   EXPECT_THAT(outcome.used, Each(std::string("p2 of-the-checkpoint\np3 fastest-on-rank-0\n")));
   EXPECT_EQ(outcome.num_measured, 1);
+  // Until it has a checkpoint of its own, its table has more than the one that it began with.
+  EXPECT_THAT(Attempt({{2, 3}, {2}}).status, Each(absl::OkStatus()));
   // With the user's leave it measures all.
   std::filesystem::remove(absl::StrCat(folder_, "/", checkpoint::kProductTableFile));
   may_differ_ = true;
   EXPECT_THAT(Attempt({{2, 3}}).used[0], HasSubstr("p2 fastest-on-rank-0"));
+}
+
+TEST_F(ProductAgreementTest, AJobGoesOnByTheTableOfItsOwnCheckpointWhateverTheUserAllows) {
+  BeginFrom("job", "p2 of-the-checkpoint\n");
+  may_differ_ = true;
+  const Outcome outcome = Attempt({{2}, {2}});
+  EXPECT_THAT(outcome.used, Each(std::string("p2 of-the-checkpoint\n")));
+  EXPECT_EQ(outcome.num_measured, 0);
+}
+
+TEST_F(ProductAgreementTest, ATableThatIsNotTheOneOfTheJobsCheckpointIsRefused) {
+  BeginFrom("job", "p2 of-the-checkpoint\n");
+  ASSERT_TRUE(checkpoint::KeepProductTable(folder_, "p2 another\n").ok());
+  const absl::Status status = Attempt({{2}, {2}}).status[0];
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(),
+            absl::StrCat(folder_,
+                         "/products.json is not the table by which the job has trained; "
+                         "copy that of its checkpoint ",
+                         folder_, "/from over it"));
 }
 
 TEST_F(ProductAgreementTest, ATableThatIsMissingDamagedOrTooSmallIsRefusedInOneLine) {
@@ -258,7 +318,8 @@ TEST_F(ProductAgreementTest, ARankThatDoesNotComeIsADeadline) {
   comm::LinkStore link({.job_id = "job", .attempt = 1, .client = "rank-1"},
                        [](const agent::v1::StoreRequest&) { return absl::OkStatus(); });
   MadeUpTuner tuner(1, absl::OkStatus());
-  const absl::Status status = AgreeOnProducts({.directory = folder_,
+  const absl::Status status = AgreeOnProducts({.job_id = "job",
+                                               .directory = folder_,
                                                .restore = restore_,
                                                .rank = 1,
                                                .num_ranks = 2,

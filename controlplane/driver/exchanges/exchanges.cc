@@ -56,12 +56,15 @@ const v1::NodeRecord* Find(const v1::DriverState& state, absl::string_view node_
   return it != nodes.end() && it->hello().node_id() == node_id ? &*it : nullptr;
 }
 
+// Returns the best rate of the machine; 0: it has too few to say more than how slow a partner is.
 double BestRate(const v1::NodeRecord& node) {
   double best = 0;
+  int num_rates = 0;
   for (const control::ExchangeResult& result : node.exchanges().results()) {
     best = std::max(best, result.bytes_per_second());
+    num_rates += result.bytes_per_second() > 0 ? 1 : 0;
   }
-  return best;
+  return num_rates < kExchangesWanted ? 0 : best;
 }
 
 bool WasTried(const v1::NodeRecord& node, absl::string_view other) {

@@ -26,7 +26,8 @@ inline constexpr int kResultsKept = 16;
 inline constexpr int kExchangesAtOnce = 256;
 // An exchange fails below this share of the rate that is expected.
 inline constexpr double kExchangeRateShare = 0.5;
-// The expected rate is the median of what this many machines or more have reached at best.
+// The expected rate is the median of what this many machines or more have reached at best, each
+// with kExchangesWanted others. With one, a slow partner would decide what is expected of it.
 inline constexpr int kRatesMin = 3;
 
 // How much is sent, and for how long at most. A slow link ends by the time, and its rate is known.

@@ -61,13 +61,13 @@ std::string TestText(const agent::v1::MachineTest& test) {
 }
 
 // Says how its exchanges with other machines went: "2 passed, at most 1.2 GiB/s".
-std::string ExchangeText(const control::v1::NodeView& node, double rate_min) {
+std::string ExchangeText(const control::v1::NodeView& node) {
   if (!node.exchanges_with().empty()) return absl::StrCat("with ", node.exchanges_with());
   int num_passed = 0;
   int num_failed = 0;
   double best = 0;
   for (const control::v1::ExchangeResult& result : node.exchanges()) {
-    const driver::ExchangeVerdict verdict = driver::Judge(result, rate_min);
+    const driver::ExchangeVerdict verdict = driver::Judge(result);
     num_passed += verdict == driver::ExchangeVerdict::kPassed ? 1 : 0;
     num_failed += verdict == driver::ExchangeVerdict::kFailed ? 1 : 0;
     best = std::max(best, result.bytes_per_second());
@@ -98,8 +98,7 @@ void PrintNodes(const control::v1::GetClusterResponse& cluster) {
   for (const control::v1::NodeView& node : cluster.nodes()) {
     rows.push_back({node.node_id(), PoolName(node.pool()), NodeStateText(node),
                     absl::StrCat(node.num_slots()), absl::StrCat(node.num_slots_used()),
-                    TestText(node.machine_test()),
-                    ExchangeText(node, cluster.exchange_rate_min())});
+                    TestText(node.machine_test()), ExchangeText(node)});
   }
   for (size_t row = 0; row < rows.size() && has_gpus; ++row) {
     const std::vector<std::string> cells =

@@ -1,6 +1,7 @@
 #include "runtime/machine/peer_check.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "runtime/base/status.h"
 #include "runtime/comm/communicator.h"
 #include "runtime/comm/host/fabric.h"
+#include "runtime/comm/store/store.h"
 #include "runtime/tensor/tensor.h"
 
 namespace megascale::machine {
@@ -45,8 +47,7 @@ std::string NamesOf(const ExchangeRequest& exchange, const std::vector<int>& ran
   return absl::StrJoin(names, ", ");
 }
 
-// Whether the error tells of the members and the network between them, and not of this machine
-// alone.
+// Whether such an error comes from the members and the network between them, if not from the store.
 bool IsOfExchange(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kAborted:
@@ -60,16 +61,59 @@ bool IsOfExchange(const absl::Status& status) {
   }
 }
 
+// Passes calls on, and notes that one failed by the fault of the store, or of the way to it. That a
+// wait ran out is none: the other member did not come.
+class NotingStore : public comm::Store {
+ public:
+  explicit NotingStore(comm::Store* store) : store_(*store) {}
+
+  absl::Status Set(const std::string& key, const std::string& value) override {
+    return Note(store_.Set(key, value));
+  }
+  absl::StatusOr<std::string> Get(const std::string& key) override {
+    absl::StatusOr<std::string> value = store_.Get(key);
+    if (!absl::IsNotFound(value.status())) (void)Note(value.status());
+    return value;
+  }
+  absl::StatusOr<int64_t> Add(const std::string& key, int64_t amount,
+                              const std::string& request_id) override {
+    absl::StatusOr<int64_t> sum = store_.Add(key, amount, request_id);
+    (void)Note(sum.status());
+    return sum;
+  }
+  absl::StatusOr<std::string> Wait(const std::string& key, absl::Duration timeout) override {
+    absl::StatusOr<std::string> value = store_.Wait(key, timeout);
+    if (!absl::IsDeadlineExceeded(value.status())) (void)Note(value.status());
+    return value;
+  }
+  bool has_failed() const { return has_failed_; }
+
+ private:
+  absl::Status Note(absl::Status status) {
+    if (!status.ok()) has_failed_ = true;
+    return status;
+  }
+
+  comm::Store& store_;
+  std::atomic<bool> has_failed_ = false;
+};
+
 class Exchange {
  public:
   explicit Exchange(const PeerOptions& options)
       : options_(options),
         asked_(options.exchange),
+        store_(options.store),
         num_members_(asked_.node_ids_size()),
         block_words_(options.block_bytes / sizeof(float)) {}
 
   // Errors: what went wrong, with the name of the other machine where one is known.
   absl::Status Run();
+  // Whether the error of Run tells of the members and the network between them, and not of this
+  // machine or of the store alone.
+  bool IsOfPair(const absl::Status& status) const {
+    return !store_.has_failed() && IsOfExchange(status);
+  }
   PeerResult TakeResult() { return std::move(result_); }
 
  private:
@@ -85,6 +129,7 @@ class Exchange {
 
   const PeerOptions& options_;
   const ExchangeRequest& asked_;
+  NotingStore store_;
   const int num_members_;
   const size_t block_words_;  // of 4 bytes, to or from each member
   std::unique_ptr<base::SharedMemory> region_;
@@ -123,7 +168,7 @@ absl::Status Exchange::Connect() {
                                 kGroup, comm::RegionBytes(spec.groups, spec.placements, own)));
   RETURN_IF_ERROR(comm::FormatRegion(spec, *region_));
   options.region = region_.get();
-  options.store = options_.store;
+  options.store = &store_;
   options.socket_directory = options_.socket_directory;
   options.tcp_address = options_.interface;
   options.connect_timeout = options_.connect_timeout;
@@ -225,7 +270,7 @@ PeerResult CheckPeers(const PeerOptions& options) {
   const absl::Status status = exchange.Run();
   PeerResult result = exchange.TakeResult();
   if (status.ok() || !result.part.failure.empty()) return result;
-  if (IsOfExchange(status)) {
+  if (exchange.IsOfPair(status)) {
     result.part.failure =
         absl::StrCat(NamesOf(options.exchange, comm::BlamedRanks(status)), " ", status.message());
   } else {

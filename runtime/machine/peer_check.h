@@ -33,8 +33,8 @@ struct PeerResult {
 
 // Sends blocks to all other members and compares what comes from them. Fails if a byte differs, if
 // a member does not answer in time, or if a connection breaks. What this machine cannot do for
-// another reason, such as a lack of memory, is a note. Blocking: connect_timeout, time_max of the
-// request, and a few call_timeouts, at most.
+// another reason, such as a lack of memory or a store that does not answer, is a note. Blocking:
+// connect_timeout, time_max of the request, and a few call_timeouts, at most.
 PeerResult CheckPeers(const PeerOptions& options);
 
 // Returns "exchange with n1".

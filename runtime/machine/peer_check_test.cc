@@ -138,6 +138,33 @@ TEST_F(PeerCheckTest, AMachineThatDoesNotAnswerFailsTheExchangeWithItsName) {
   }
 }
 
+// The driver, the agent or the way to them is at fault, or the exchange was given up.
+TEST_F(PeerCheckTest, AStoreThatFailsSaysNothingAboutThePair) {
+  for (const int member : {0, 1}) {  // that reads the address of the other, and that tells its own
+    PeerOptions options = OptionsOf(member, 2);
+    stores_.back()->Close(absl::UnavailableError("the link to the agent has ended"));
+    const PeerResult result = CheckPeers(options);
+    EXPECT_THAT(result.part.failure, IsEmpty());
+    EXPECT_THAT(result.part.note, HasSubstr("the link to the agent has ended"));
+  }
+  store_.DropAttemptsBefore("group", 2);
+  for (const int member : {0, 1}) {
+    const PeerResult result = CheckPeers(OptionsOf(member, 2));
+    EXPECT_THAT(result.part.failure, IsEmpty());
+    EXPECT_THAT(result.part.note, HasSubstr("not tested: "));
+  }
+}
+
+TEST_F(PeerCheckTest, AStoreThatDoesNotAnswerSaysNothingAboutThePair) {
+  PeerOptions options = OptionsOf(1, 2);
+  comm::LinkStore silent({"group", 1, "member-1", absl::Milliseconds(50)},
+                         [](const auto&) { return absl::OkStatus(); });
+  options.store = &silent;
+  const PeerResult result = CheckPeers(options);
+  EXPECT_THAT(result.part.failure, IsEmpty());
+  EXPECT_THAT(result.part.note, HasSubstr("no answer within 50ms"));
+}
+
 TEST_F(PeerCheckTest, AMachineThatDoesNotKnowTheSecretIsRefused) {
   std::vector<PeerOptions> members = {OptionsOf(0, 2), OptionsOf(1, 2)};
   members[1].exchange.set_secret("another secret, as long");

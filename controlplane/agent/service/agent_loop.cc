@@ -26,7 +26,8 @@ namespace megascale::agent {
 namespace {
 
 constexpr absl::Duration kCoalesce = absl::Milliseconds(20);
-// Ended exchanges are read this often. The ring of a rank holds 1,024 of them. Source: Mycroft (SOSP 2025).
+// Ended exchanges are read this often. The ring of a rank holds 1,024 of them. Source: Mycroft
+// (SOSP 2025).
 constexpr absl::Duration kSampleInterval = absl::Milliseconds(100);
 constexpr size_t kAttemptLogsKept = 16;  // per job
 // What was read of GPUs longer ago is not reported: their driver hangs.

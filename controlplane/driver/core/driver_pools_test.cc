@@ -136,6 +136,23 @@ TEST(RefusalTest, IsKnownByItsAttemptAndInOlderSnapshotsByItsText) {
   EXPECT_FALSE(WasRefusedByNode(job)) << "another reason";
 }
 
+// An older driver knew no attempt of a refusal, and its log must lead to what it decided.
+TEST_F(DriverPoolsTest, ARefusalNamesItsAttemptFromRules7) {
+  for (const int rules : {6, 7}) {
+    state_.Clear();
+    events_.clear();
+    states_.clear();
+    SetUp();
+    Event started;
+    started.mutable_driver_started()->set_rules(rules);
+    Do(started);
+    RunAndLose("n2");
+    Do(Refused(2, "n2", "/data is empty"));
+    ASSERT_EQ(job().refusing_size(), 1);
+    EXPECT_EQ(job().refusing(0).attempt(), rules < 7 ? 0 : 2);
+  }
+}
+
 TEST_F(DriverPoolsTest, ARefusalIsForgottenWhenThatAgentStartsAgainOrIsUncordoned) {
   for (const bool uncordon : {true, false}) {
     state_.Clear();

@@ -156,6 +156,11 @@ class Transition {
   void DemandTest(NodeRecord* node, const std::string& why, const JobRecord* job);
   void TestAfterFailure(const JobRecord& job);
   void SetMachineTests(megascale::agent::v1::TestKind kind);
+  // Ends what exchanges say about the machine, in the records of all others, too: it may not be now
+  // what it was then.
+  void ClearExchanges(NodeRecord* node);
+  // Drops exchanges and results of agents that share a machine.
+  void ForgetLocalResults();
   // Lets the machine exchange bytes with others; earlier results do not count any more.
   void DemandExchanges(NodeRecord* node, const std::string& why, bool after_failure);
   // Lets all machines of a job do so whose ranks lost each other, if nobody knows why.
@@ -163,6 +168,13 @@ class Transition {
   // Keeps the result of the exchange, and quarantines whom it shows to be at fault.
   void EndExchange(const v1::Exchange& exchange);
   void DropExchange(int place);
+  enum class NodeUse {
+    kFree,
+    kHolds,  // only memory of jobs that recover is there
+    kBusy,   // processes of jobs may run there
+  };
+  // Looks at the jobs that have ranks on the node, which lives.
+  NodeUse UseOf(const std::string& node_id) const;
   // Drops exchanges that cannot end, and lets free machines begin others.
   void PairMachines();
   // Returns why a suspect must stay; "": its machine is to be evicted.

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/transition.h"
+#include "controlplane/driver/exchanges/exchanges.h"
 #include "runtime/base/repeated.h"
 
 namespace megascale::driver {
@@ -101,6 +102,7 @@ absl::Status CheckJoin(const DriverState& state, const agent::Hello& hello,
 bool Transition::OnNodeJoined(const pb::NodeJoined& joined) {
   const agent::Hello& hello = joined.hello();
   NodeRecord* node = NodeToChange(hello.node_id());
+  const bool shared_one_machine = ShareOneMachine(state_);
   const bool is_new = node == nullptr || node->hello().incarnation() != hello.incarnation();
   if (node == nullptr) {
     node = AddNode(&state_, hello.node_id());
@@ -122,11 +124,13 @@ bool Transition::OnNodeJoined(const pb::NodeJoined& joined) {
   node->clear_lost_unix_nanos();
   if (is_new) {
     node->clear_test();
-    node->clear_exchanges();
+    ClearExchanges(node);
     node->clear_busy();
     node->clear_fenced_epoch();
     DemandTest(node, "its agent started", nullptr);
   }
+  // Agents of one machine have exchanged with each other, which proves no network.
+  if (shared_one_machine && !ShareOneMachine(state_)) ForgetLocalResults();
   return true;
 }
 

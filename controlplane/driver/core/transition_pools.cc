@@ -41,9 +41,13 @@ void SetTime(int64_t unix_nanos, google::protobuf::Timestamp* time) {
 bool Transition::OnNodesForgotten(const pb::NodesForgotten& forgotten) {
   const std::set<std::string> ids(forgotten.node_ids().begin(), forgotten.node_ids().end());
   auto* nodes = state_.mutable_nodes();
-  const auto kept = std::remove_if(nodes->begin(), nodes->end(), [&](const NodeRecord& node) {
+  const auto is_forgotten = [&](const NodeRecord& node) {
     return !node.alive() && ids.count(node.hello().node_id()) > 0;
-  });
+  };
+  for (NodeRecord& node : *nodes) {
+    if (is_forgotten(node)) ClearExchanges(&node);
+  }
+  const auto kept = std::remove_if(nodes->begin(), nodes->end(), is_forgotten);
   if (kept == nodes->end()) return false;
   nodes->erase(kept, nodes->end());
   index_.TouchNodes();
@@ -207,7 +211,7 @@ void Transition::RefuseNode(JobRecord* job, const PreflightRefusal& refusal) {
   refusing->set_node_id(refusal.node_id);
   refusing->set_incarnation(node->hello().incarnation());
   refusing->set_message(refusal.message);
-  refusing->set_attempt(job->attempt());
+  if (state_.rules() >= 7) refusing->set_attempt(job->attempt());
   pb::Failure found;
   found.mutable_culprit()->set_node_id(refusal.node_id);
   found.mutable_culprit()->set_rank(-1);
@@ -291,7 +295,7 @@ void Transition::DemandTest(NodeRecord* node, const std::string& why, const JobR
   }
   const bool passed = node->test().test().state() == agent::MachineTest::STATE_PASSED;
   const bool again = job != nullptr && (passed || node->test().again());
-  node->clear_exchanges();  // they follow once it has passed
+  ClearExchanges(node);  // they follow once it has passed
   pb::NodeTest* test = node->mutable_test();
   test->Clear();
   test->set_why(why);
@@ -345,10 +349,40 @@ void Transition::SetMachineTests(agent::TestKind kind) {
 
 // --- exchanges between machines -----------------------------------------------------------------
 
+void Transition::ClearExchanges(NodeRecord* node) {
+  if (!node->has_exchanges()) return;  // so no other machine has a result with it
+  const std::string& node_id = node->hello().node_id();
+  node->clear_exchanges();
+  const auto is_with = [&](const auto& result) { return result.node_id() == node_id; };
+  for (NodeRecord& other : *state_.mutable_nodes()) {
+    const auto& results = other.exchanges().results();
+    if (std::none_of(results.begin(), results.end(), is_with)) continue;
+    base::EraseIf(NodeToChange(other.hello().node_id())->mutable_exchanges()->mutable_results(),
+                  is_with);
+  }
+}
+
+void Transition::ForgetLocalResults() {
+  for (int place = state_.exchanges_size() - 1; place >= 0; --place) {
+    const auto& members = state_.exchanges(place).members();
+    const NodeRecord* node = FindNode(state_, members[0].node_id());
+    const NodeRecord* other = FindNode(state_, members[1].node_id());
+    if (node != nullptr && other != nullptr && AreOnOneMachine(*node, *other)) DropExchange(place);
+  }
+  for (NodeRecord& node : *state_.mutable_nodes()) {
+    if (!node.has_exchanges()) continue;
+    base::EraseIf(NodeToChange(node.hello().node_id())->mutable_exchanges()->mutable_results(),
+                  [&](const auto& result) {
+                    const NodeRecord* other = FindNode(state_, result.node_id());
+                    return other != nullptr && AreOnOneMachine(node, *other);
+                  });
+  }
+}
+
 // Call when the machine's own test has passed. An agent whose version cannot exchange counts as
 // tested.
 void Transition::DemandExchanges(NodeRecord* node, const std::string& why, bool after_failure) {
-  node->clear_exchanges();
+  ClearExchanges(node);
   if (state_.rules() < 7 || state_.machine_tests() == agent::TEST_KIND_UNSPECIFIED ||
       !node->hello().tests_exchange()) {
     return;
@@ -392,17 +426,20 @@ bool Transition::OnExchangeTested(const pb::ExchangeTested& tested) {
 }
 
 void Transition::EndExchange(const pb::Exchange& exchange) {
-  control::ExchangeResult common = ResultOf(exchange);
-  SetTime(event_.time_unix_nanos(), common.mutable_ended_at());
   for (int i = 0; i < exchange.members_size(); ++i) {
-    const std::string& other = exchange.members(1 - i).node_id();
+    control::ExchangeResult result = ResultFor(exchange, i);
+    SetTime(event_.time_unix_nanos(), result.mutable_ended_at());
     auto* kept = NodeToChange(exchange.members(i).node_id())->mutable_exchanges();
     kept->clear_with();
-    base::EraseIf(kept->mutable_results(),
-                  [&](const auto& result) { return result.node_id() == other; });
-    control::ExchangeResult* result = kept->add_results();
-    *result = common;
-    result->set_node_id(other);
+    KeepResult(result, kept);
+  }
+  const double minimum = MinimumExchangeRate(state_);
+  for (NodeRecord& node : *state_.mutable_nodes()) {
+    if (KeepMinimum(minimum, &node)) NodeToChange(node.hello().node_id());
+  }
+  for (const pb::ExchangeMember& member : exchange.members()) {
+    NodeRecord* node = NodeToChange(member.node_id());
+    if (!WantsExchange(*node)) node->mutable_exchanges()->set_after_failure(false);
   }
   for (const FaultyMachine& faulty : FindFaulty(state_)) {
     Quarantine(faulty.node_id, absl::StrCat("machine test: ", faulty.evidence));
@@ -421,24 +458,6 @@ bool CanEnd(const DriverState& state, const pb::Exchange& exchange) {
   });
 }
 
-// The nodes that jobs use.
-struct UsedNodes {
-  std::set<std::string> busy;     // processes may run there
-  std::set<std::string> holding;  // only memory of jobs that recover is there
-};
-UsedNodes FindUsedNodes(const DriverState& state) {
-  UsedNodes used;
-  for (const JobRecord& job : state.jobs()) {
-    if (!HoldsSlots(job)) continue;
-    const std::vector<std::string> unfenced = UnfencedNodesOf(state, job);
-    used.busy.insert(unfenced.begin(), unfenced.end());
-    for (const std::string& node_id : driver::NodesOf(job)) {
-      (IsHold(job.stage()) ? used.holding : used.busy).insert(node_id);
-    }
-  }
-  return used;
-}
-
 }  // namespace
 
 void Transition::DropExchange(int place) {
@@ -449,30 +468,43 @@ void Transition::DropExchange(int place) {
   state_.mutable_exchanges()->DeleteSubrange(place, 1);
 }
 
+Transition::NodeUse Transition::UseOf(const std::string& node_id) const {
+  NodeUse use = NodeUse::kFree;
+  for (const int place : index_.On(node_id)) {
+    const JobRecord& job = state_.jobs(place);
+    if (!HoldsSlots(job)) continue;  // since this event
+    if (!IsHold(job.stage()) || !index_.HasFenced(job, node_id)) return NodeUse::kBusy;
+    use = NodeUse::kHolds;
+  }
+  return use;
+}
+
 void Transition::PairMachines() {
   for (int place = state_.exchanges_size() - 1; place >= 0; --place) {
     if (!CanEnd(state_, state_.exchanges(place))) DropExchange(place);
   }
-  const double minimum = MinimumExchangeRate(state_);
-  const auto& nodes = state_.nodes();
-  if (std::none_of(nodes.begin(), nodes.end(), [&](const NodeRecord& node) {
-        return WantsExchange(node, minimum) && node.exchanges().with().empty() && node.alive();
-      })) {
-    return;
+  const int num_max = kExchangesAtOnce - state_.exchanges_size();
+  std::vector<const NodeRecord*> nodes;
+  for (const NodeRecord& node : state_.nodes()) {
+    const bool is_there = node.has_exchanges() && node.exchanges().with().empty();
+    if (is_there && TakesRanks(node) && !IsTestDue(node)) nodes.push_back(&node);
   }
-  const UsedNodes used = FindUsedNodes(state_);
+  const bool is_wanted = std::any_of(nodes.begin(), nodes.end(),
+                                     [](const NodeRecord* node) { return WantsExchange(*node); });
+  if (!is_wanted || num_max <= 0) return;
+  const bool is_restored = std::any_of(index_.open().begin(), index_.open().end(), [&](int place) {
+    return IsFencedEverywhere(state_, state_.jobs(place));
+  });
   std::vector<FreeMachine> free;
-  for (const NodeRecord& node : nodes) {
-    const std::string& node_id = node.hello().node_id();
-    if (!node.has_exchanges() || !node.exchanges().with().empty() || !TakesRanks(node) ||
-        IsTestDue(node) || used.busy.count(node_id) > 0) {
-      continue;
-    }
-    free.push_back({&node, used.holding.count(node_id) > 0});
+  for (const NodeRecord* node : nodes) {
+    // Processes may be there that this log does not know.
+    if (is_restored && !HasFencedEpoch(state_, *node)) continue;
+    const NodeUse use = UseOf(node->hello().node_id());
+    if (use != NodeUse::kBusy) free.push_back({node, use == NodeUse::kHolds});
   }
   // Greater than the number of any event, which is the id of a machine's own test.
   int64_t id = VersionOfEvent(state_.num_events());
-  for (const auto& [low, high] : ChoosePairs(free, minimum)) {
+  for (const auto& [low, high] : ChoosePairs(free, ShareOneMachine(state_), num_max)) {
     pb::Exchange* exchange = state_.add_exchanges();
     exchange->set_id(id++);
     exchange->set_kind(state_.machine_tests());

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "runtime/base/checksum.h"
 #include "runtime/base/median.h"
 #include "runtime/base/process/resource_limit.h"
+#include "runtime/base/repeated.h"
 #include "runtime/base/text/printable.h"
 
 namespace megascale::driver {
@@ -33,6 +35,11 @@ std::string FailureOfPart(const agent::MachineTest& test) {
   return test.state() == agent::MachineTest::STATE_FAILED ? test.evidence() : "";
 }
 
+// Whether the test ended without the machine's part: its agent, or the test's process, is silent.
+bool GaveNoResult(const agent::MachineTest& test) {
+  return test.state() == agent::MachineTest::STATE_FAILED && test.results().empty();
+}
+
 // Returns why the part was not carried out; "": it was.
 std::string NoteOfPart(const agent::MachineTest& test) {
   for (const agent::TestResult& result : test.results()) {
@@ -49,12 +56,15 @@ const v1::NodeRecord* Find(const v1::DriverState& state, absl::string_view node_
   return it != nodes.end() && it->hello().node_id() == node_id ? &*it : nullptr;
 }
 
+// Returns the best rate of the machine; 0: it has too few to say more than how slow a partner is.
 double BestRate(const v1::NodeRecord& node) {
   double best = 0;
+  int num_rates = 0;
   for (const control::ExchangeResult& result : node.exchanges().results()) {
     best = std::max(best, result.bytes_per_second());
+    num_rates += result.bytes_per_second() > 0 ? 1 : 0;
   }
-  return best;
+  return num_rates < kExchangesWanted ? 0 : best;
 }
 
 bool WasTried(const v1::NodeRecord& node, absl::string_view other) {
@@ -63,44 +73,63 @@ bool WasTried(const v1::NodeRecord& node, absl::string_view other) {
                      [&](const auto& result) { return result.node_id() == other; });
 }
 
+// What decides about the pairs of a machine.
+struct Candidate {
+  explicit Candidate(const FreeMachine& machine)
+      : node(*machine.node),
+        holds_memory(machine.holds_memory),
+        after_failure(node.exchanges().after_failure()),
+        wants(WantsExchange(node)),
+        passed(HasPassed(node)),
+        is_suspect(!passed && HasFailed(node)),
+        num_results(node.exchanges().results_size()) {}
+
+  const v1::NodeRecord& node;
+  bool holds_memory;
+  bool after_failure;
+  bool wants;
+  bool passed;
+  bool is_suspect;
+  int num_results;
+};
+
 // The least is the best; negative: the two cannot be paired.
-int RankOfPair(const FreeMachine& machine, const FreeMachine& other, double minimum) {
-  const v1::NodeRecord& node = *machine.node;
-  const bool after_failure =
-      node.exchanges().after_failure() || other.node->exchanges().after_failure();
-  const bool holds_memory = machine.holds_memory || other.holds_memory;
-  if (holds_memory && !after_failure) return -1;
-  if (WasTried(node, other.node->hello().node_id())) return -1;
-  const bool is_suspect = HasFailed(node, minimum) && !HasPassed(node, minimum);
-  const bool wants = WantsExchange(*other.node, minimum);
-  const bool passed = HasPassed(*other.node, minimum);
-  const int rank = is_suspect ? (passed ? 0 : wants ? 1 : 2) : (wants ? 0 : passed ? 1 : 2);
+int RankOfPair(const Candidate& machine, const Candidate& other, bool share_one_machine) {
+  const bool after_failure = machine.after_failure || other.after_failure;
+  if ((machine.holds_memory || other.holds_memory) && !after_failure) return -1;
+  if (!share_one_machine && AreOnOneMachine(machine.node, other.node)) return -1;
+  if (WasTried(machine.node, other.node.hello().node_id())) return -1;
+  const int rank = machine.is_suspect ? (other.passed  ? 0
+                                         : other.wants ? 1
+                                                       : 2)
+                                      : (other.wants    ? 0
+                                         : other.passed ? 1
+                                                        : 2);
   constexpr int kLast = 10;  // a job should not wait for the sake of another machine
-  const bool is_bystander = other.holds_memory && !other.node->exchanges().after_failure();
+  const bool is_bystander = other.holds_memory && !other.after_failure;
   return rank + (is_bystander ? kLast : 0);
 }
 
 // Returns a machine with which the other one of a failed pair passed; "": there is none.
-std::string ProofOf(const v1::DriverState& state, absl::string_view other, double minimum) {
+std::string ProofOf(const v1::DriverState& state, absl::string_view other) {
   const v1::NodeRecord* node = Find(state, other);
   if (node == nullptr || node->has_quarantine()) return "";
   for (const control::ExchangeResult& result : node->exchanges().results()) {
-    if (Judge(result, minimum) == ExchangeVerdict::kPassed) return result.node_id();
+    if (Judge(result) == ExchangeVerdict::kPassed) return result.node_id();
   }
   return "";
 }
 
 // Returns the evidence against the machine; "": it is not known to be at fault.
-std::string EvidenceAgainst(const v1::DriverState& state, const v1::NodeRecord& node,
-                            double minimum) {
-  if (!HasFailed(node, minimum) || HasPassed(node, minimum)) return "";
+std::string EvidenceAgainst(const v1::DriverState& state, const v1::NodeRecord& node) {
+  if (!HasFailed(node) || HasPassed(node)) return "";
   std::vector<std::string> failures;
   std::string proof;
   for (const control::ExchangeResult& result : node.exchanges().results()) {
-    const std::string why = WhyFailed(result, minimum);
+    const std::string why = WhyFailed(result);
     if (why.empty()) continue;
     failures.push_back(absl::StrCat("with ", result.node_id(), ": ", why));
-    const std::string third = ProofOf(state, result.node_id(), minimum);
+    const std::string third = ProofOf(state, result.node_id());
     if (proof.empty() && !third.empty()) {
       proof = absl::StrCat(result.node_id(), " passed with ", third);
     }
@@ -129,31 +158,29 @@ double MinimumExchangeRate(const v1::DriverState& state) {
   return kExchangeRateShare * base::UpperMedian(std::move(rates));
 }
 
-std::string WhyFailed(const control::ExchangeResult& result, double minimum) {
+std::string WhyFailed(const control::ExchangeResult& result) {
   if (!result.note().empty()) return "";
   if (!result.failure().empty()) return result.failure();
-  if (result.bytes_per_second() >= minimum) return "";
+  if (result.bytes_per_second() >= result.rate_min()) return "";
   return absl::StrCat("reached ", RateText(result.bytes_per_second()), ", expected at least ",
-                      RateText(minimum));
+                      RateText(result.rate_min()));
 }
 
-ExchangeVerdict Judge(const control::ExchangeResult& result, double minimum) {
+ExchangeVerdict Judge(const control::ExchangeResult& result) {
   if (!result.note().empty()) return ExchangeVerdict::kUnknown;
-  return WhyFailed(result, minimum).empty() ? ExchangeVerdict::kPassed : ExchangeVerdict::kFailed;
+  return WhyFailed(result).empty() ? ExchangeVerdict::kPassed : ExchangeVerdict::kFailed;
 }
 
-bool HasPassed(const v1::NodeRecord& node, double minimum) {
+bool HasPassed(const v1::NodeRecord& node) {
   const auto& results = node.exchanges().results();
-  return std::any_of(results.begin(), results.end(), [&](const auto& result) {
-    return Judge(result, minimum) == ExchangeVerdict::kPassed;
-  });
+  return std::any_of(results.begin(), results.end(),
+                     [&](const auto& result) { return Judge(result) == ExchangeVerdict::kPassed; });
 }
 
-bool HasFailed(const v1::NodeRecord& node, double minimum) {
+bool HasFailed(const v1::NodeRecord& node) {
   const auto& results = node.exchanges().results();
-  return std::any_of(results.begin(), results.end(), [&](const auto& result) {
-    return Judge(result, minimum) == ExchangeVerdict::kFailed;
-  });
+  return std::any_of(results.begin(), results.end(),
+                     [&](const auto& result) { return Judge(result) == ExchangeVerdict::kFailed; });
 }
 
 const v1::Exchange* FindExchange(const v1::DriverState& state, const v1::NodeRecord& node) {
@@ -192,69 +219,110 @@ agent::MachineTestRequest RequestOf(const v1::DriverState& state, const v1::Exch
   return request;
 }
 
-control::ExchangeResult ResultOf(const v1::Exchange& exchange) {
-  control::ExchangeResult common;
+control::ExchangeResult ResultFor(const v1::Exchange& exchange, int member) {
+  control::ExchangeResult result;
+  const v1::ExchangeMember& other = exchange.members(1 - member);
+  result.set_node_id(other.node_id());
   std::vector<std::string> failures;
   std::vector<std::string> notes;
-  for (const v1::ExchangeMember& member : exchange.members()) {
-    const std::string failure = FailureOfPart(member.test());
-    const std::string note = NoteOfPart(member.test());
-    if (!failure.empty()) failures.push_back(absl::StrCat(member.node_id(), ": ", failure));
-    if (!note.empty()) notes.push_back(absl::StrCat(member.node_id(), ": ", note));
-    for (const agent::TestResult& result : member.test().results()) {
-      const double rate = result.bytes_per_second();
-      const bool is_slower = common.bytes_per_second() == 0 || rate < common.bytes_per_second();
-      if (rate > 0 && is_slower) common.set_bytes_per_second(rate);
-      common.set_latency_seconds(std::max(common.latency_seconds(), result.latency_seconds()));
+  for (const v1::ExchangeMember& one : exchange.members()) {
+    const std::string failure = FailureOfPart(one.test());
+    const std::string note = NoteOfPart(one.test());
+    if (!failure.empty()) failures.push_back(absl::StrCat(one.node_id(), ": ", failure));
+    if (!note.empty()) notes.push_back(absl::StrCat(one.node_id(), ": ", note));
+    for (const agent::TestResult& part : one.test().results()) {
+      const double rate = part.bytes_per_second();
+      const bool is_slower = result.bytes_per_second() == 0 || rate < result.bytes_per_second();
+      if (rate > 0 && is_slower) result.set_bytes_per_second(rate);
+      result.set_latency_seconds(std::max(result.latency_seconds(), part.latency_seconds()));
     }
   }
-  if (!notes.empty()) {
-    common.set_note(base::Printable(absl::StrJoin(notes, "; "), kFailureBytesMax));
-  } else {
-    common.set_failure(base::Printable(absl::StrJoin(failures, "; "), kFailureBytesMax));
+  if (GaveNoResult(other.test()) && !GaveNoResult(exchange.members(member).test())) {
+    notes.push_back(absl::StrCat(other.node_id(), ": ", FailureOfPart(other.test())));
   }
-  return common;
+  if (!notes.empty()) {
+    result.set_note(base::Printable(absl::StrJoin(notes, "; "), kFailureBytesMax));
+  } else {
+    result.set_failure(base::Printable(absl::StrJoin(failures, "; "), kFailureBytesMax));
+  }
+  return result;
 }
 
-bool WantsExchange(const v1::NodeRecord& node, double minimum) {
+void KeepResult(const control::ExchangeResult& result, v1::NodeExchanges* kept) {
+  auto* results = kept->mutable_results();
+  base::EraseIf(results, [&](const auto& old) { return old.node_id() == result.node_id(); });
+  *results->Add() = result;
+  base::KeepNewest(kResultsKept, results);
+}
+
+bool KeepMinimum(double minimum, v1::NodeRecord* node) {
+  if (minimum <= 0 || !node->has_exchanges()) return false;
+  bool has_changed = false;
+  for (control::ExchangeResult& result : *node->mutable_exchanges()->mutable_results()) {
+    if (result.rate_min() > 0) continue;
+    result.set_rate_min(minimum);
+    has_changed = true;
+  }
+  return has_changed;
+}
+
+bool WantsExchange(const v1::NodeRecord& node) {
   if (!node.has_exchanges()) return false;
   const int num_results = node.exchanges().results_size();
   if (num_results < kExchangesWanted) return true;
-  return num_results < kExchangesMax && !HasPassed(node, minimum);
+  return num_results < kExchangesMax && !HasPassed(node);
+}
+
+bool AreOnOneMachine(const v1::NodeRecord& node, const v1::NodeRecord& other) {
+  const std::string& machine_id = node.hello().machine_id();
+  return !machine_id.empty() && machine_id == other.hello().machine_id();
+}
+
+bool ShareOneMachine(const v1::DriverState& state) {
+  const v1::NodeRecord* first = nullptr;
+  for (const v1::NodeRecord& node : state.nodes()) {
+    if (!node.alive() || !node.hello().tests_exchange()) continue;
+    if (first == nullptr) first = &node;
+    if (!AreOnOneMachine(*first, node)) return false;
+  }
+  return true;
 }
 
 std::vector<std::pair<std::string, std::string>> ChoosePairs(
-    const std::vector<FreeMachine>& machines, double minimum) {
+    const std::vector<FreeMachine>& machines, bool share_one_machine, int num_max) {
+  const std::vector<Candidate> candidates(machines.begin(), machines.end());
+  int fewest = kResultsKept;
+  for (const Candidate& machine : candidates) fewest = std::min(fewest, machine.num_results);
   std::vector<std::pair<std::string, std::string>> pairs;
-  std::vector<bool> taken(machines.size());
-  for (size_t i = 0; i < machines.size(); ++i) {
-    if (taken[i] || !WantsExchange(*machines[i].node, minimum)) continue;
-    const bool after_failure = machines[i].node->exchanges().after_failure();
-    if (machines[i].holds_memory && !after_failure) continue;
-    int best_rank = -1;
+  std::vector<bool> taken(candidates.size());
+  for (size_t i = 0; i < candidates.size() && static_cast<int>(pairs.size()) < num_max; ++i) {
+    const Candidate& machine = candidates[i];
+    if (taken[i] || !machine.wants || (machine.holds_memory && !machine.after_failure)) continue;
+    const std::pair<int, int> ideal = {0, fewest};  // rank, number of results
+    std::optional<std::pair<int, int>> best_key;
     size_t best = i;
-    for (size_t j = 0; j < machines.size() && best_rank != 0; ++j) {
+    for (size_t j = 0; j < candidates.size() && best_key != ideal; ++j) {
       if (j == i || taken[j]) continue;
-      const int rank = RankOfPair(machines[i], machines[j], minimum);
-      if (rank < 0 || (best_rank >= 0 && rank >= best_rank)) continue;
-      best_rank = rank;
+      const int rank = RankOfPair(machine, candidates[j], share_one_machine);
+      const std::pair<int, int> key = {rank, candidates[j].num_results};
+      if (rank < 0 || (best_key.has_value() && key >= *best_key)) continue;
+      best_key = key;
       best = j;
     }
     if (best == i) continue;
     taken[i] = taken[best] = true;
     const auto& [low, high] = std::minmax(i, best);
-    pairs.emplace_back(machines[low].node->hello().node_id(),
-                       machines[high].node->hello().node_id());
+    pairs.emplace_back(candidates[low].node.hello().node_id(),
+                       candidates[high].node.hello().node_id());
   }
   return pairs;
 }
 
 std::vector<FaultyMachine> FindFaulty(const v1::DriverState& state) {
-  const double minimum = MinimumExchangeRate(state);
   std::vector<FaultyMachine> faulty;
   for (const v1::NodeRecord& node : state.nodes()) {
     if (!node.alive() || node.has_quarantine()) continue;
-    std::string evidence = EvidenceAgainst(state, node, minimum);
+    std::string evidence = EvidenceAgainst(state, node);
     if (evidence.empty()) continue;
     faulty.push_back({node.hello().node_id(), std::move(evidence)});
   }

@@ -19,9 +19,15 @@ namespace megascale::driver {
 // With how many others a machine exchanges, and with how many at most if it has passed with none.
 inline constexpr int kExchangesWanted = 2;
 inline constexpr int kExchangesMax = 4;
+// How many of its results are kept, the newest.
+inline constexpr int kResultsKept = 16;
+// How many exchanges run at once. Each counts as an attempt of a job in the store in which its
+// members find each other, and that takes 1,024 (embedded_store.h).
+inline constexpr int kExchangesAtOnce = 256;
 // An exchange fails below this share of the rate that is expected.
 inline constexpr double kExchangeRateShare = 0.5;
-// The expected rate is the median of what this many machines or more have reached at best.
+// The expected rate is the median of what this many machines or more have reached at best, each
+// with kExchangesWanted others. With one, a slow partner would decide what is expected of it.
 inline constexpr int kRatesMin = 3;
 
 // How much is sent, and for how long at most. A slow link ends by the time, and its rate is known.
@@ -42,15 +48,24 @@ enum class ExchangeVerdict {
   kFailed,
   kUnknown,  // a part was not carried out
 };
-// `minimum`: MinimumExchangeRate.
-ExchangeVerdict Judge(const megascale::control::v1::ExchangeResult& result, double minimum);
+// By the rate that was expected when it ended: the median of many machines that come later says
+// nothing about what the network was like then.
+ExchangeVerdict Judge(const megascale::control::v1::ExchangeResult& result);
 
 // Returns why the exchange failed, in one line; "": it did not.
-std::string WhyFailed(const megascale::control::v1::ExchangeResult& result, double minimum);
+std::string WhyFailed(const megascale::control::v1::ExchangeResult& result);
+
+// Adds the result, in place of an older one with the same machine. The newest kResultsKept stay.
+void KeepResult(const megascale::control::v1::ExchangeResult& result, v1::NodeExchanges* kept);
+
+// Sets the minimum in those results of the machine that have none: in new ones, and in those from
+// before there was one. Returns whether it changed any. Call it for all machines with
+// MinimumExchangeRate when an exchange has ended and its results are kept.
+bool KeepMinimum(double minimum, v1::NodeRecord* node);
 
 // Whether an exchange of the machine passed, whether one failed.
-bool HasPassed(const v1::NodeRecord& node, double minimum);
-bool HasFailed(const v1::NodeRecord& node, double minimum);
+bool HasPassed(const v1::NodeRecord& node);
+bool HasFailed(const v1::NodeRecord& node);
 
 // Returns the exchange that runs on the node; null: there is none.
 const v1::Exchange* FindExchange(const v1::DriverState& state, const v1::NodeRecord& node);
@@ -63,9 +78,11 @@ megascale::agent::v1::MachineTestRequest RequestOf(const v1::DriverState& state,
                                                    const v1::Exchange& exchange,
                                                    absl::string_view node_id);
 
-// Returns the common result of an exchange whose parts have all ended, without the other machine's
-// name and the time. What one of the two could not carry out explains a failure of the other.
-megascale::control::v1::ExchangeResult ResultOf(const v1::Exchange& exchange);
+// Returns the result of an exchange for member 0 or 1, without the time; the parts of both have
+// ended. It is the same for both, except if one gave no result: that is a failure of this one, and
+// says nothing about the other. What one of the two could not carry out explains a failure of the
+// other.
+megascale::control::v1::ExchangeResult ResultFor(const v1::Exchange& exchange, int member);
 
 // A machine that is free for an exchange now.
 struct FreeMachine {
@@ -75,13 +92,21 @@ struct FreeMachine {
 };
 
 // Returns whether the machine is to exchange with others yet.
-bool WantsExchange(const v1::NodeRecord& node, double minimum);
+bool WantsExchange(const v1::NodeRecord& node);
+
+// Whether both agents run on one machine, as far as is known.
+bool AreOnOneMachine(const v1::NodeRecord& node, const v1::NodeRecord& other);
+
+// Returns whether all living agents that can exchange share one machine, as in a cluster on one
+// machine. Only there agents of one machine exchange with each other: that proves no network.
+bool ShareOneMachine(const v1::DriverState& state);
 
 // Returns pairs of different machines, no machine twice. A machine that failed is paired with one
-// that passed if there is one, and with none twice. `machines`: in the order of their ids.
-// Cost: the square of the number of machines if none has a partner.
+// that passed if there is one, and with none twice; among equals with the one that has the fewest
+// results. `machines`: in the order of their ids. `share_one_machine`: ShareOneMachine. Returns
+// `num_max` pairs at most. Cost: the square of the number of machines if none has a partner.
 std::vector<std::pair<std::string, std::string>> ChoosePairs(
-    const std::vector<FreeMachine>& machines, double minimum);
+    const std::vector<FreeMachine>& machines, bool share_one_machine, int num_max);
 
 struct FaultyMachine {
   std::string node_id;

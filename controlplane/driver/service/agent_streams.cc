@@ -32,6 +32,7 @@ constexpr size_t kOutgoingMax = 100'000;
 // many of them.
 constexpr absl::Duration kRefusalLogInterval = absl::Minutes(1);
 constexpr size_t kRefusalsNotedMax = 1024;
+constexpr size_t kRefusedNameMax = 60;  // nobody has checked it: up to a message's size
 
 grpc::Status ToGrpc(const absl::Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
@@ -65,7 +66,7 @@ struct AgentStreams::Impl {
   std::map<std::string, std::weak_ptr<Session>> sessions;    // by node
   std::map<std::string, std::promise<pb::AgentUp>> fetches;  // by KeyOf
   int64_t num_fetches = 0;
-  std::map<std::string, absl::Duration> refusals_logged;  // when, by node
+  std::map<std::string, absl::Duration> refusals_logged;  // when, by shortened node id
 };
 
 // One stream. gRPC calls its reactions. It lives at least until OnDone, and as long as it is
@@ -291,6 +292,7 @@ void AgentStreams::Impl::HandleStore(const pb::StoreRequest& request, const std:
 }
 
 void AgentStreams::Impl::LogRefusal(const std::string& node_id, const absl::Status& why) {
+  const std::string name = base::Printable(node_id, kRefusedNameMax);
   const absl::Duration now = base::RealClock().Monotonic();
   {
     std::lock_guard<std::mutex> lock(mutex);
@@ -298,13 +300,13 @@ void AgentStreams::Impl::LogRefusal(const std::string& node_id, const absl::Stat
       std::erase_if(refusals_logged,
                     [&](const auto& item) { return now - item.second >= kRefusalLogInterval; });
     }
-    const auto logged = refusals_logged.find(node_id);
+    const auto logged = refusals_logged.find(name);
     if (logged == refusals_logged.end()) {
       if (refusals_logged.size() >= kRefusalsNotedMax) return;
     } else if (now - logged->second < kRefusalLogInterval) {
       return;
     }
-    refusals_logged[node_id] = now;
+    refusals_logged[name] = now;
   }
   base::LogWarning(absl::StrCat("refused an agent: ", why.message()));
 }

@@ -614,6 +614,26 @@ TEST_F(DriverServerTest, AgentOfAnotherProtocolIsRefused) {
   EXPECT_THAT(::testing::internal::GetCapturedStdout(), HasSubstr(refused.error_message()));
 }
 
+// Nobody has checked what an agent calls itself, and the driver keeps who was refused.
+TEST_F(DriverServerTest, ARefusedAgentIsKnownByTheBeginningOfItsName) {
+  const auto stub = agent::AgentService::NewStub(channel_);
+  ::testing::internal::CaptureStdout();  // where a test's log goes
+  for (const char end : {'a', 'b'}) {
+    grpc::ClientContext context;
+    context.set_deadline(Deadline());
+    const auto stream = stub->Connect(&context);
+    agent::AgentUp up;
+    *up.mutable_hello() = HelloOf(std::string(1 << 20, 'n') + end, "a", 1);
+    up.mutable_hello()->set_protocol_version(agent::PROTOCOL_VERSION_CURRENT + 1);
+    ASSERT_TRUE(stream->Write(up));
+    EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  }
+  const std::string log = ::testing::internal::GetCapturedStdout();
+  const size_t first = log.find("refused an agent: ");
+  ASSERT_NE(first, std::string::npos);
+  EXPECT_EQ(log.find("refused an agent: ", first + 1), std::string::npos) << log;
+}
+
 // An agent of the next version that still speaks this one.
 TEST_F(DriverServerTest, AgentOfANewerVersionThatSpeaksThisOneIsTaken) {
   const auto stub = agent::AgentService::NewStub(channel_);

@@ -135,6 +135,7 @@ void InitialChecker::OnLoaded(const ProcessName& process, int64_t step) {
 // --- PairsBlameTheGuilty ----------------------------------------------------------------------
 
 void BlameChecker::OnState(const DriverState& before, const DriverState& after) {
+  had_bad_links_.insert(world_.bad_links.begin(), world_.bad_links.end());
   for (const auto& node : after.nodes()) {
     const std::string& node_id = node.hello().node_id();
     const auto* old = driver::FindNode(before, node_id);
@@ -144,8 +145,7 @@ void BlameChecker::OnState(const DriverState& before, const DriverState& after) 
     }
     // A job may be there by now: this is why it leaves.
     world_.Break({node_id, Harm::kTest}, "is quarantined for its exchanges");
-    // Once faults have ended, results from before speak against machines in order.
-    if (healed_ || world_.bad_links.count(node_id) > 0) continue;
+    if (had_bad_links_.count(node_id) > 0) continue;
     world_.Violate("PairsBlameTheGuilty",
                    absl::StrCat(node_id, ": ", node.quarantine().evidence()));
   }

@@ -79,17 +79,16 @@ class InitialChecker : public Observer {
   std::map<std::string, int64_t> committed_in_;  // first attempt that committed, by job
 };
 
-// PairsBlameTheGuilty: as long as faults last, no machine is quarantined for failed exchanges whose
-// own link is in order.
+// PairsBlameTheGuilty: no machine is quarantined for failed exchanges whose own link has always
+// been in order.
 class BlameChecker : public Observer {
  public:
   explicit BlameChecker(World* world) : world_(*world) {}
   void OnState(const DriverState& before, const DriverState& after) override;
-  void OnHealed() override { healed_ = true; }
 
  private:
   World& world_;
-  bool healed_ = false;
+  std::set<std::string> had_bad_links_;
 };
 
 // SuspectsAreLimited: a job evicts at most two suspects an hour, all jobs together four, and only

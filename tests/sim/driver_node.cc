@@ -151,8 +151,7 @@ void DriverNode::CheckCounts() {
 }
 
 // A reader gets what the loss log gets: it may miss only steps that the log lacks, too, because it
-// was set aside or damaged, or went on after a gap that both keepers took with them. If an attempt
-// begins while the files of jobs fail, a reader may miss its steps up to there. A driver that
+// was set aside or damaged, or went on after a gap that both keepers took with them. A driver that
 // starts with a damaged log takes steps again whose lines are lost.
 bool DriverNode::LossLogHas(const std::string& job_id, int64_t after, int64_t before) {
   for (const absl::string_view line : absl::StrSplit(LossLogOf(job_id), '\n', absl::SkipEmpty())) {
@@ -174,11 +173,11 @@ void DriverNode::CheckSteps() {
     }
     if (world_.tampering.position) world_.tampering.position(&reader.position);
     for (const auto& record : view->StepsSince(driver::JobId(job), &reader.position)) {
-      const bool follows = record.step() == reader.step + 1 ||
-                           (record.step() > reader.step &&
-                            (reader.may_miss || job_files_failed_ ||
-                             !LossLogHas(driver::JobId(job), reader.step, record.step()))) ||
-                           (reader.may_miss && IsLossLogCorrupt(driver::JobId(job)));
+      const bool follows =
+          record.step() == reader.step + 1 ||
+          (record.step() > reader.step &&
+           (reader.may_miss || !LossLogHas(driver::JobId(job), reader.step, record.step()))) ||
+          (reader.may_miss && IsLossLogCorrupt(driver::JobId(job)));
       if (!follows && !backup_.has_value()) {
         world_.Violate("StepsComeOnce",
                        absl::StrCat("job ", driver::JobId(job), ": a reader gets step ",
@@ -236,7 +235,6 @@ void DriverNode::FailJobFiles(absl::Duration how_long) {
   job_files_fail_until_ = now + how_long;
   may_lack_steps_ = may_lack_steps_ ||
                     job_files_fail_until_ - job_files_fail_since_ >= driver::JobLogs::kPatience;
-  job_files_failed_ = true;
 }
 
 void DriverNode::CorruptLossLog() {

@@ -124,7 +124,6 @@ class DriverNode {
   absl::Duration job_files_fail_since_ = absl::ZeroDuration();
   absl::Duration job_files_fail_until_ = absl::ZeroDuration();
   bool may_lack_steps_ = false;
-  bool job_files_failed_ = false;  // at some time
   std::set<std::string> corrupt_;  // jobs whose loss logs were changed
   std::optional<driver::LogContents> backup_;
   bool restored_ = false;  // the copy has taken the log's place

@@ -146,6 +146,8 @@ class DriverShell {
   void ForgetNodes();
   absl::Status Commit();
   void CutLossLogs();
+  // Cuts the job's loss log for its attempt; `cut_attempts_` tells whether that could be done.
+  void CutLossLog(const JobRecord& job);
   void KeepTimers(absl::Duration now);
   void TellAttempts(const std::set<std::string>& job_ids);
   // Brings the exchanges among the told attempts up to date; returns whether that is news.

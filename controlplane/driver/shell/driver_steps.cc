@@ -16,6 +16,13 @@ namespace {
 // steps.
 constexpr absl::Duration kCommitPatienceMin = absl::Seconds(35);
 
+// Returns true if the agent has steps of the job's attempt: so the attempt ran, from the job's
+// restore point, although it may be about to end.
+bool HasStepsOf(const JobRecord& job, const agent::ActualJob& actual) {
+  return std::any_of(actual.steps().begin(), actual.steps().end(),
+                     [&](const auto& step) { return step.attempt() == job.attempt(); });
+}
+
 }  // namespace
 
 // Steps count only from agents that hold ranks of the attempt.
@@ -24,9 +31,9 @@ void DriverShell::TakeSteps(const std::string& node_id, const agent::ActualState
     const JobRecord* job = index_.Find(state_, actual.job_id());
     if (job == nullptr || IsTerminal(*job) || !monitor_.reports().IsOn(*job, node_id)) continue;
     // Appending before a rollback that is decided but not yet done would undo it.
-    if (job->attempt() > 1 && cut_attempts_[actual.job_id()] != job->attempt() &&
-        job->stage() == pb::STAGE_RUN) {
-      continue;
+    if (job->attempt() > 1 && cut_attempts_[actual.job_id()] != job->attempt()) {
+      if (job->stage() == pb::STAGE_RUN) continue;
+      if (HasStepsOf(*job, actual)) CutLossLog(*job);
     }
     Describe(*job);
     const absl::Duration now = options_.clock->Monotonic();
@@ -75,14 +82,19 @@ void DriverShell::HoldCommits(agent::ActualJob* reported) {
 
 void DriverShell::CutLossLogs() {
   for (const LossLogCut& cut : LossLogCutsFor(indexed())) {
-    if (cut_attempts_[cut.job_id] == cut.attempt) continue;
-    const JobRecord& job = *index_.Find(state_, cut.job_id);
-    if (!loss_logs_.Cut(job, cut, options_.clock->Monotonic())) continue;
-    const LossLog* log = loss_logs_.Find(cut.job_id);
-    monitor_.NoteStep(cut.job_id, log != nullptr ? log->last_step() : cut.restore_step);
-    cut_attempts_[cut.job_id] = cut.attempt;
-    publisher_->TouchSteps(cut.job_id);
+    if (cut_attempts_[cut.job_id] != cut.attempt) CutLossLog(*index_.Find(state_, cut.job_id));
   }
+}
+
+void DriverShell::CutLossLog(const JobRecord& job) {
+  const std::string& job_id = JobId(job);
+  const int64_t restore_step = job.restore().step();
+  const absl::Duration now = options_.clock->Monotonic();
+  if (!loss_logs_.Cut(job, {job_id, restore_step, job.attempt()}, now)) return;
+  const LossLog* log = loss_logs_.Find(job_id);
+  monitor_.NoteStep(job_id, log != nullptr ? log->last_step() : restore_step);
+  cut_attempts_[job_id] = job.attempt();
+  publisher_->TouchSteps(job_id);
 }
 
 void DriverShell::NoteStepWords() {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -112,6 +113,23 @@ class DriverStepsTest : public ShellTestBase {
     failed->mutable_failure()->set_failure_class(telemetry::FAILURE_CLASS_EXITED);
     for (auto& [node_id, report] : reports_) report.mutable_jobs(0)->set_num_processes(0);
   }
+  // All ranks of the job's attempt train; agents have no steps of it yet.
+  void Train() {
+    for (auto& [node_id, report] : reports_) {
+      agent::ActualJob* actual = report.mutable_jobs(0);
+      actual->set_attempt(job().attempt());
+      actual->clear_steps();
+      actual->set_num_processes(2);
+      actual->mutable_ranks(0)->set_state(agent::ActualRank::STATE_RUNNING);
+      actual->mutable_ranks(0)->clear_failure();
+    }
+    Pass(absl::Seconds(1));
+  }
+  // The rank's process fails, and the machine's others have not ended yet: the job waits for them.
+  void FailRankThatLingers(int rank) {
+    FailRank(rank);
+    JobOn(absl::StrCat("n", rank))->set_num_processes(1);
+  }
   // From now on effects whose name contains `part` fail; "" repairs everything.
   void Break(const std::string& part) {
     disk_.SetFaults(
@@ -127,6 +145,17 @@ class DriverStepsTest : public ShellTestBase {
     if (!records.ok()) return steps;
     for (const auto& record : *records) steps.push_back(record.step());
     return steps;
+  }
+
+  // "1/1 2/1 3/2": step and attempt of each line.
+  std::string LoggedAttempts() {
+    std::string text;
+    const auto records = ReadSteps(job().submitted().directory(), &disk_, 0, 100);
+    if (!records.ok()) return records.status().ToString();
+    for (const auto& record : *records) {
+      absl::StrAppend(&text, text.empty() ? "" : " ", record.step(), "/", record.attempt());
+    }
+    return text;
   }
 
   std::vector<int64_t> StepsSince(int64_t* position) const {
@@ -287,6 +316,127 @@ TEST_F(DriverStepsTest, StepsThatWereRolledBackAreCutFromALogThatWorksAgainAfter
   EXPECT_THAT(LoggedSteps(), ElementsAre(1, 2, 3));
   Pass(absl::Minutes(2));
   EXPECT_THAT(LoggedSteps(), ElementsAre()) << "attempt 2 began at step 0";
+}
+
+// An attempt begins while the log cannot be written, and is about to end when it can.
+TEST_F(DriverStepsTest, StepsThatWereRolledBackGiveWayToThoseOfAnAttemptThatEnds) {
+  int64_t position = 0;
+  Complete(3);
+  Pass(absl::Seconds(1));
+  EXPECT_THAT(StepsSince(&position), ElementsAre(1, 2, 3));
+  Break("metrics");
+  FailRank(2);
+  Pass(absl::Seconds(3));
+  ASSERT_EQ(job().attempt(), 2);
+  ASSERT_EQ(job().restore().step(), 0);
+  Train();
+  Complete(5);
+  FailRankThatLingers(2);
+  Pass(absl::Seconds(1));
+  ASSERT_EQ(job().stage(), pb::STAGE_FENCE);
+  EXPECT_THAT(StepsSince(&position), ElementsAre());
+  Break("");
+  Pass(absl::Seconds(2));
+  ASSERT_EQ(job().attempt(), 2);
+  EXPECT_EQ(LoggedAttempts(), "1/2 2/2 3/2 4/2 5/2");
+  EXPECT_THAT(StepsSince(&position), ElementsAre(1, 2, 3, 4, 5));
+  EXPECT_EQ(Told("n0").acked_step(), 5);
+}
+
+// As above, and the driver ends before the log can be written.
+TEST_F(DriverStepsTest, ADriverThatStartsDuringAFenceCutsTheLogBeforeItTakesSteps) {
+  Complete(3);
+  Pass(absl::Seconds(1));
+  Break("metrics");
+  FailRank(2);
+  Pass(absl::Seconds(3));
+  ASSERT_EQ(job().attempt(), 2);
+  Train();
+  Complete(5);
+  FailRankThatLingers(2);
+  Pass(absl::Seconds(1));
+  ASSERT_EQ(job().stage(), pb::STAGE_FENCE);
+  Break("");
+  DriverShell::Options options;
+  options.state_directory = "/state";
+  options.files = &disk_;
+  Begin(&disk_, std::move(options));
+  for (auto& [node_id, link] : links_) {
+    Round([&, id = node_id] { shell_->OnHello(HelloOf(id, "a", 1), links_[id]); });
+  }
+  Pass(absl::Seconds(2));
+  ASSERT_EQ(job().attempt(), 2);
+  EXPECT_EQ(LoggedAttempts(), "1/2 2/2 3/2 4/2 5/2");
+}
+
+// Two attempts begin while the log fails.
+class JobLogsTest : public DriverStepsTest {
+ protected:
+  bool BeginAttempt(int64_t attempt, int64_t restore_step, double now_seconds) {
+    record_ = job();
+    record_.set_attempt(attempt);
+    record_.mutable_restore()->set_step(restore_step);
+    return logs_->Cut(record_, {"j", restore_step, attempt}, absl::Seconds(now_seconds));
+  }
+  void Append(int64_t attempt, int64_t first, int64_t last, double now_seconds) {
+    google::protobuf::RepeatedPtrField<LossLog::StepRecord> records;
+    for (int64_t step = first; step <= last; ++step) {
+      LossLog::StepRecord* added = records.Add();
+      added->set_step(step);
+      added->set_attempt(attempt);
+    }
+    logs_->Append(record_, records, absl::Seconds(now_seconds));
+    logs_->Sync(absl::Seconds(now_seconds));
+  }
+
+  std::unique_ptr<JobLogs> logs_ = std::make_unique<JobLogs>(&disk_);
+  JobRecord record_;
+};
+
+// The driver before had cut the log, and this one does not know it.
+TEST_F(JobLogsTest, ACutThatIsDueAgainTakesNoStepsOfItsAttempt) {
+  ASSERT_TRUE(BeginAttempt(2, 0, 0));
+  Append(2, 1, 6, 0);
+  for (const double patience : {0.0, 31.0}) {
+    logs_ = std::make_unique<JobLogs>(&disk_);
+    Break("metrics");
+    EXPECT_FALSE(BeginAttempt(2, 0, 0));
+    EXPECT_EQ(BeginAttempt(2, 0, patience), patience > 30);
+    EXPECT_EQ(BeginAttempt(3, 4, patience + 0.5), patience > 30);
+    Break("");
+    EXPECT_TRUE(BeginAttempt(3, 4, patience + 100));
+    EXPECT_EQ(LoggedAttempts(), "1/2 2/2 3/2 4/2") << patience;
+  }
+}
+
+TEST_F(JobLogsTest, ACutThatIsDueIsNotForgottenForTheNextOne) {
+  ASSERT_TRUE(BeginAttempt(1, 0, 0));
+  Append(1, 1, 6, 0);
+  Break("metrics");
+  EXPECT_FALSE(BeginAttempt(2, 2, 1));
+  EXPECT_FALSE(BeginAttempt(3, 4, 3));
+  EXPECT_EQ(logs_->Acknowledged("j"), 2);
+  Break("");
+  EXPECT_TRUE(BeginAttempt(3, 4, 5));
+  Append(2, 3, 4, 5);
+  Append(3, 5, 6, 5);
+  EXPECT_EQ(LoggedAttempts(), "1/1 2/1 3/2 4/2 5/3 6/3");
+  EXPECT_EQ(logs_->Acknowledged("j"), 6);
+}
+
+TEST_F(JobLogsTest, ALogThatIsSetAsideLacksTheStepsOfAnAttemptAndKeepsNoneThatWereRolledBack) {
+  ASSERT_TRUE(BeginAttempt(1, 0, 0));
+  Append(1, 1, 6, 0);
+  Break("metrics");
+  EXPECT_FALSE(BeginAttempt(2, 2, 1));
+  EXPECT_TRUE(BeginAttempt(2, 2, 32)) << "it is set aside";
+  Append(2, 3, 10, 32);
+  EXPECT_EQ(logs_->Acknowledged("j"), 10);
+  EXPECT_TRUE(BeginAttempt(3, 8, 40));
+  EXPECT_EQ(logs_->Acknowledged("j"), 8);
+  Break("");
+  Append(3, 9, 10, 200);
+  EXPECT_EQ(LoggedAttempts(), "1/1 2/1 9/3 10/3");
 }
 
 // A list reads no files, and the best step of an attempt is logged once.

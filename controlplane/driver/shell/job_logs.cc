@@ -17,14 +17,20 @@ constexpr absl::Duration kWarnInterval = absl::Minutes(1);
 
 }  // namespace
 
-// After a failed sync the file may have records that are not on the disk.
+// After a failed sync the file may have records that are not on the disk. Cuts that are due come
+// before the first append: else the steps that were rolled back would stay, and those that were
+// computed instead would count as repeated.
 absl::Status JobLogs::Reopen(Entry* entry) {
   ASSIGN_OR_RETURN(std::unique_ptr<LossLog> log, LossLog::Open(entry->directory, &files_));
-  const int64_t limit =
-      entry->synced < 0 ? entry->drop_after : std::min(entry->synced, entry->drop_after);
-  if (log->last_step() > limit) RETURN_IF_ERROR(log->DropAfter(limit));
-  entry->drop_after = std::numeric_limits<int64_t>::max();
+  if (entry->synced >= 0 && log->last_step() > entry->synced) {
+    RETURN_IF_ERROR(log->DropAfter(entry->synced));
+  }
   log->ContinueFrom(entry->synced, entry->position);
+  for (const LossLogCut& cut : entry->cuts) {
+    RETURN_IF_ERROR(log->CutTo(cut.restore_step, cut.attempt));
+  }
+  entry->cuts.clear();
+  entry->acknowledge_max = std::numeric_limits<int64_t>::max();
   // The agents do not have the steps any more that were acknowledged without a log.
   if (entry->set_aside) log->GoOnAt(entry->reported + 1);
   entry->log = std::move(log);
@@ -133,13 +139,12 @@ bool JobLogs::Cut(const JobRecord& job, const LossLogCut& cut, absl::Duration no
     log = nullptr;
   }
   if (log == nullptr) {
-    entry.cut = cut;
+    auto& cuts = entry.cuts;
+    while (!cuts.empty() && cuts.back().restore_step >= cut.restore_step) cuts.pop_back();
+    cuts.push_back(cut);
     // Not acknowledged: the file may lack steps before the cut that agents still have.
     entry.acknowledge_max = std::min(entry.acknowledge_max, cut.restore_step);
     if (!entry.set_aside) return false;
-    entry.drop_after = std::min(entry.drop_after, cut.restore_step);
-  } else {
-    entry.cut.reset();
   }
   entry.acknowledge_max = std::numeric_limits<int64_t>::max();
   return true;
@@ -149,9 +154,7 @@ void JobLogs::Forget(const std::string& job_id) {
   const auto found = logs_.find(job_id);
   if (found == logs_.end()) return;
   Entry& entry = found->second;
-  const bool has_rolled_back =
-      entry.cut.has_value() || entry.drop_after < std::numeric_limits<int64_t>::max();
-  if (entry.log == nullptr && has_rolled_back && !entry.directory.empty()) {
+  if (entry.log == nullptr && !entry.cuts.empty() && !entry.directory.empty()) {
     entry.synced = -1;  // what the file has of the last steps nobody sends again
     entry.retry_at = -absl::InfiniteDuration();
     ended_[job_id] = std::move(entry);
@@ -160,17 +163,11 @@ void JobLogs::Forget(const std::string& job_id) {
 }
 
 // Steps that a rollback took back must not stay in the log for ever.
-absl::Status JobLogs::Finish(Entry* entry) {
-  RETURN_IF_ERROR(Reopen(entry));
-  return entry->cut.has_value() ? entry->log->CutTo(entry->cut->restore_step, entry->cut->attempt)
-                                : absl::OkStatus();
-}
-
 void JobLogs::FinishEnded(absl::Duration now) {
   for (auto ended = ended_.begin(); ended != ended_.end();) {
     Entry& entry = ended->second;
     const bool is_due = now >= entry.retry_at;
-    if (is_due && Finish(&entry).ok()) {
+    if (is_due && Reopen(&entry).ok()) {
       ended = ended_.erase(ended);
       continue;
     }

@@ -15,6 +15,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -49,7 +50,8 @@ class JobLogs {
   void Sync(absl::Duration now);
   // Makes the appended records of one job durable.
   void Sync(const std::string& job_id, absl::Duration now);
-  // Carries out a cut. Returns false if it must be tried again.
+  // Carries out a cut: now, or when the log can be opened again, before it takes steps. Returns
+  // false while the job's steps must wait for that: try again.
   bool Cut(const JobRecord& job, const LossLogCut& cut, absl::Duration now);
 
   // Returns true while the commit of a checkpoint of `step` must wait: the log fails, or lacks
@@ -72,16 +74,16 @@ class JobLogs {
 
  private:
   struct Entry {
-    std::unique_ptr<LossLog> log;   // null: it could not be opened or written
-    std::string directory;          // the job's folder
-    std::optional<LossLogCut> cut;  // that could not be carried out yet
-    int64_t synced = -1;            // durable when it failed; -1: unknown
-    int64_t position = 0;           // LossLog::synced_position when it failed
-    int64_t reported = 0;           // newest step that agents reported
+    std::unique_ptr<LossLog> log;  // null: it could not be opened or written
+    std::string directory;         // the job's folder
+    // Cuts that could not be carried out yet, by attempt; an open log has none. A cut whose steps a
+    // later one cuts, too, is left out.
+    std::vector<LossLogCut> cuts;
+    int64_t synced = -1;   // durable when it failed; -1: unknown
+    int64_t position = 0;  // LossLog::synced_position when it failed
+    int64_t reported = 0;  // newest step that agents reported
     // While a cut is due: later steps are not acknowledged, although they are on the disk.
     int64_t acknowledge_max = std::numeric_limits<int64_t>::max();
-    // Steps beyond it are dropped when a log that was set aside works again: they were rolled back.
-    int64_t drop_after = std::numeric_limits<int64_t>::max();
     absl::Duration failing_since = absl::InfiniteDuration();
     absl::Duration retry_at = -absl::InfiniteDuration();
     absl::Duration warned_at = -absl::InfiniteDuration();
@@ -93,7 +95,6 @@ class JobLogs {
   void MindTheGap(const LossLog::StepRecord& first, Entry* entry, absl::Duration now);
   void Fail(const std::string& job_id, Entry* entry, const absl::Status& why, absl::Duration now);
   absl::Status Reopen(Entry* entry);
-  absl::Status Finish(Entry* entry);
 
   JobFiles& files_;
   std::map<std::string, Entry> logs_;   // by job

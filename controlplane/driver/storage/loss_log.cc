@@ -126,7 +126,7 @@ void LossLog::ContinueFrom(int64_t step, int64_t position) {
   recent_.ContinueFrom(position);
   synced_position_ = position;
   // Steps that readers have got are gone: they were cut, or their lines are damaged.
-  if (last_step() != step) recent_.NoteCut();
+  if (last_step() != step) recent_.NoteCut(position);
 }
 
 absl::StatusOr<LossLog::Rest> LossLog::FindRest(int64_t step, int64_t attempt) {
@@ -151,19 +151,22 @@ absl::StatusOr<LossLog::Rest> LossLog::FindRest(int64_t step, int64_t attempt) {
 
 absl::Status LossLog::CutTo(int64_t step, int64_t attempt) {
   ASSIGN_OR_RETURN(const Rest rest, FindRest(step, attempt));
-  if (!rest.text.empty()) {
+  if (rest.text.empty()) {
+    RETURN_IF_ERROR(Sync());
+  } else {
     // The copy is durable before the original is cut. After a crash between them both are repeated.
     const std::string stem = path_.substr(0, path_.size() - sizeof(kLossLogFile) + 1);
     RETURN_IF_ERROR(files_.WriteDurably(
         absl::StrCat(stem, "metrics.attempt-", attempt - 1, ".jsonl"), rest.text));
     RETURN_IF_ERROR(file_->CutTo(rest.begin));
-  } else {
-    RETURN_IF_ERROR(Sync());
+    const RecentSteps before = recent_;
+    RETURN_IF_ERROR(Load(rest.begin));
+    recent_.NoteCut(std::count_if(before.begin(), before.end(), [&](const StepRecord& record) {
+      return record.step() > last_step();
+    }));
+    dirty_ = false;
   }
-  RETURN_IF_ERROR(Load(rest.begin));
-  dirty_ = false;
   if (step == 0) next_step_ = std::max<int64_t>(next_step_, 1);
-  recent_.NoteCut();
   return absl::OkStatus();
 }
 

@@ -216,6 +216,37 @@ TEST_F(LossLogTest, WatchersGetEachStepOnce) {
   EXPECT_EQ(steps[0].attempt(), 2);
 }
 
+TEST_F(LossLogTest, ASlowWatcherGetsTheStepsThatARollbackKept) {
+  const auto log = Open();
+  const auto since = [&](int64_t* position) {
+    std::string steps;
+    for (const auto& record : log->Since(position)) {
+      absl::StrAppend(&steps, steps.empty() ? "" : " ", record.step(), "/", record.attempt());
+    }
+    return steps;
+  };
+  int64_t slow = 0;
+  int64_t slower = 0;
+  Add(log.get(), 1, 3, 1);
+  EXPECT_EQ(since(&slow), "1/1 2/1 3/1");
+  slower = slow;
+  Add(log.get(), 4, 8, 1);
+  int64_t prompt = slow;
+  EXPECT_EQ(since(&prompt), "4/1 5/1 6/1 7/1 8/1");
+  ASSERT_TRUE(log->CutTo(6, 2).ok());
+  int64_t early = slow;
+  EXPECT_EQ(since(&early), "4/1 5/1 6/1");
+  ASSERT_TRUE(log->CutTo(6, 2).ok()) << "nothing is left to cut";
+  Add(log.get(), 7, 9, 2);
+  EXPECT_EQ(since(&slow), "4/1 5/1 6/1 7/2 8/2 9/2");
+  EXPECT_EQ(since(&prompt), "7/2 8/2 9/2");
+  EXPECT_EQ(since(&early), "7/2 8/2 9/2");
+  ASSERT_TRUE(log->CutTo(2, 3).ok());
+  Add(log.get(), 3, 4, 3);
+  EXPECT_EQ(since(&slow), "3/3 4/3");
+  EXPECT_EQ(since(&slower), "3/3 4/3");
+}
+
 TEST_F(LossLogTest, ValueThatIsNoNumberIsKept) {
   {
     const auto log = Open();

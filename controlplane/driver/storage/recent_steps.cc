@@ -36,9 +36,17 @@ void RecentSteps::KeepNewest(size_t count) {
   begin_ %= kBlock;
 }
 
+void RecentSteps::NoteCut(int64_t num_cut) {
+  num_before_ = num_at_cut_;
+  num_at_cut_ = num_appended_;
+  num_kept_ = num_appended_ - num_cut;
+}
+
 std::vector<RecentSteps::StepRecord> RecentSteps::Since(int64_t* position) const {
-  const int64_t begin = *position < 0 ? num_appended_ : std::max(*position, num_at_cut_);
-  const int64_t held = std::clamp<int64_t>(num_appended_ - begin, 0, static_cast<int64_t>(size_));
+  const int64_t begin = *position < 0 ? num_appended_ : std::max(*position, num_before_);
+  const int64_t unread_before_cut = std::max<int64_t>(0, num_kept_ - begin);
+  const int64_t unread = unread_before_cut + num_appended_ - std::max(begin, num_at_cut_);
+  const int64_t held = std::clamp<int64_t>(unread, 0, static_cast<int64_t>(size_));
   *position = num_appended_;
   std::vector<StepRecord> records;
   for (size_t i = size_ - static_cast<size_t>(held); i < size_; ++i) records.push_back((*this)[i]);

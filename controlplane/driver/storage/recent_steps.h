@@ -53,7 +53,8 @@ class RecentSteps {
   const_iterator end() const { return {this, size_}; }
 
   // Returns the records appended since `position` that are still here and were not cut, and moves
-  // `position` to the end. A position of -1 returns no records.
+  // `position` to the end. A position of -1 returns no records. After two cuts a reader that was
+  // not here between them gets only what was appended since the first.
   std::vector<StepRecord> Since(int64_t* position) const;
 
   // --- for the owner
@@ -62,8 +63,8 @@ class RecentSteps {
   // Begins again with what is left after a cut, or what a file has: `Load` its records then.
   void Clear();
   void Load(const StepRecord& record);
-  // Records from before this call are not returned by Since any more.
-  void NoteCut() { num_at_cut_ = num_appended_; }
+  // The newest `num_cut` records are gone: call after `Load` of those that are left.
+  void NoteCut(int64_t num_cut);
   // The position of a reader that has got all records.
   int64_t end_position() const { return num_appended_; }
   // Continues the positions of an object that ended at `position`, in a new one that has the same
@@ -82,6 +83,8 @@ class RecentSteps {
   size_t size_ = 0;
   int64_t num_appended_ = 0;  // cut ones included
   int64_t num_at_cut_ = 0;    // num_appended_ at the last cut
+  int64_t num_kept_ = 0;      // num_at_cut_ without what was cut then
+  int64_t num_before_ = 0;    // num_appended_ at the cut before the last
 };
 
 }  // namespace megascale::driver

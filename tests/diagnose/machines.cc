@@ -186,8 +186,8 @@ void Machines::LimitCores(int machine, double percent) {
 }
 
 void Machines::LimitLink(int machine, double mbit) {
-  const std::vector<std::string> limit = {"root",  "tbf",  "rate",    absl::StrCat(mbit, "mbit"),
-                                          "burst", "64kb", "latency", "100ms"};
+  const std::vector<std::string> limit = {
+      "tbf", "rate", absl::StrCat(mbit, "mbit"), "burst", "64kb", "latency", "100ms"};
   DoQueue(machine, Way::kBoth, "replace", limit);
 }
 

@@ -77,6 +77,7 @@ class ExchangeTest : public ::testing::Test {
 TEST_F(ExchangeTest, TheMachineWithASlowLinkIsQuarantinedAndTheOthersWork) {
   constexpr double kSlowMbit = 20;
   machines_.LimitLink(0, kSlowMbit);
+  ASSERT_TRUE(machines_.status().ok()) << machines_.status();
   Start();
   const nlohmann::json nodes = WaitForQuarantine();
   const std::string evidence = nodes[0].value("quarantine_evidence", "");

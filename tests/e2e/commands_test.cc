@@ -270,7 +270,8 @@ TEST_F(CommandsTest, CtrlCInWatchAndFollowDetachesAndSaysHowToCancel) {
 
 TEST_F(CommandsTest, LogsShowEachAttemptAndFollowToTheEnd) {
   Start();
-  cluster_.Submit("job");
+  // Steps enough for a driver that is slow to start again.
+  cluster_.Submit("job", {"train.steps=600"});
   ASSERT_TRUE(cluster_.WaitForStep("job", 25));
   const std::string log = cluster_.directory() + "/follow.log";
   const pid_t pid =

@@ -119,6 +119,8 @@ class JobCore {
   // Takes a completed step. Returns whether the driver is to hear of it soon.
   bool OnStep(const telemetry::v1::StepRecord& record, Process* process);
   bool ReportsSteps() const;
+  // Adds what is kept of the attempts: snapshots in memory, stored shards, manifests.
+  void ReportSaved(v1::ActualJob* report) const;
   void EndRank(const Process& process, const ProcessEnd& end);
   void EndHost(const Process& process, v1::RankFailure failure, absl::Duration now);
   void OnShard(const link::v1::ShardPersisted& shard);

@@ -36,6 +36,22 @@ bool JobCore::ReportsSteps() const {
                                 [](const auto& item) { return item.second.rank != kHostRank; });
 }
 
+void JobCore::ReportSaved(v1::ActualJob* report) const {
+  for (const checkpoint::SealedSnapshot& held : held_) {
+    v1::SealedSnapshot* snapshot = report->add_snapshots();
+    snapshot->set_rank(held.rank);
+    snapshot->set_attempt(held.attempt);
+    snapshot->set_step(held.step);
+  }
+  for (const auto& [attempt, step, rank] : shards_) {
+    v1::StoredShard* shard = report->add_shards();
+    shard->set_attempt(attempt);
+    shard->set_step(step);
+    shard->set_rank(rank);
+  }
+  for (const auto& [key, manifest] : manifests_) *report->add_manifests() = manifest;
+}
+
 v1::ActualJob JobCore::Report(const Heartbeats& heartbeats) const {
   v1::ActualJob report;
   report.set_job_id(desired_.job_id());
@@ -84,19 +100,7 @@ v1::ActualJob JobCore::Report(const Heartbeats& heartbeats) const {
   }
   // A host that is about to be restarted counts, because the job is not gone from this agent.
   report.set_num_processes(static_cast<int>(processes_.size()) + (HostIsDue() ? 1 : 0));
-  for (const checkpoint::SealedSnapshot& held : held_) {
-    v1::SealedSnapshot* snapshot = report.add_snapshots();
-    snapshot->set_rank(held.rank);
-    snapshot->set_attempt(held.attempt);
-    snapshot->set_step(held.step);
-  }
-  for (const auto& [attempt, step, rank] : shards_) {
-    v1::StoredShard* shard = report.add_shards();
-    shard->set_attempt(attempt);
-    shard->set_step(step);
-    shard->set_rank(rank);
-  }
-  for (const auto& [key, manifest] : manifests_) *report.add_manifests() = manifest;
+  ReportSaved(&report);
   const int steps_max = ReportsSteps() ? kStepsPerReportMax : 0;
   for (const auto& [step, record] : steps_) {
     if (report.steps_size() >= steps_max) break;

@@ -22,7 +22,15 @@ class Registration {
   explicit Registration(const Kernel* kernel);
 };
 
+#ifdef __cpp_lib_source_location
 using Where = std::source_location;
+#else  // clang 14, which only checks the style of what includes this, does not know it
+struct Where {
+  static Where current();
+  const char* file_name() const;
+  uint32_t line() const;
+};
+#endif
 
 // The running thread's place.
 struct Place {

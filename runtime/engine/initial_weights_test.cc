@@ -37,11 +37,7 @@ JobSpec QwenJob(const Layout& layout) {
   model.set_num_attention_heads(4);
   model.set_num_key_value_heads(2);
   model.set_head_dim(6);
-  model.set_norm(job::v1::NORM_RMSNORM);
-  model.set_position_embedding(job::v1::POSITION_EMBEDDING_ROTARY);
-  model.set_hidden_act(job::v1::ACTIVATION_SWIGLU);
-  model.set_attention_bias(false);
-  model.set_mlp_bias(false);
+  MakeLikeLlama(&model);
   model.set_qk_norm(true);
   spec.mutable_train()->set_steps(1);
   spec.mutable_parallel()->set_tensor_model_parallel_size(layout.tensor);

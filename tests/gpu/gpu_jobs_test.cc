@@ -47,13 +47,8 @@ JobSpec Toy(const Layout& layout, int steps) {
     spec.mutable_data()->set_attention(job::v1::ATTENTION_WITHIN_DOCUMENTS);
   }
   if (layout.llama) {
-    auto& model = *spec.mutable_model();
-    model.set_num_key_value_heads(1);
-    model.set_norm(job::v1::NORM_RMSNORM);
-    model.set_position_embedding(job::v1::POSITION_EMBEDDING_ROTARY);
-    model.set_hidden_act(job::v1::ACTIVATION_SWIGLU);
-    model.set_attention_bias(false);
-    model.set_mlp_bias(false);
+    MakeLikeLlama(spec.mutable_model());
+    spec.mutable_model()->set_num_key_value_heads(1);
   }
   return spec;
 }

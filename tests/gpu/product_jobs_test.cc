@@ -64,13 +64,8 @@ RunOptions JobIn(const std::string& folder, const Layout& layout) {
   spec.mutable_parallel()->set_zero_stage(layout.zero_stage);
   spec.mutable_parallel()->set_tp_comm_overlap(layout.overlap);
   if (layout.llama) {
-    auto& model = *spec.mutable_model();
-    model.set_num_key_value_heads(1);
-    model.set_norm(job::v1::NORM_RMSNORM);
-    model.set_position_embedding(job::v1::POSITION_EMBEDDING_ROTARY);
-    model.set_hidden_act(job::v1::ACTIVATION_SWIGLU);
-    model.set_attention_bias(false);
-    model.set_mlp_bias(false);
+    MakeLikeLlama(spec.mutable_model());
+    spec.mutable_model()->set_num_key_value_heads(1);
   }
   RunOptions options(spec);
   options.job_directory = folder;

@@ -334,6 +334,14 @@ JobSpec ToyJob(const std::string& text_path, int data, int pipeline) {
   return job::ResolveJobSpec(spec).value();
 }
 
+void MakeLikeLlama(job::v1::ModelSpec* model) {
+  model->set_norm(job::v1::NORM_RMSNORM);
+  model->set_position_embedding(job::v1::POSITION_EMBEDDING_ROTARY);
+  model->set_hidden_act(job::v1::ACTIVATION_SWIGLU);
+  model->set_attention_bias(false);
+  model->set_mlp_bias(false);
+}
+
 RunResult RunJob(const RunOptions& options) { return TestJob(options).Run(); }
 
 Tensors ReadTensors(const RunResult& result) {

@@ -24,6 +24,8 @@ namespace megascale::engine {
 // ends a document.
 megascale::job::v1::JobSpec ToyJob(const std::string& text_path, int data, int pipeline);
 std::string WriteTestText(const std::string& name);
+// Sets what Llama and Qwen3 share: RMSNorm, rotary positions, SwiGLU, no biases.
+void MakeLikeLlama(megascale::job::v1::ModelSpec* model);
 
 struct RunOptions {
   explicit RunOptions(megascale::job::v1::JobSpec job) : spec(std::move(job)) {}

@@ -3,7 +3,6 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -21,6 +20,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/process/shared_memory.h"
 #include "runtime/base/status.h"
+#include "runtime/checkpoint/numerics.h"
 #include "runtime/checkpoint/product_table.h"
 #include "runtime/comm/store/link_store.h"
 #include "runtime/telemetry/exchange_board.h"
@@ -61,13 +61,6 @@ absl::StatusOr<Regions> MapRegions(std::vector<base::UniqueFd> fds, bool has_bat
   return regions;
 }
 
-// Whether the user allows the job to differ in `area` from the checkpoint that it begins from.
-bool MayDiffer(const link::v1::Assignment& assignment, absl::string_view area) {
-  const auto& allowed = assignment.allow_changed();
-  return std::any_of(allowed.begin(), allowed.end(),
-                     [&](const std::string& name) { return name == area || name == "all"; });
-}
-
 engine::EngineOptions EngineOptionsOf(const link::v1::Assignment& assignment,
                                       const Regions& regions) {
   engine::EngineOptions options;
@@ -85,7 +78,8 @@ engine::EngineOptions EngineOptionsOf(const link::v1::Assignment& assignment,
   options.batch_reader = assignment.batch_reader();
   options.snapshots = regions.snapshots.get();
   options.job_directory = assignment.checkpoint_directory();
-  options.products_may_differ = MayDiffer(assignment, checkpoint::kProductTableField);
+  options.products_may_differ =
+      checkpoint::AllowsChange(assignment.allow_changed(), checkpoint::kProductTableField);
   return options;
 }
 

@@ -42,8 +42,9 @@ class StreamProducts {
   void MatMul(const ops::MatMulArgs& args) { request_.stream->Issued(TryMatMul(args)); }
   // Whether MatMul makes the epilogue, too.
   bool MakesEpilogue(const ops::MatMulArgs& args) {
+    if (!Products::Fuses(args)) return false;
     // MatMul reports what goes wrong here.
-    if (products_ == nullptr && !Open().ok()) return Products::Fuses(args);
+    if (products_ == nullptr && !Open().ok()) return true;
     return products_->MakesEpilogue(args);
   }
 
@@ -94,10 +95,7 @@ std::unique_ptr<ops::Ops> MakeOps(const GpuTables& tables, const ProductChoice& 
   return MakeKernelOps(
       request.compute, std::move(launcher),
       {.multiply = [products](const ops::MatMulArgs& args) { products->MatMul(args); },
-       .fuses =
-           [products](const ops::MatMulArgs& args) {
-             return Products::Fuses(args) && products->MakesEpilogue(args);
-           }});
+       .fuses = [products](const ops::MatMulArgs& args) { return products->MakesEpilogue(args); }});
 }
 
 }  // namespace

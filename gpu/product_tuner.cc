@@ -157,23 +157,17 @@ class Bench {
     absl::Status tuned = products_->Tune(args, [&](const auto& run) { return timer.Time(run); });
     for (const tensor::Matrix& used :
          {args.a, args.b, args.c, args.activated, args.activation_in, args.d_activation_in}) {
-      FillZero(used.data, BytesOf(used));
+      FillZero(used.data, static_cast<size_t>(used.bytes()));
     }
     tuned.Update(stream_->Finish());
     return tuned;
   }
 
  private:
-  static size_t BytesOf(const tensor::Matrix& matrix) {
-    if (matrix.rows == 0 || matrix.cols == 0) return 0;
-    return static_cast<size_t>((matrix.rows - 1) * matrix.stride + matrix.cols) *
-           tensor::SizeOf(matrix.dtype);
-  }
-
   void Fill(const tensor::Matrix& operand) {
     auto [block, is_new] = blocks_.try_emplace(operand.dtype);
     if (is_new) block->second = RandomBlock(operand.dtype);
-    const size_t bytes = BytesOf(operand);
+    const auto bytes = static_cast<size_t>(operand.bytes());
     for (size_t at = 0; at < bytes; at += kOperandBlockBytes) {
       stream_->Copy(static_cast<std::byte*>(operand.data) + at, block->second.data(),
                     std::min(kOperandBlockBytes, bytes - at));

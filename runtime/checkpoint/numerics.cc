@@ -115,11 +115,9 @@ struct Change {
 
 absl::Status Refuse(std::vector<Change> changes, const std::vector<std::string>& allow_changed) {
   const auto is_allowed = [&allow_changed](const Change& change) {
-    return std::any_of(allow_changed.begin(), allow_changed.end(), [&](const std::string& name) {
-      return name == "all" || name == change.Area();
-    });
+    return AllowsChange(allow_changed, change.Area());
   };
-  changes.erase(std::remove_if(changes.begin(), changes.end(), is_allowed), changes.end());
+  std::erase_if(changes, is_allowed);
   if (changes.empty()) return absl::OkStatus();
   std::set<std::string> areas;
   std::vector<std::string> texts;

@@ -2,6 +2,7 @@
 // unless the user allows it. Threads: plain functions.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,14 @@ inline constexpr absl::string_view kNumericsVersion = "3";
 // be prolonged and moved.
 megascale::checkpoint::v1::NumericsFingerprint MakeNumericsFingerprint(
     const megascale::job::v1::JobSpec& spec, absl::string_view instruction_set);
+
+// Whether the user allows the job to differ in `area` from the checkpoint that it begins from.
+// `names`: areas, or "all".
+template <typename Names>
+bool AllowsChange(const Names& names, absl::string_view area) {
+  return std::any_of(names.begin(), names.end(),
+                     [&](const auto& name) { return name == area || name == "all"; });
+}
 
 // Returns OK if both are equal, except for areas in `allow_changed` (or "all"). Errors:
 // FailedPrecondition - one line: which field changed, its two values, and the flag that allows it.

@@ -43,6 +43,12 @@ bool TableOf(absl::string_view file, std::string* table) {
   return base::Sha256Hex(rest) == digest;
 }
 
+// Returns the digest of the table; empty: there is none.
+std::string DigestIn(const v1::NumericsFingerprint& fingerprint) {
+  const auto digest = fingerprint.fields().find(std::string(kProductTableField));
+  return digest == fingerprint.fields().end() ? "" : digest->second;
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> ReadProductTable(const std::string& directory) {
@@ -89,8 +95,8 @@ absl::Status CopyProductTable(const std::string& from, const std::string& to,
 }
 
 void TakeProductTable(const v1::NumericsFingerprint& from, v1::NumericsFingerprint* to) {
-  const auto digest = from.fields().find(std::string(kProductTableField));
-  if (digest != from.fields().end()) (*to->mutable_fields())[digest->first] = digest->second;
+  const std::string digest = DigestIn(from);
+  if (!digest.empty()) (*to->mutable_fields())[std::string(kProductTableField)] = digest;
 }
 
 std::string MissingProductTable(const std::string& job_directory) {
@@ -100,18 +106,16 @@ std::string MissingProductTable(const std::string& job_directory) {
 }
 
 bool IsProductTableOf(const v1::Manifest& manifest, absl::string_view table) {
-  const auto& fields = manifest.numerics().fields();
-  const auto digest = fields.find(std::string(kProductTableField));
-  return digest == fields.end() || base::Sha256Hex(table) == digest->second;
+  const std::string digest = DigestIn(manifest.numerics());
+  return digest.empty() || base::Sha256Hex(table) == digest;
 }
 
-absl::StatusOr<std::string> ProductTableOfCheckpoint(const std::string& directory) {
-  ASSIGN_OR_RETURN(const v1::Manifest manifest, ReadManifest(directory));
-  const auto& fields = manifest.numerics().fields();
-  const auto digest = fields.find(std::string(kProductTableField));
-  if (digest == fields.end()) return "";
+absl::StatusOr<std::string> ProductTableOfCheckpoint(const v1::Manifest& manifest,
+                                                     const std::string& directory) {
+  const std::string digest = DigestIn(manifest.numerics());
+  if (digest.empty()) return "";
   absl::StatusOr<std::string> table = ReadProductTable(directory);
-  if (table.ok() && base::Sha256Hex(*table) == digest->second) return table;
+  if (table.ok() && base::Sha256Hex(*table) == digest) return table;
   if (base::ErrnoOf(table.status()) != 0) return table.status();
   const char* const wrong = table.ok()                         ? "is of another job"
                             : absl::IsNotFound(table.status()) ? "is missing"

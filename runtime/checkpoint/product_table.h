@@ -45,9 +45,10 @@ std::string MissingProductTable(const std::string& job_directory);
 // Returns whether `table` is the one that the checkpoint was made with, or it was made without one.
 bool IsProductTableOf(const megascale::checkpoint::v1::Manifest& manifest, absl::string_view table);
 
-// Returns the table of a checkpoint that a job begins from; empty: it was made without one. Errors:
-// InvalidArgument - the file is missing or damaged, or not the one of the manifest; else as
-// ReadManifest and base::ReadFile.
-absl::StatusOr<std::string> ProductTableOfCheckpoint(const std::string& directory);
+// Returns the table of a checkpoint that a job begins from; empty: it was made without one.
+// `directory`: the checkpoint's, with the manifest. Errors: InvalidArgument - the file is missing
+// or damaged, or not the one of the manifest; else as base::ReadFile.
+absl::StatusOr<std::string> ProductTableOfCheckpoint(
+    const megascale::checkpoint::v1::Manifest& manifest, const std::string& directory);
 
 }  // namespace megascale::checkpoint

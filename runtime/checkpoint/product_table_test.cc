@@ -79,12 +79,16 @@ std::string Checkpoint(const std::string& job) {
   return folder;
 }
 
+absl::StatusOr<std::string> TableIn(const std::string& checkpoint) {
+  return ProductTableOfCheckpoint(ReadManifest(checkpoint).value(), checkpoint);
+}
+
 TEST(ProductTableTest, ACheckpointHasACopyAndItsDigest) {
-  EXPECT_EQ(*ProductTableOfCheckpoint(Checkpoint("")), "") << "a job without a table";
+  EXPECT_EQ(*TableIn(Checkpoint("")), "") << "a job without a table";
   const std::string job = NewFolder();
   ASSERT_TRUE(KeepProductTable(job, kTable).ok());
   const std::string checkpoint = Checkpoint(job);
-  EXPECT_EQ(*ProductTableOfCheckpoint(checkpoint), kTable);
+  EXPECT_EQ(*TableIn(checkpoint), kTable);
   EXPECT_TRUE(IsProductTableOf(ReadManifest(checkpoint).value(), kTable));
   EXPECT_FALSE(IsProductTableOf(ReadManifest(checkpoint).value(), "another"));
   EXPECT_TRUE(IsProductTableOf(ReadManifest(Checkpoint("")).value(), kTable));
@@ -118,7 +122,7 @@ TEST(ProductTableTest, ACheckpointWhoseTableIsNotItsOwnIsRefusedInOneLine) {
   ASSERT_TRUE(KeepProductTable(job, kTable).ok());
   const std::string checkpoint = Checkpoint(job);
   const auto expect_refusal = [&](const char* why) {
-    const absl::Status status = ProductTableOfCheckpoint(checkpoint).status();
+    const absl::Status status = TableIn(checkpoint).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr(FileIn(checkpoint)), HasSubstr(why),

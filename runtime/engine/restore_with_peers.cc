@@ -15,7 +15,6 @@
 #include "absl/types/span.h"
 #include "runtime/base/check.h"
 #include "runtime/base/checksum.h"
-#include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
@@ -161,10 +160,10 @@ class Restore {
   bool has_everything() const {
     return std::find(missing_.begin(), missing_.end(), 1) == missing_.end();
   }
-  void Show(const telemetry::Doing& doing) const;
   // Shows an activity that waits for other ranks; `peer`: the one rank, if the activity names one.
   void ShowWait(telemetry::v1::Activity activity, int peer = 0) const {
-    Show({.activity = activity, .instruction = exchange_, .peer = peer});
+    telemetry::ShowDoing(options_.heartbeat,
+                         {.activity = activity, .instruction = exchange_, .peer = peer});
   }
   comm::CallInfo call() const {
     return {.instruction_id = exchange_.packed(), .timeout = options_.timeout};
@@ -188,14 +187,8 @@ class Restore {
   std::vector<std::byte> block_;                // what is read for others
 };
 
-void Restore::Show(const telemetry::Doing& doing) const {
-  if (options_.heartbeat == nullptr) return;
-  options_.heartbeat->Progress(base::RealClock().Monotonic());
-  options_.heartbeat->SetDoing(doing);
-}
-
 void Restore::ReadOwn() {
-  Show({.activity = telemetry::v1::ACTIVITY_READ_CHECKPOINT});
+  telemetry::ShowDoing(options_.heartbeat, {.activity = telemetry::v1::ACTIVITY_READ_CHECKPOINT});
   for (size_t i = 0; i < state_.size(); ++i) {
     const absl::Status status = options_.window->Write(
         state_[i].data,
@@ -329,7 +322,8 @@ absl::Status Restore::Send(int asker, const StateSlice& slice) {
   for (const Block& block : BlocksOf(0, slice.data.size, slice.data.dtype)) {
     const auto here =
         tensor::HostVector::OfBytes(absl::MakeSpan(block_), slice.data.dtype).Slice(0, block.count);
-    Show({.activity = telemetry::v1::ACTIVITY_READ_FOR_PEER, .peer = asker});
+    telemetry::ShowDoing(options_.heartbeat,
+                         {.activity = telemetry::v1::ACTIVITY_READ_FOR_PEER, .peer = asker});
     const absl::Status status = stored_.Read(slice, block.first, here);
     uint8_t is_read = status.ok() ? 1 : 0;
     RETURN_IF_ERROR(options_.world->Send(asker, BytesOf(&is_read), call()));
@@ -411,7 +405,7 @@ std::string Restore::Warning() const {
 absl::StatusOr<std::string> Restore::Run() {
   ReadOwn();
   const absl::Status exchange = Exchange();
-  Show({});  // no longer a rank that waits
+  telemetry::ShowDoing(options_.heartbeat, {});  // no longer a rank that waits
   bool all_have_everything = exchange.ok();
   for (int rank = 0; rank < options_.world->size(); ++rank) {
     all_have_everything = all_have_everything && !Lacks(rank);

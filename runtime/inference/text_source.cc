@@ -114,12 +114,9 @@ void DropOtherTokens(const std::string& folder, const tokenizer::Tokenizer& used
                      std::vector<int32_t>* ids) {
   const auto own = tokenizer::LoadTokenizer(folder);
   if (!own.ok()) return;
-  ids->erase(std::remove_if(ids->begin(), ids->end(),
-                            [&](int32_t id) {
-                              return id < (*own)->vocabulary_size() &&
-                                     (*own)->TokenOf(id) != used.TokenOf(id);
-                            }),
-             ids->end());
+  std::erase_if(*ids, [&](int32_t id) {
+    return id < (*own)->vocabulary_size() && (*own)->TokenOf(id) != used.TokenOf(id);
+  });
 }
 
 // `used`: where the codec's tokenizer was found.
@@ -137,9 +134,7 @@ absl::StatusOr<std::vector<int32_t>> FindEndTokens(const Found& found, const std
                      found.source.model.vocab_size(), ", the model's vocabulary"));
   }
   // A token that the tokenizer does not have is never generated.
-  ids.erase(std::remove_if(ids.begin(), ids.end(),
-                           [&](int32_t id) { return id >= codec.vocabulary_size(); }),
-            ids.end());
+  std::erase_if(ids, [&](int32_t id) { return id >= codec.vocabulary_size(); });
   if (!ids.empty() && used != found.files) DropOtherTokens(found.files, *codec.tokenizer(), &ids);
   if (const auto of_job = found.of_job
                               ? EndTokenOfJob(found.of_job->spec().data(), *codec.tokenizer())

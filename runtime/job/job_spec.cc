@@ -96,6 +96,13 @@ absl::Duration ToDuration(const google::protobuf::Duration& duration) {
   return absl::Seconds(duration.seconds()) + absl::Nanoseconds(duration.nanos());
 }
 
+google::protobuf::Duration FromDuration(absl::Duration duration) {
+  google::protobuf::Duration proto;
+  proto.set_seconds(absl::IDivDuration(duration, absl::Seconds(1), &duration));
+  proto.set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(duration)));
+  return proto;
+}
+
 void FillModelDefaults(JobSpec* spec) {
   v1::ModelSpec& model = *spec->mutable_model();
   const int learnt = spec->data().tokenizer_vocab_size();
@@ -233,9 +240,13 @@ bool UsesCudaGraphs(const JobSpec& spec) {
   return !spec.has_enable_cuda_graph() || spec.enable_cuda_graph();
 }
 
+bool ExchangesThroughNccl(const v1::JobSpec& spec) {
+  return spec.device() == v1::DEVICE_CUDA && !spec.device_sharing();
+}
+
 bool HasWholeTensorExchanges(const v1::JobSpec& spec) {
-  return spec.device() == v1::DEVICE_CUDA && !spec.device_sharing() &&
-         spec.parallel().tensor_model_parallel_size() > 1 && !spec.parallel().tp_comm_overlap();
+  return ExchangesThroughNccl(spec) && spec.parallel().tensor_model_parallel_size() > 1 &&
+         !spec.parallel().tp_comm_overlap();
 }
 
 int NumMicrobatches(const JobSpec& spec) {

@@ -54,11 +54,15 @@ bool AttendsWithinDocuments(const v1::JobSpec& spec);
 // Whether GPUs launch operators as CUDA graphs; so if the job does not say.
 bool UsesCudaGraphs(const v1::JobSpec& spec);
 
+// Whether the ranks exchange through NCCL, and not through communicators of the host.
+bool ExchangesThroughNccl(const v1::JobSpec& spec);
+
 // Whether tensor-parallel ranks exchange by whole calls instead of pieces: through NCCL without
 // tp_comm_overlap. Communicators of the host take pieces either way, whose bits are the same.
 bool HasWholeTensorExchanges(const v1::JobSpec& spec);
 
-// Converts a duration of a specification.
+// Convert a duration of a message.
 absl::Duration ToDuration(const google::protobuf::Duration& duration);
+google::protobuf::Duration FromDuration(absl::Duration duration);
 
 }  // namespace megascale::job

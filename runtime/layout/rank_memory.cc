@@ -42,8 +42,8 @@ struct DeviceKind {
 };
 
 DeviceKind KindOf(const megascale::job::v1::JobSpec& spec) {
-  if (spec.device() != megascale::job::v1::DEVICE_CUDA) return {};
-  return {.has_memory = true, .exchanges_on_host = spec.device_sharing()};
+  return {.has_memory = spec.device() == megascale::job::v1::DEVICE_CUDA,
+          .exchanges_on_host = !job::ExchangesThroughNccl(spec)};
 }
 
 // Returns how many staged communicators a rank makes: those that its instructions use. Those of one

@@ -32,10 +32,6 @@ constexpr timeval kSocketTimeout = {10, 0};
 
 absl::Duration Now() { return base::RealClock().Monotonic(); }
 
-double RateOf(double bytes, absl::Duration taken) {
-  return bytes / std::max(1e-9, absl::ToDoubleSeconds(taken));
-}
-
 struct Connection {
   base::UniqueFd sender;
   base::UniqueFd receiver;

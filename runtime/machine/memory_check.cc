@@ -2,7 +2,6 @@
 
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -32,9 +31,8 @@ PartResult CheckMemory(const MemoryOptions& options) {
     taken = base::RealClock().Monotonic() - begin;
     ++round;
   } while (result.failure.empty() && taken < options.budget);
-  result.bytes_per_second = 2.0 * static_cast<double>(round) *
-                            static_cast<double>(options.size_bytes) /
-                            std::max(1e-9, absl::ToDoubleSeconds(taken));
+  result.bytes_per_second =
+      RateOf(2.0 * static_cast<double>(round) * static_cast<double>(options.size_bytes), taken);
   ::munmap(data, options.size_bytes);
   return result;
 }

@@ -25,6 +25,10 @@ std::string SizeText(size_t size_bytes) {
 
 }  // namespace
 
+double RateOf(double bytes, absl::Duration taken) {
+  return bytes / std::max(1e-9, absl::ToDoubleSeconds(taken));
+}
+
 void FillPattern(uint64_t seed, void* data, size_t size_bytes) {
   auto* bytes = static_cast<unsigned char*>(data);
   for (size_t offset = 0; offset < size_bytes; offset += sizeof(uint64_t)) {

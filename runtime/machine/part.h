@@ -17,6 +17,9 @@ struct PartResult {
   double bytes_per_second = 0;  // 0: the part has no rate
 };
 
+// Returns bytes per second.
+double RateOf(double bytes, absl::Duration taken);
+
 // Changes data behind a part's back, so that a test sees it found. Empty: nothing does.
 using Tamper = std::function<void(void* data, size_t size_bytes)>;
 

@@ -244,8 +244,8 @@ absl::Status Exchange::SendBlocks() {
   RETURN_IF_ERROR(members_->AllToAll(Words(&sent_[round_ % 2]), Words(&received_), Call()));
   sending_ += Now() - begin;
   const auto blocks = static_cast<double>((num_members_ - 1) * (round_ + 1));
-  result_.part.bytes_per_second = blocks * static_cast<double>(options_.block_bytes) /
-                                  std::max(absl::ToDoubleSeconds(sending_), 1e-9);
+  result_.part.bytes_per_second =
+      RateOf(blocks * static_cast<double>(options_.block_bytes), sending_);
   return absl::OkStatus();
 }
 

@@ -56,11 +56,7 @@ Matrix TensorRows::All(const Matrix& own_RC, const Matrix& all_NC) const {
 
 TensorGroup::Exchange TensorRows::Begin(const Vector& mine, const Vector& all) {
   if (is_whole()) return group_->AllGather(mine, all);
-  TensorGroup::Exchange last = 0;
-  for (int rank = 0; rank < size(); ++rank) {
-    last = group_->Broadcast(rank, mine, Part(all, rank, mine.size));
-  }
-  return last - (size() - 1);
+  return group_->TensorGroup::AllGather(mine, all) - (size() - 1);  // in pieces, in any group
 }
 
 TensorGroup::Exchange TensorRows::LastOf(TensorGroup::Exchange first) const {

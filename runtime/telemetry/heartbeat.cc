@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "runtime/base/check.h"
+#include "runtime/base/clock.h"
 
 namespace megascale::telemetry {
 namespace {
@@ -149,6 +150,12 @@ void HeartbeatWriter::SetDevice(const v1::DeviceUse& device) {
     slot_->device_name[i].store(word, std::memory_order_relaxed);
   }
   slot_->device_name_size.store(size, std::memory_order_release);
+}
+
+void ShowDoing(HeartbeatWriter* heartbeat, const Doing& doing) {
+  if (heartbeat == nullptr) return;
+  heartbeat->Progress(base::RealClock().Monotonic());
+  heartbeat->SetDoing(doing);
 }
 
 v1::RankStatus ReadHeartbeat(const base::SharedMemory& region, int slot,

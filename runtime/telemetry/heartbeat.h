@@ -62,6 +62,9 @@ class HeartbeatWriter {
   Slot* slot_;
 };
 
+// Shows what a rank does now, and that it makes progress. `heartbeat`: null for none.
+void ShowDoing(HeartbeatWriter* heartbeat, const Doing& doing);
+
 // Returns the content of a slot at `monotonic_now`. `rank` is not in the slot; the caller knows it.
 // Ages are -1 until the process has written its first heartbeat (limits on starting apply then).
 // What the process does is left out if the writer changed it faster than it could be read.

@@ -129,6 +129,11 @@ struct Matrix {
   T* as() const {
     return static_cast<T*>(data);
   }
+  // From the first element to the last one.
+  int64_t bytes() const {
+    if (rows == 0 || cols == 0) return 0;
+    return ((rows - 1) * stride + cols) * static_cast<int64_t>(SizeOf(dtype));
+  }
   explicit operator bool() const { return data != nullptr; }
 };
 

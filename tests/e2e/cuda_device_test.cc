@@ -85,8 +85,9 @@ TEST_P(CudaProcessesTest, AKilledWorkerIsReplacedAndTheBitsStay) {
   EXPECT_EQ(checkpoint::ReadProductTable(folder).value(), products);
   const auto checkpoints = checkpoint::ListCheckpoints(folder).value();
   ASSERT_FALSE(checkpoints.empty());
-  EXPECT_EQ(checkpoint::ProductTableOfCheckpoint(checkpoints.front().directory()).value(),
-            products);
+  const std::string& newest = checkpoints.front().directory();
+  const auto manifest = checkpoint::ReadManifest(newest).value();
+  EXPECT_EQ(checkpoint::ProductTableOfCheckpoint(manifest, newest).value(), products);
 }
 
 // The last layout, under `./dev soak` all.

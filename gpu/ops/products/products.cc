@@ -220,10 +220,6 @@ bool Products::Fuses(const MatMulArgs& args) {
          AlignmentOf(result) == kAlignmentMax;
 }
 
-MatMulArgs Products::WithFusedEpilogue(const MatMulArgs& args) {
-  return Fuses(args) ? args : ops::WithoutEpilogues(args);
-}
-
 absl::StatusOr<MatMulArgs> Products::WithFusedEpilogue(const MatMulArgs& args,
                                                        const AlgorithmTable& table,
                                                        const Options& options) {

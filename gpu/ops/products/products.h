@@ -73,9 +73,8 @@ class Products {
   // or its gradient, of matrices in bf16 whose rows begin at multiples of 16 bytes. They are then
   // rounded once. Depends on nothing else, so all ranks and attempts round alike.
   static bool Fuses(const ops::MatMulArgs& args);
-  // Returns the product with the epilogue that it fuses, if it does, and with no other one.
-  static ops::MatMulArgs WithFusedEpilogue(const ops::MatMulArgs& args);
-  // The same, unless the table has kNoAlgorithm for that epilogue. `options`: as for ProductOf.
+  // Returns the product with the epilogue that it fuses, if it does and the table does not have
+  // kNoAlgorithm for that epilogue, and with no other one. `options`: as for ProductOf.
   static absl::StatusOr<ops::MatMulArgs> WithFusedEpilogue(const ops::MatMulArgs& args,
                                                            const AlgorithmTable& table,
                                                            const Options& options);

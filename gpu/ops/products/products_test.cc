@@ -237,7 +237,7 @@ TEST_F(ProductsTest, OtherActivationsTypesAndLayoutsAreNotFused) {
     MatMulArgs args = Zeros(DType::kBF16, 8, 16, 8);
     args.activated = Zeros(DType::kBF16, 8, 16, 8).c;
     change(args);
-    return !Products::WithFusedEpilogue(args).activated;
+    return !Products::Fuses(args);
   };
   EXPECT_TRUE(loses([](MatMulArgs& args) { args.activation = ops::ActivationKind::kGelu; }));
   EXPECT_FALSE(loses([](MatMulArgs&) {}));

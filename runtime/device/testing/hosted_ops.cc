@@ -18,12 +18,11 @@ using ops::Vector;
 // Device memory begins this far apart from a multiple of it, as the host's does.
 constexpr size_t kAlignment = 64;
 
-size_t BytesOf(const Matrix& matrix) {
-  if (matrix.rows == 0 || matrix.cols == 0) return 0;
-  return static_cast<size_t>((matrix.rows - 1) * matrix.stride + matrix.cols) *
-         tensor::SizeOf(matrix.dtype);
+// `Tensor`: a Matrix or a Vector.
+template <typename Tensor>
+size_t BytesOf(const Tensor& tensor) {
+  return static_cast<size_t>(tensor.bytes());
 }
-size_t BytesOf(const Vector& vector) { return static_cast<size_t>(vector.bytes()); }
 
 // Host memory of one call's tensors, and its copy on the device. Tensors that overlap, as columns
 // of one matrix do, share a copy.

@@ -12,12 +12,11 @@ namespace {
 using ops::Matrix;
 using ops::Vector;
 
-size_t BytesOf(const Matrix& matrix) {
-  if (matrix.rows == 0 || matrix.cols == 0) return 0;
-  return static_cast<size_t>((matrix.rows - 1) * matrix.stride + matrix.cols) *
-         tensor::SizeOf(matrix.dtype);
+// `Tensor`: a Matrix or a Vector.
+template <typename Tensor>
+size_t BytesOf(const Tensor& tensor) {
+  return static_cast<size_t>(tensor.bytes());
 }
-size_t BytesOf(const Vector& vector) { return static_cast<size_t>(vector.bytes()); }
 
 class StrictOps final : public ops::Ops {
  public:

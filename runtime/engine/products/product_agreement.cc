@@ -8,7 +8,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "runtime/base/checksum.h"
-#include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/directory.h"
@@ -55,25 +54,19 @@ class Agreement {
     return options_.store->Add(key, 1, absl::StrCat(key, "/", options_.rank));
   }
   absl::StatusOr<std::string> Wait(const std::string& key) const;
-  void Show(const telemetry::Doing& doing) const;
 
   const ProductAgreementOptions& options_;
   const device::ProductCalls& calls_;
   device::ProductTuner& tuner_;
 };
 
-void Agreement::Show(const telemetry::Doing& doing) const {
-  if (options_.heartbeat == nullptr) return;
-  options_.heartbeat->Progress(base::RealClock().Monotonic());
-  options_.heartbeat->SetDoing(doing);
-}
-
 absl::StatusOr<std::string> Agreement::Wait(const std::string& key) const {
-  Show({.activity = telemetry::v1::ACTIVITY_WAIT_FOR_PRODUCTS,
-        .instruction = plan::InstructionId(plan::OpKind::kReduceNorm)});
+  telemetry::ShowDoing(options_.heartbeat,
+                       {.activity = telemetry::v1::ACTIVITY_WAIT_FOR_PRODUCTS,
+                        .instruction = plan::InstructionId(plan::OpKind::kReduceNorm)});
   absl::StatusOr<std::string> value = options_.store->Wait(key, options_.timeout);
   // From here on no peer is to blame if this rank stalls.
-  Show({});
+  telemetry::ShowDoing(options_.heartbeat, {});
   if (value.ok() || !absl::IsDeadlineExceeded(value.status())) return value;
   return absl::DeadlineExceededError(
       absl::StrCat("matrix products: other ranks did not publish ", key, " within ",
@@ -88,7 +81,7 @@ absl::StatusOr<std::string> Agreement::KnownTable() const {
       ASSIGN_OR_RETURN(const checkpoint::v1::Manifest manifest,
                        checkpoint::ReadManifest(directory));
       if (options_.may_differ && !IsOwn(manifest)) return "";
-      return checkpoint::ProductTableOfCheckpoint(directory);
+      return checkpoint::ProductTableOfCheckpoint(manifest, directory);
     }
     case RestorePoint::SOURCE_MEMORY:
       return absl::InvalidArgumentError(checkpoint::MissingProductTable(options_.directory));
@@ -125,7 +118,9 @@ absl::StatusOr<std::string> Agreement::Begin() const {
 absl::Status Agreement::Measure(const std::string& known) {
   ASSIGN_OR_RETURN(const int64_t number, AddOne(kNumParts));
   const auto show = [this](int done, int total) {
-    Show({.activity = telemetry::v1::ACTIVITY_TUNE_PRODUCTS, .done = done, .total = total});
+    telemetry::ShowDoing(
+        options_.heartbeat,
+        {.activity = telemetry::v1::ACTIVITY_TUNE_PRODUCTS, .done = done, .total = total});
   };
   ASSIGN_OR_RETURN(const std::string part, tuner_.Measure(known, calls_, show));
   return options_.store->Set(absl::StrCat(kPart, number), part);

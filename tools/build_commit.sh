@@ -11,3 +11,9 @@ build_commit() {
   git worktree add --quiet --detach "$commit_tree" "$commit"
   (cd "$commit_tree" && bazel --output_base="$folder/out" build "$@")
 }
+
+# Builds the program of the release before this one, $previous_program, in the same way.
+build_previous_program() {
+  build_commit "$(grep -v '^#' tests/versions/PREVIOUS)" //cli:megascale
+  previous_program=$commit_tree/bazel-bin/cli/megascale
+}

@@ -93,23 +93,18 @@ void PrintNodes(const control::v1::GetClusterResponse& cluster) {
   const bool has_gpus =
       std::any_of(cluster.nodes().begin(), cluster.nodes().end(),
                   [](const control::v1::NodeView& node) { return !node.gpus().empty(); });
-  std::vector<std::vector<std::string>> rows = {
-      {"NODE", "POOL", "STATE", "SLOTS", "USED", "TEST", "EXCHANGES"}};
+  std::vector<std::vector<std::string>> rows;
+  const auto add = [&](std::vector<std::string> row, const std::vector<std::string>& of_gpus,
+                       const std::string& evidence) {
+    if (has_gpus) row.insert(row.end(), of_gpus.begin(), of_gpus.end());
+    row.push_back(evidence);
+    rows.push_back(std::move(row));
+  };
+  add({"NODE", "POOL", "STATE", "SLOTS", "USED", "TEST", "EXCHANGES"}, GpuColumns(), "EVIDENCE");
   for (const control::v1::NodeView& node : cluster.nodes()) {
-    rows.push_back({node.node_id(), PoolName(node.pool()), NodeStateText(node),
-                    absl::StrCat(node.num_slots()), absl::StrCat(node.num_slots_used()),
-                    TestText(node.machine_test()), ExchangeText(node)});
-  }
-  for (size_t row = 0; row < rows.size() && has_gpus; ++row) {
-    const std::vector<std::string> cells =
-        row == 0 ? GpuColumns() : GpuCells(GpusOf(cluster.nodes(static_cast<int>(row) - 1)));
-    rows[row].insert(rows[row].end(), cells.begin(), cells.end());
-  }
-  for (size_t row = 0; row < rows.size(); ++row) {
-    rows[row].push_back(
-        row == 0
-            ? "EVIDENCE"
-            : ShortenToWidth(Evidence(cluster.nodes(static_cast<int>(row) - 1)), kEvidenceWidth));
+    add({node.node_id(), PoolName(node.pool()), NodeStateText(node), absl::StrCat(node.num_slots()),
+         absl::StrCat(node.num_slots_used()), TestText(node.machine_test()), ExchangeText(node)},
+        GpuCells(GpusOf(node)), ShortenToWidth(Evidence(node), kEvidenceWidth));
   }
   std::printf("%s", FormatTable(rows).c_str());
 }

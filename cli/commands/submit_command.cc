@@ -62,7 +62,17 @@ absl::StatusOr<std::vector<layout::NodeMemory>> MachinesOf(const job::v1::JobSpe
   return machines;
 }
 
-// Memory that only some jobs need has a column only if a rank needs any.
+// Memory that only some jobs need; it has a column only if a rank needs any.
+struct RareColumn {
+  const char* title;
+  int64_t layout::RankMemory::*bytes;
+};
+constexpr RareColumn kRareColumns[] = {{"DRIVER", &layout::RankMemory::context},
+                                       {"GRAPHS", &layout::RankMemory::graphs},
+                                       {"NCCL", &layout::RankMemory::device_communicators},
+                                       {"COMMUNICATORS", &layout::RankMemory::communicators},
+                                       {"PINNED", &layout::RankMemory::pinned}};
+
 std::string RankTable(const std::vector<layout::NodeMemory>& machines) {
   using base::FormatBytes;
   layout::RankMemory all;
@@ -71,11 +81,9 @@ std::string RankTable(const std::vector<layout::NodeMemory>& machines) {
   }
   std::vector<std::vector<std::string>> rows = {{"RANK", "WEIGHTS", "GRADIENTS", "OPTIMIZER",
                                                  "ACTIVATIONS", "LOGITS", "SCRATCH", "WORKSPACES"}};
-  if (all.context != 0) rows[0].emplace_back("DRIVER");
-  if (all.graphs != 0) rows[0].emplace_back("GRAPHS");
-  if (all.device_communicators != 0) rows[0].emplace_back("NCCL");
-  if (all.communicators != 0) rows[0].emplace_back("COMMUNICATORS");
-  if (all.pinned != 0) rows[0].emplace_back("PINNED");
+  for (const RareColumn& column : kRareColumns) {
+    if (all.*column.bytes != 0) rows[0].emplace_back(column.title);
+  }
   rows[0].insert(rows[0].end(), {"PROCESS", "SUM"});
   for (const layout::NodeMemory& machine : machines) {
     for (const auto& [rank, need] : machine.ranks) {
@@ -89,11 +97,9 @@ std::string RankTable(const std::vector<layout::NodeMemory>& machines) {
                                       FormatBytes(need.logits),
                                       FormatBytes(need.scratch),
                                       FormatBytes(need.workspaces)};
-      if (all.context != 0) row.push_back(FormatBytes(need.context));
-      if (all.graphs != 0) row.push_back(FormatBytes(need.graphs));
-      if (all.device_communicators != 0) row.push_back(FormatBytes(need.device_communicators));
-      if (all.communicators != 0) row.push_back(FormatBytes(need.communicators));
-      if (all.pinned != 0) row.push_back(FormatBytes(need.pinned));
+      for (const RareColumn& column : kRareColumns) {
+        if (all.*column.bytes != 0) row.push_back(FormatBytes(need.*column.bytes));
+      }
       row.insert(row.end(), {FormatBytes(need.process), FormatBytes(need.sum())});
       AddRow(std::move(row), &rows);
     }

@@ -26,10 +26,11 @@ constexpr int kSampledRanksMax = 2048;
 // bytes, an instruction of a plan about 200.
 constexpr int64_t kTracedSpansMax = 1'000'000;
 
-// Returns the number of instructions of a replica's step, counting one rank of each stage.
-int64_t InstructionsOf(const trace::StagePlans& stages) {
+// Returns the number of instructions in a step of all these ranks. For a replica: the plans of
+// StagePlans, one rank of each stage.
+int64_t InstructionsOf(absl::Span<const plan::RankPlan> plans) {
   int64_t count = 0;
-  for (const plan::RankPlan& plan : stages.plans()) {
+  for (const plan::RankPlan& plan : plans) {
     count += static_cast<int64_t>(plan.instructions.size());
   }
   return count;
@@ -46,7 +47,8 @@ absl::Status TooManyInstructions(const control::v1::Job& job, const std::string&
 bool ReadsAll(const trace::StagePlans& stages) {
   const plan::Mesh& mesh = stages.mesh();
   return mesh.world_size() <= kTracedRanksMax &&
-         InstructionsOf(stages) * (mesh.world_size() / mesh.pipeline_size()) <= kTracedSpansMax;
+         InstructionsOf(stages.plans()) * (mesh.world_size() / mesh.pipeline_size()) <=
+             kTracedSpansMax;
 }
 
 // Returns the ranks whose spans the heat map reads; empty: all. In a large job it reads one
@@ -57,7 +59,7 @@ std::vector<int> SampleOf(const trace::StagePlans& stages) {
   if (ReadsAll(stages)) return {};
   const plan::Mesh& mesh = stages.mesh();
   const int num_stages = mesh.pipeline_size();
-  const int64_t sum = InstructionsOf(stages);
+  const int64_t sum = InstructionsOf(stages.plans());
   const auto replicas_max = static_cast<int>(std::clamp<int64_t>(
       std::min<int64_t>(kSampledRanksMax / num_stages, kTracedSpansMax / std::max<int64_t>(1, sum)),
       1, mesh.data_size()));
@@ -85,7 +87,7 @@ absl::StatusOr<std::shared_ptr<const trace::StagePlans>> JobTraces::StagesOf(
   }
   ASSIGN_OR_RETURN(std::shared_ptr<const trace::StagePlans> stages,
                    trace::StagePlans::Create(job.spec()));
-  if (InstructionsOf(*stages) > kTracedSpansMax) return stages;
+  if (InstructionsOf(stages->plans()) > kTracedSpansMax) return stages;
   if (planned_.size() >= kPlannedJobsMax) {
     planned_.erase(std::min_element(
         planned_.begin(), planned_.end(),
@@ -99,10 +101,7 @@ absl::StatusOr<std::shared_ptr<const Trace>> JobTraces::Read(
     const control::v1::Job& job, const std::shared_ptr<const trace::StagePlans>& stages,
     int64_t num_steps, const std::vector<int>& ranks) {
   ASSIGN_OR_RETURN(trace::JobSpans spans, trace::JobSpans::Create(stages, ranks));
-  int64_t num_instructions = 1;
-  for (const plan::RankPlan& plan : spans.plans()) {
-    num_instructions += static_cast<int64_t>(plan.instructions.size());
-  }
+  const int64_t num_instructions = 1 + InstructionsOf(spans.plans());
   const int64_t steps_max =
       std::clamp(kTracedSpansMax / num_instructions, int64_t{1}, std::max(int64_t{1}, num_steps));
   control::v1::StreamSpansRequest request;
@@ -158,7 +157,7 @@ absl::StatusOr<std::shared_ptr<const Trace>> JobTraces::ForHeatMap(const control
                                                                    int64_t num_steps) {
   const std::lock_guard<std::mutex> lock(mutex_);
   ASSIGN_OR_RETURN(const auto stages, StagesOf(job));
-  const int64_t of_replica = InstructionsOf(*stages);
+  const int64_t of_replica = InstructionsOf(stages->plans());
   if (of_replica > kTracedSpansMax) return TooManyInstructions(job, "a replica", of_replica);
   return TraceOf(job, stages, num_steps, SampleOf(*stages));
 }

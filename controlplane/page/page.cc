@@ -24,7 +24,6 @@
 #include "controlplane/page/static_files.h"
 #include "controlplane/page/trace_json.h"
 #include "nlohmann/json.hpp"
-#include "proto/job.pb.h"
 #include "runtime/base/status.h"
 #include "runtime/base/stop_signal.h"
 #include "runtime/base/text/printable.h"

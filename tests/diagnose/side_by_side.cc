@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
+#include "runtime/base/fd.h"
 
 namespace megascale::injection {
 namespace {
@@ -63,12 +64,7 @@ class Runner {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       ::close(ends[0]);
       const std::string text = WriteReport(RunInjection(injections_[index], options_.run));
-      size_t written = 0;
-      while (written < text.size()) {
-        const ssize_t count = ::write(ends[1], text.data() + written, text.size() - written);
-        if (count < 0 && errno != EINTR) break;
-        written += static_cast<size_t>(std::max<ssize_t>(0, count));
-      }
+      base::WriteAll(ends[1], text).IgnoreError();
       std::fflush(nullptr);
       ::_exit(0);
     }

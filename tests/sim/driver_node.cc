@@ -302,27 +302,28 @@ void DriverNode::GetJob(const std::string& job_id, Answer answer) {
   Ask([] { return absl::OkStatus(); }, job_id, std::move(answer));
 }
 
-void DriverNode::SetEvicted(const std::string& node_id, bool evicted, Done done) {
-  Post([this, node_id, evicted, done = std::move(done)]() -> driver::DriverShell::Output {
-    driver::v1::NodeEvicted event;
-    event.set_node_id(node_id);
-    const absl::Status status = evicted ? shell_->Evict(event) : shell_->Uncordon(node_id);
+void DriverNode::Decide(std::function<absl::Status()> decide, Done done) {
+  Post([this, decide = std::move(decide), done = std::move(done)]() -> driver::DriverShell::Output {
+    const absl::Status status = decide();
     return [this, status, done] {
       if (Proceed()) done(status);
     };
   });
 }
 
+void DriverNode::SetEvicted(const std::string& node_id, bool evicted, Done done) {
+  driver::v1::NodeEvicted event;
+  event.set_node_id(node_id);
+  Decide([this, event,
+          evicted] { return evicted ? shell_->Evict(event) : shell_->Uncordon(event.node_id()); },
+         std::move(done));
+}
+
 void DriverNode::SetSpare(const std::string& node_id, bool spare, Done done) {
-  Post([this, node_id, spare, done = std::move(done)]() -> driver::DriverShell::Output {
-    driver::v1::NodeSpareSet event;
-    event.set_node_id(node_id);
-    event.set_spare(spare);
-    const absl::Status status = shell_->SetSpare(event);
-    return [this, status, done] {
-      if (Proceed()) done(status);
-    };
-  });
+  driver::v1::NodeSpareSet event;
+  event.set_node_id(node_id);
+  event.set_spare(spare);
+  Decide([this, event] { return shell_->SetSpare(event); }, std::move(done));
 }
 
 void DriverNode::List(const control::ListJobsRequest& request, Listed listed) {

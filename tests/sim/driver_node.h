@@ -95,6 +95,8 @@ class DriverNode {
   driver::SimulatedDisk::Fate FateOf(absl::string_view effect);
   void Post(driver::DriverShell::Input input);
   void Ask(std::function<absl::Status()> decide, const std::string& job_id, Answer answer);
+  // The same for what concerns no job.
+  void Decide(std::function<absl::Status()> decide, Done done);
   void ScheduleRound(absl::Duration when);
   void RunRound();
   void CheckReplay();

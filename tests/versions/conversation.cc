@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <google/protobuf/io/gzip_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <set>
@@ -114,14 +113,18 @@ std::string DesiredText(const agent::v1::DesiredState& desired) {
   return absl::StrCat(desired.draining() ? "draining " : "", absl::StrJoin(jobs, "; "));
 }
 
-std::string PlacementsText(const DesiredJob& job) {
-  std::vector<std::string> ranks;
-  for (const auto& placement : job.placements()) {
-    for (int i = 0; i < std::max(1, placement.num_ranks()); ++i) {
-      ranks.push_back(absl::StrCat(placement.rank() + i, " on ", placement.node_id()));
+void NotePlacements(const agent::v1::DesiredState& desired,
+                    std::map<std::string, std::string>* placements) {
+  for (const DesiredJob& job : desired.jobs()) {
+    if (job.as_before()) continue;
+    std::vector<std::string> ranks;
+    for (const auto& placement : job.placements()) {
+      for (int i = 0; i < std::max(1, placement.num_ranks()); ++i) {
+        ranks.push_back(absl::StrCat(placement.rank() + i, " on ", placement.node_id()));
+      }
     }
+    (*placements)[absl::StrCat(job.job_id(), "/", job.attempt())] = absl::StrJoin(ranks, ", ");
   }
-  return absl::StrJoin(ranks, ", ");
 }
 
 std::string ActualText(const agent::v1::ActualState& actual) {

@@ -2,6 +2,7 @@
 // between two runs of the same story, such as times, versions and process ids.
 #pragma once
 
+#include <map>
 #include <string>
 
 #include "absl/status/status.h"
@@ -22,8 +23,9 @@ v1::Conversation InDirectory(const v1::Conversation& recorded, const std::string
 // What the driver decided: the phase of each job, its restore point, what is to be finalized and
 // what is committed.
 std::string DesiredText(const agent::v1::DesiredState& desired);
-// Where the ranks of a job are: "0 on n0, 1 on n1".
-std::string PlacementsText(const agent::v1::DesiredJob& job);
+// Notes where the ranks of the jobs are, "0 on n0, 1 on n1", by "JOB/ATTEMPT".
+void NotePlacements(const agent::v1::DesiredState& desired,
+                    std::map<std::string, std::string>* placements);
 // What an agent says of its machine: ranks and how they ended, snapshots, shards, manifests, steps.
 std::string ActualText(const agent::v1::ActualState& actual);
 // What became of a job: state, attempt, the newest checkpoint, and the last step of a job that

@@ -1,9 +1,7 @@
 // Agents of the release that was recorded talk to a driver of today: it must take every message and
 // decide as the driver of that release did.
-#include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
-#include <poll.h>
 
 #include <atomic>
 #include <cstdio>
@@ -12,6 +10,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -158,7 +157,7 @@ class DriverReplayTest : public ::testing::Test {
   void AwaitDesired(int index) {
     const v1::Entry& entry = conversation_.entries(index);
     const DesiredState& desired = entry.down().desired();
-    NotePlacements(entry.node_id(), desired);
+    NotePlacements(desired, &placements_[entry.node_id()]);
     if (!IsKnown(desired) || desired.version() <= over_[entry.node_id()]) return;
     PlayedAgent& agent = *agents_.at(entry.node_id());
     const std::vector<DesiredState> later = LaterThan(index);
@@ -168,12 +167,6 @@ class DriverReplayTest : public ::testing::Test {
     over_[entry.node_id()] = num_over > 1 ? later[num_over - 2].version() : desired.version();
   }
 
-  void NotePlacements(const std::string& node_id, const DesiredState& desired) {
-    for (const auto& job : desired.jobs()) {
-      if (job.as_before()) continue;
-      placements_[node_id][absl::StrCat(job.job_id(), "/", job.attempt())] = PlacementsText(job);
-    }
-  }
   void ComparePlacements(const std::string& node_id) {
     const auto today = agents_.at(node_id)->placements();
     for (const auto& [attempt, text] : std::exchange(placements_[node_id], {})) {

@@ -92,10 +92,7 @@ void PlayedAgent::Take(const Down& down) {
   if (!down.has_desired()) return;
   const agent::v1::DesiredState& desired = down.desired();
   seen_.push_back({DesiredText(desired), desired.version(), desired.epoch(), desired.proof()});
-  for (const agent::v1::DesiredJob& job : desired.jobs()) {
-    if (job.as_before()) continue;
-    placements_[absl::StrCat(job.job_id(), "/", job.attempt())] = PlacementsText(job);
-  }
+  NotePlacements(desired, &placements_);
 }
 
 void PlayedAgent::Answer(const Down& down) {

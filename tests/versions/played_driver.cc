@@ -38,9 +38,9 @@ void PlayedDriver::Send(const agent::v1::AgentDown& down) {
 
 agent::v1::ActualState PlayedDriver::AwaitReport() {
   absl::MutexLock lock(&mutex_);
-  const auto is_there = [&] { return num_reports_ > 0; };
+  const auto is_there = [&] { return has_report_; };
   EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&is_there), kPatience)) << "no report";
-  num_reports_ = 0;
+  has_report_ = false;
   return report_;
 }
 
@@ -57,7 +57,7 @@ grpc::Status PlayedDriver::Connect(grpc::ServerContext* /*context*/,
     absl::MutexLock lock(&mutex_);
     if (!up.has_actual()) continue;
     report_ = up.actual();
-    ++num_reports_;
+    has_report_ = true;
   }
   absl::MutexLock lock(&mutex_);
   if (stream_ == stream) stream_ = nullptr;

@@ -32,7 +32,7 @@ class PlayedDriver : public agent::v1::AgentService::Service {
 
   absl::Mutex mutex_;
   grpc::ServerReaderWriter<Down, Up>* stream_ = nullptr;
-  int num_reports_ = 0;  // not waited for yet
+  bool has_report_ = false;  // not waited for yet
   agent::v1::ActualState report_;
   std::unique_ptr<grpc::Server> server_;
 };

@@ -17,7 +17,10 @@ using agent::v1::ActualState;
 
 constexpr int kRoundsMax = 8;
 
-std::string KeyOf(const ActualJob& job) { return absl::StrCat(job.job_id(), "/", job.attempt()); }
+std::string KeyOf(const std::string& job_id, int64_t attempt) {
+  return absl::StrCat(job_id, "/", attempt);
+}
+std::string KeyOf(const ActualJob& job) { return KeyOf(job.job_id(), job.attempt()); }
 
 const ActualJob* FindJob(const ActualState& state, const std::string& job_id) {
   for (const ActualJob& job : state.jobs()) {
@@ -70,7 +73,7 @@ void PlayedMachine::Do(const agent::Action& action) {
     process.rank = start->rank;
     process.attempt = start->job->attempt();
     if (process.rank == kHostRank) {
-      process.num_restarts = num_hosts_[absl::StrCat(process.job_id, "/", process.attempt)]++;
+      process.num_restarts = told_[KeyOf(process.job_id, process.attempt)].num_hosts++;
     }
     core_.OnStarted(start->process_id, static_cast<int>(1000 + start->process_id), now_);
   } else if (const auto* kill = std::get_if<agent::KillProcess>(&action)) {
@@ -112,18 +115,17 @@ void PlayedMachine::FollowJob(const ActualJob& recorded) {
 void PlayedMachine::FollowSteps(const ActualJob& recorded) {
   const Process* worker = AnyWorker(recorded);
   if (worker == nullptr) return;
-  int64_t& told = steps_[KeyOf(recorded)];
+  Told& told = told_[KeyOf(recorded)];
   for (const auto& step : recorded.steps()) {
-    if (step.attempt() != recorded.attempt() || step.step() <= told) continue;
-    told = step.step();
+    if (step.attempt() != recorded.attempt() || step.step() <= told.step) continue;
+    told.step = step.step();
     link::v1::FromWorker message;
     *message.mutable_step() = step;
     core_.OnWorkerMessage(worker->id, message);
   }
-  int& num_warnings = num_warnings_[KeyOf(recorded)];
-  for (; num_warnings < recorded.warnings_size(); ++num_warnings) {
+  for (; told.num_warnings < recorded.warnings_size(); ++told.num_warnings) {
     link::v1::FromWorker message;
-    message.set_warning(recorded.warnings(num_warnings));
+    message.set_warning(recorded.warnings(told.num_warnings));
     core_.OnWorkerMessage(worker->id, message);
   }
 }
@@ -150,7 +152,7 @@ void PlayedMachine::FollowSnapshots(const ActualJob& recorded) {
 void PlayedMachine::FollowHost(const ActualJob& recorded) {
   const Process* host = Find(recorded.job_id(), recorded.attempt(), kHostRank);
   if (host == nullptr) return;
-  agent::v1::Preflight& told = preflights_[KeyOf(recorded)];
+  agent::v1::Preflight& told = told_[KeyOf(recorded)].preflight;
   if (recorded.has_preflight() &&
       told.SerializeAsString() != recorded.preflight().SerializeAsString()) {
     told = recorded.preflight();

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <string>
 #include <vector>
@@ -39,6 +38,14 @@ class PlayedMachine {
     bool killed = false;
   };
 
+  // What the core was told of an attempt.
+  struct Told {
+    agent::v1::Preflight preflight;
+    int64_t step = 0;
+    int num_warnings = 0;
+    int num_hosts = 0;  // started
+  };
+
   static bool Shows(const agent::v1::ActualJob& job, const Process& process);
   // Carries out what the core wants until it wants nothing more.
   void Settle();
@@ -61,10 +68,7 @@ class PlayedMachine {
   agent::AgentCore core_;
   absl::Duration now_ = absl::Seconds(1000);
   std::map<int64_t, Process> processes_;
-  std::map<std::string, agent::v1::Preflight> preflights_;  // told, by job
-  std::map<std::string, int64_t> steps_;                    // told, by job and attempt
-  std::map<std::string, int> num_warnings_;                 // told, by job and attempt
-  std::map<std::string, int> num_hosts_;                    // started, by job and attempt
+  std::map<std::string, Told> told_;                                     // by job and attempt
   std::map<std::string, std::vector<checkpoint::SealedSnapshot>> held_;  // by job
   int num_starts_ = 0;
   int num_kills_ = 0;

@@ -11,8 +11,8 @@ program=${1:-}
 if [[ -z $program ]]; then
   # shellcheck source=tools/build_commit.sh
   . tools/build_commit.sh
-  build_commit "$(grep -v '^#' tests/versions/PREVIOUS)" //cli:megascale
-  program=$commit_tree/bazel-bin/cli/megascale
+  build_previous_program
+  program=$previous_program
 fi
 bazel "${startup[@]}" build //tests/versions:record
 "$(bazel "${startup[@]}" info bazel-bin 2> /dev/null)/tests/versions/record" "$program" tests/versions/data/previous.gz

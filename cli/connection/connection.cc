@@ -13,6 +13,7 @@
 #include "controlplane/address/address.h"
 #include "controlplane/security/grpc_log.h"
 #include "runtime/base/status.h"
+#include "runtime/job/job_spec.h"
 
 namespace megascale::cli {
 namespace {
@@ -112,9 +113,7 @@ control::v1::CancelJobRequest MakeCancelRequest(const std::string& job_id, absl:
                                                 bool checkpoint) {
   control::v1::CancelJobRequest request;
   request.set_job_id(job_id);
-  const int64_t nanos = absl::ToInt64Nanoseconds(grace);
-  request.mutable_grace()->set_seconds(nanos / 1'000'000'000);
-  request.mutable_grace()->set_nanos(static_cast<int32_t>(nanos % 1'000'000'000));
+  *request.mutable_grace() = job::FromDuration(grace);
   request.set_checkpoint(checkpoint);
   return request;
 }

@@ -2,9 +2,7 @@
 // any size is summed up by a few numbers of each rank, where spans would be a megabyte of each.
 // Pure: no clock.
 //
-//   RankWorkSum sum("job-1", ranges);
-//   for (const v1::MachineSample& sample : samples) sum.Add(sample);  // oldest first
-//   sum.Ranks();
+//   SumWork("job-1", ranges, samples);
 //
 // Threads: one at a time.
 #pragma once
@@ -12,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "proto/telemetry.pb.h"
@@ -51,5 +50,14 @@ class RankWorkSum {
   std::vector<v1::StepRange> ranges_;
   std::map<int, Seen> ranks_;
 };
+
+// Returns the sums of all samples, oldest first. `Samples`: a range of v1::MachineSample.
+template <typename Samples>
+std::vector<v1::RankWork> SumWork(std::string job_id, std::vector<v1::StepRange> ranges,
+                                  const Samples& samples) {
+  RankWorkSum sum(std::move(job_id), std::move(ranges));
+  for (const v1::MachineSample& sample : samples) sum.Add(sample);
+  return sum.Ranks();
+}
 
 }  // namespace megascale::telemetry

@@ -112,10 +112,11 @@ telemetry::v1::Evidence MachineReader::Samples(const std::string& job_id) const 
 
 telemetry::v1::Evidence MachineReader::Work(const std::string& job_id,
                                             std::vector<telemetry::v1::StepRange> ranges) const {
-  telemetry::RankWorkSum sum(job_id, std::move(ranges));
-  for (const telemetry::v1::MachineSample& sample : ring_.samples()) sum.Add(sample);
   telemetry::v1::Evidence evidence;
-  for (telemetry::v1::RankWork& rank : sum.Ranks()) *evidence.add_work() = std::move(rank);
+  for (telemetry::v1::RankWork& rank :
+       telemetry::SumWork(job_id, std::move(ranges), ring_.samples())) {
+    *evidence.add_work() = std::move(rank);
+  }
   return evidence;
 }
 

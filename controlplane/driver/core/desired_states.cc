@@ -143,7 +143,6 @@ void DesiredParts::Make(const JobRecord& job, Part* part) {
   if (part->number != job.attempt() || part->num_ranks != job.placements_size()) {
     part->number = job.attempt();
     part->num_ranks = job.placements_size();
-    part->first_node = NodeOfRank(job, 0);
     part->attempt = AttemptOf(job);
     part->attempt_print = base::Sha256Hex(part->attempt.SerializeAsString());
   }
@@ -185,7 +184,7 @@ std::string DesiredStates::Fingerprint(const std::string& node_id) const {
   for (const JobRecord* job : JobsOf(*node)) {
     const DesiredParts::Part& part = parts_.Of(*job);
     absl::StrAppend(&print, " ", part.print);
-    if (node_id == part.first_node) absl::StrAppend(&print, "+", part.first_print);
+    if (node_id == NodeOfRank(*job, 0)) absl::StrAppend(&print, "+", part.first_print);
   }
   return print;
 }
@@ -217,7 +216,7 @@ agent::DesiredState DesiredStates::For(const std::string& node_id,
     } else {
       job->MergeFrom(part.attempt);
     }
-    if (node_id == part.first_node) AddFirst(*record, job);
+    if (node_id == NodeOfRank(*record, 0)) AddFirst(*record, job);
   }
   return desired;
 }

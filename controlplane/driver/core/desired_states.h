@@ -22,7 +22,6 @@ class DesiredParts {
   struct Part {
     int64_t number = -1;                       // of the attempt
     int num_ranks = 0;                         // placed
-    std::string first_node;                    // node of rank 0
     megascale::agent::v1::DesiredJob attempt;  // fields that stay the same during an attempt
     std::string attempt_print;                 // covers `attempt`
     megascale::agent::v1::DesiredJob common;   // other fields that are equal for all agents

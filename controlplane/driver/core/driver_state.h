@@ -160,6 +160,8 @@ struct LossLogCut {
   int64_t restore_step = 0;
   int64_t attempt = 0;
 };
+// Returns the cut that the job's present attempt needs.
+LossLogCut CutOf(const JobRecord& job);
 std::vector<LossLogCut> LossLogCutsFor(const IndexedState& state);
 
 }  // namespace megascale::driver

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/recovery.h"
 #include "controlplane/driver/core/restore_order.h"
+#include "controlplane/driver/exchanges/exchanges.h"
 #include "runtime/base/text/shortlist.h"
 #include "runtime/job/job_spec.h"
 
@@ -170,7 +171,7 @@ std::set<std::string> NodesInTest(const DriverState& state) {
   std::set<std::string> again;
   for (const NodeRecord& node : state.nodes()) {
     if (IsTestDue(node)) (node.test().again() ? again : nodes).insert(node.hello().node_id());
-    if (!node.exchanges().with().empty()) nodes.insert(node.hello().node_id());
+    if (IsExchanging(node)) nodes.insert(node.hello().node_id());
   }
   if (again.empty()) return nodes;
   const std::set<std::string> busy = BusyNodes(state);
@@ -181,26 +182,23 @@ std::set<std::string> NodesInTest(const DriverState& state) {
 
 std::set<std::string> TestsToWaitFor(const DriverState& state, const JobRecord& job) {
   std::set<std::string> nodes;
-  std::vector<std::string> due = NodesOf(job);
-  for (const std::string& node_id : due) {
+  std::vector<const NodeRecord*> due;
+  for (const std::string& node_id : NodesOf(job)) {
     const NodeRecord* node = FindNode(state, node_id);
-    if (node != nullptr && !node->exchanges().with().empty()) nodes.insert(node_id);
+    if (node == nullptr) continue;
+    if (IsExchanging(*node)) nodes.insert(node_id);
+    if (IsTestDue(*node) && TakesRanks(*node)) due.push_back(node);
   }
-  due.erase(std::remove_if(due.begin(), due.end(),
-                           [&](const std::string& node_id) {
-                             const NodeRecord* node = FindNode(state, node_id);
-                             return node == nullptr || !IsTestDue(*node) || !TakesRanks(*node);
-                           }),
-            due.end());
   if (due.empty()) return nodes;
   const std::set<std::string> busy = BusyNodes(state);
-  for (const std::string& node_id : due) {
+  for (const NodeRecord* node : due) {
+    const std::string& node_id = node->hello().node_id();
     if (busy.count(node_id) > 0) continue;
     const bool has_memory =
         std::any_of(job.fenced().begin(), job.fenced().end(), [&](const auto& fenced) {
           return fenced.node_id() == node_id && fenced.snapshots_size() > 0;
         });
-    if (FindNode(state, node_id)->test().again() || has_memory) nodes.insert(node_id);
+    if (node->test().again() || has_memory) nodes.insert(node_id);
   }
   return nodes;
 }

@@ -395,7 +395,7 @@ void Transition::ExchangeAfterFailure(const JobRecord& job) {
   if (job.culprit().failure_class() != telemetry::FAILURE_CLASS_ABORTED) return;
   for (const std::string& node_id : LiveNodesOf(state_, job)) {
     NodeRecord* node = NodeToChange(node_id);
-    if (IsTestDue(*node) || !node->exchanges().with().empty()) continue;
+    if (IsTestDue(*node) || IsExchanging(*node)) continue;
     DemandExchanges(node, absl::StrCat("job ", JobId(job), ": ", Describe(job.culprit())), true);
   }
 }
@@ -453,7 +453,7 @@ bool CanEnd(const DriverState& state, const pb::Exchange& exchange) {
   const auto& members = exchange.members();
   return std::all_of(members.begin(), members.end(), [&](const auto& member) {
     const NodeRecord* node = FindNode(state, member.node_id());
-    return node != nullptr && TakesRanks(*node) && !node->exchanges().with().empty() &&
+    return node != nullptr && TakesRanks(*node) && IsExchanging(*node) &&
            node->hello().incarnation() == member.incarnation();
   });
 }
@@ -486,7 +486,7 @@ void Transition::PairMachines() {
   const int num_max = kExchangesAtOnce - state_.exchanges_size();
   std::vector<const NodeRecord*> nodes;
   for (const NodeRecord& node : state_.nodes()) {
-    const bool is_there = node.has_exchanges() && node.exchanges().with().empty();
+    const bool is_there = node.has_exchanges() && !IsExchanging(node);
     if (is_there && TakesRanks(node) && !IsTestDue(node)) nodes.push_back(&node);
   }
   const bool is_wanted = std::any_of(nodes.begin(), nodes.end(),

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "controlplane/driver/core/epoch.h"
+#include "runtime/job/job_spec.h"
 
 namespace megascale::driver {
 
@@ -130,11 +131,7 @@ Contact AgentReports::ContactWith(const std::string& node_id) const {
 }
 
 google::protobuf::Duration AgentReports::NoticedAt(absl::Duration age) const {
-  absl::Duration time = now_ - age;
-  google::protobuf::Duration proto;
-  proto.set_seconds(absl::IDivDuration(time, absl::Seconds(1), &time));
-  proto.set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(time)));
-  return proto;
+  return job::FromDuration(now_ - age);
 }
 
 }  // namespace megascale::driver

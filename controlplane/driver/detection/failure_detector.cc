@@ -97,18 +97,6 @@ absl::Duration FailureDetector::Since(std::map<std::string, Watched>* watched,
   return reports.awake() - it->second.since;
 }
 
-absl::Duration FailureDetector::InPhase(const JobRecord& job, const telemetry::RankStatus& status,
-                                        const AgentReports& reports) {
-  std::vector<Watched>& ranks = phases_[JobId(job)];
-  const int rank = status.rank();
-  if (rank < 0 || rank >= job.placements_size()) return absl::ZeroDuration();
-  ranks.resize(static_cast<size_t>(job.placements_size()));
-  Watched& watched = ranks[static_cast<size_t>(rank)];
-  const int64_t value = job.attempt() * 64 + status.phase();
-  if (watched.value != value) watched = Watched{value, reports.awake()};
-  return reports.awake() - watched.since;
-}
-
 void FailureDetector::Forget(const std::string& job_id) {
   stages_.erase(job_id);
   phases_.erase(job_id);
@@ -147,14 +135,13 @@ std::vector<Event> FailureDetector::FailuresOf(const JobRecord& job, const Agent
 }
 
 std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
-    const JobRecord& job, const telemetry::RankStatus& status, absl::Duration silence,
-    const AgentReports& reports) {
-  const absl::Duration in_phase = InPhase(job, status, reports);
+    const telemetry::RankStatus& status, bool is_alive, absl::Duration still,
+    absl::Duration limit) {
   Suspect suspect;
   suspect.rank = status.rank();
   suspect.waiting = plan::NeedsPeers(plan::InstructionId::FromPacked(status.instruction()));
-  const absl::Duration alive_age = absl::Seconds(status.alive_age_seconds());
-  if (alive_age > HeartbeatTimeout(job)) {
+  if (!is_alive) {
+    const absl::Duration alive_age = absl::Seconds(status.alive_age_seconds());
     suspect.dead = true;
     suspect.age = alive_age;
     suspect.evidence =
@@ -163,8 +150,7 @@ std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
                      " (process ", status.pid(), ", in ", Doing(status), ")", Recent(status));
     return suspect;
   }
-  const absl::Duration limit = ProgressLimits(job).Of(status.phase());
-  suspect.age = StillFor(status, silence, in_phase);
+  suspect.age = still;
   if (suspect.age <= limit + (suspect.waiting ? kWaitersLast : absl::ZeroDuration())) {
     return std::nullopt;
   }
@@ -205,7 +191,7 @@ std::vector<FailureDetector::Suspect> FailureDetector::SuspectsOf(const JobRecor
                            !plan::NeedsPeers(plan::InstructionId::FromPacked(status.instruction()));
         continue;
       }
-      std::optional<Suspect> suspect = SuspectOf(job, status, silence, reports);
+      std::optional<Suspect> suspect = SuspectOf(status, is_alive, still, limit);
       // The report of an agent that stalled itself says nothing about its ranks.
       if (!suspect.has_value() || !reports.IsPunctual(node_id)) continue;
       suspect->node_id = node_id;

@@ -59,17 +59,15 @@ class FailureDetector {
   // Returns for how long `key` has had this value.
   static absl::Duration Since(std::map<std::string, Watched>* watched, const std::string& key,
                               int64_t value, const AgentReports& reports);
-  // Returns for how long a rank has reported its phase.
-  absl::Duration InPhase(const JobRecord& job, const megascale::telemetry::v1::RankStatus& status,
-                         const AgentReports& reports);
   // `is_cause_ahead` is set if a rank that does not wait for peers has stood still for too long by
   // its own account, and will be a suspect once this driver has seen its phase for as long.
   std::vector<Suspect> SuspectsOf(const JobRecord& job, const AgentReports& reports,
                                   bool* is_cause_ahead);
-  // `silence`: the time since the report that has `status`.
-  std::optional<Suspect> SuspectOf(const JobRecord& job,
-                                   const megascale::telemetry::v1::RankStatus& status,
-                                   absl::Duration silence, const AgentReports& reports);
+  // `is_alive`: its timer thread runs. `still`: for how long the rank has made no progress;
+  // `limit`: for how long it may.
+  static std::optional<Suspect> SuspectOf(const megascale::telemetry::v1::RankStatus& status,
+                                          bool is_alive, absl::Duration still,
+                                          absl::Duration limit);
   // Return the job's failure of this kind.
   std::optional<Event> StorageFailed(const JobRecord& job, const AgentReports& reports);
   std::optional<Event> Hung(const JobRecord& job, const AgentReports& reports);

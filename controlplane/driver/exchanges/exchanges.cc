@@ -11,6 +11,7 @@
 #include "runtime/base/process/resource_limit.h"
 #include "runtime/base/repeated.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/job/job_spec.h"
 
 namespace megascale::driver {
 namespace {
@@ -171,20 +172,23 @@ ExchangeVerdict Judge(const control::ExchangeResult& result) {
   return WhyFailed(result).empty() ? ExchangeVerdict::kPassed : ExchangeVerdict::kFailed;
 }
 
-bool HasPassed(const v1::NodeRecord& node) {
+namespace {
+
+bool HasVerdict(const v1::NodeRecord& node, ExchangeVerdict verdict) {
   const auto& results = node.exchanges().results();
   return std::any_of(results.begin(), results.end(),
-                     [&](const auto& result) { return Judge(result) == ExchangeVerdict::kPassed; });
+                     [&](const auto& result) { return Judge(result) == verdict; });
 }
 
-bool HasFailed(const v1::NodeRecord& node) {
-  const auto& results = node.exchanges().results();
-  return std::any_of(results.begin(), results.end(),
-                     [&](const auto& result) { return Judge(result) == ExchangeVerdict::kFailed; });
-}
+}  // namespace
+
+bool HasPassed(const v1::NodeRecord& node) { return HasVerdict(node, ExchangeVerdict::kPassed); }
+bool HasFailed(const v1::NodeRecord& node) { return HasVerdict(node, ExchangeVerdict::kFailed); }
+
+bool IsExchanging(const v1::NodeRecord& node) { return !node.exchanges().with().empty(); }
 
 const v1::Exchange* FindExchange(const v1::DriverState& state, const v1::NodeRecord& node) {
-  if (node.exchanges().with().empty()) return nullptr;
+  if (!IsExchanging(node)) return nullptr;
   for (const v1::Exchange& exchange : state.exchanges()) {
     for (const v1::ExchangeMember& member : exchange.members()) {
       if (member.node_id() == node.hello().node_id()) return &exchange;
@@ -213,9 +217,7 @@ agent::MachineTestRequest RequestOf(const v1::DriverState& state, const v1::Exch
                                                  exchange.id(), "/", state.secret())));
   const ExchangeSize size = SizeOf(exchange.kind());
   asked->set_volume_bytes(size.volume_bytes);
-  asked->mutable_time_max()->set_seconds(absl::ToInt64Seconds(size.time_max));
-  asked->mutable_time_max()->set_nanos(
-      static_cast<int32_t>(absl::ToInt64Nanoseconds(size.time_max) % 1'000'000'000));
+  *asked->mutable_time_max() = job::FromDuration(size.time_max);
   return request;
 }
 

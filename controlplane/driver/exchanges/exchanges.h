@@ -67,6 +67,9 @@ bool KeepMinimum(double minimum, v1::NodeRecord* node);
 bool HasPassed(const v1::NodeRecord& node);
 bool HasFailed(const v1::NodeRecord& node);
 
+// Whether an exchange runs on the node.
+bool IsExchanging(const v1::NodeRecord& node);
+
 // Returns the exchange that runs on the node; null: there is none.
 const v1::Exchange* FindExchange(const v1::DriverState& state, const v1::NodeRecord& node);
 

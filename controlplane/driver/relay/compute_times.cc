@@ -38,9 +38,7 @@ double OfStep(const telemetry::StepsWork& work) {
 std::vector<telemetry::RankWork> WorkIn(const telemetry::Evidence& evidence,
                                         const std::string& job_id, const Ranges& ranges) {
   if (evidence.samples().empty()) return {evidence.work().begin(), evidence.work().end()};
-  megascale::telemetry::RankWorkSum sum(job_id, {ranges.begin(), ranges.end()});
-  for (const telemetry::MachineSample& sample : evidence.samples()) sum.Add(sample);
-  return sum.Ranks();
+  return megascale::telemetry::SumWork(job_id, {ranges.begin(), ranges.end()}, evidence.samples());
 }
 
 }  // namespace

@@ -12,7 +12,6 @@
 #include "controlplane/driver/detection/agent_hello.h"
 #include "controlplane/driver/service/attempt_store.h"
 #include "controlplane/driver/service/driver_loop.h"
-#include "controlplane/protocol/protocol.h"
 #include "controlplane/security/credentials.h"
 #include "proto/agent.grpc.pb.h"
 #include "runtime/base/clock.h"

@@ -57,7 +57,6 @@ class AgentLink {
 struct RunningAttempt {
   int64_t attempt = 0;
   std::vector<std::string> nodes;  // that hold its ranks, sorted
-  bool operator==(const RunningAttempt&) const = default;
 };
 
 class DriverShell {

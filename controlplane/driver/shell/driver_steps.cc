@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "controlplane/driver/shell/driver_shell.h"
+#include "runtime/base/repeated.h"
 
 namespace megascale::driver {
 
@@ -71,13 +72,9 @@ void DriverShell::HoldCommits(agent::ActualJob* reported) {
   const absl::Duration patience =
       goes_on ? std::max(2 * monitor_.reports().node_timeout(), kCommitPatienceMin)
               : absl::InfiniteDuration();
-  auto* manifests = reported->mutable_manifests();
-  manifests->erase(std::remove_if(manifests->begin(), manifests->end(),
-                                  [&](const agent::StoredManifest& manifest) {
-                                    return loss_logs_.HoldsCommit(job_id, manifest.step(), patience,
-                                                                  monitor_.reports().awake());
-                                  }),
-                   manifests->end());
+  base::EraseIf(reported->mutable_manifests(), [&](const agent::StoredManifest& manifest) {
+    return loss_logs_.HoldsCommit(job_id, manifest.step(), patience, monitor_.reports().awake());
+  });
 }
 
 void DriverShell::CutLossLogs() {
@@ -88,11 +85,9 @@ void DriverShell::CutLossLogs() {
 
 void DriverShell::CutLossLog(const JobRecord& job) {
   const std::string& job_id = JobId(job);
-  const int64_t restore_step = job.restore().step();
-  const absl::Duration now = options_.clock->Monotonic();
-  if (!loss_logs_.Cut(job, {job_id, restore_step, job.attempt()}, now)) return;
+  if (!loss_logs_.Cut(job, options_.clock->Monotonic())) return;
   const LossLog* log = loss_logs_.Find(job_id);
-  monitor_.NoteStep(job_id, log != nullptr ? log->last_step() : restore_step);
+  monitor_.NoteStep(job_id, log != nullptr ? log->last_step() : job.restore().step());
   cut_attempts_[job_id] = job.attempt();
   publisher_->TouchSteps(job_id);
 }

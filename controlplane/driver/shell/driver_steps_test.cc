@@ -376,7 +376,7 @@ class JobLogsTest : public DriverStepsTest {
     record_ = job();
     record_.set_attempt(attempt);
     record_.mutable_restore()->set_step(restore_step);
-    return logs_->Cut(record_, {"j", restore_step, attempt}, absl::Seconds(now_seconds));
+    return logs_->Cut(record_, absl::Seconds(now_seconds));
   }
   void Append(int64_t attempt, int64_t first, int64_t last, double now_seconds) {
     google::protobuf::RepeatedPtrField<LossLog::StepRecord> records;

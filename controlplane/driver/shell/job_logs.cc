@@ -127,7 +127,8 @@ void JobLogs::Sync(const std::string& job_id, absl::Duration now) {
   if (!synced.ok()) Fail(job_id, &found->second, synced, now);
 }
 
-bool JobLogs::Cut(const JobRecord& job, const LossLogCut& cut, absl::Duration now) {
+bool JobLogs::Cut(const JobRecord& job, absl::Duration now) {
+  const LossLogCut cut = CutOf(job);
   LossLog* log = Open(job, now);
   Entry& entry = logs_[cut.job_id];
   entry.commits_wait_since.clear();  // those of the attempt before

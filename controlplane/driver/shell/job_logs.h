@@ -50,9 +50,10 @@ class JobLogs {
   void Sync(absl::Duration now);
   // Makes the appended records of one job durable.
   void Sync(const std::string& job_id, absl::Duration now);
-  // Carries out a cut: now, or when the log can be opened again, before it takes steps. Returns
-  // false while the job's steps must wait for that: try again.
-  bool Cut(const JobRecord& job, const LossLogCut& cut, absl::Duration now);
+  // Carries out the cut that the job's attempt needs (CutOf): now, or when the log can be opened
+  // again, before it takes steps. Returns false while the job's steps must wait for that: try
+  // again.
+  bool Cut(const JobRecord& job, absl::Duration now);
 
   // Returns true while the commit of a checkpoint of `step` must wait: the log fails, or lacks
   // steps before it that an agent may still report, which counts for `patience`. `awake`: as

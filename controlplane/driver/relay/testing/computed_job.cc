@@ -120,12 +120,11 @@ agent::EvidenceChunk ComputedJob::SamplesOf(const std::string& node) const {
 agent::EvidenceChunk ComputedJob::FetchMetrics(const std::string& node,
                                                const agent::FetchEvidence& fetch) {
   ++num_metrics;
-  megascale::telemetry::RankWorkSum sum(fetch.job_id(),
-                                        {fetch.work_of().begin(), fetch.work_of().end()});
   const agent::EvidenceChunk samples = SamplesOf(node);
-  for (const auto& sample : samples.evidence().samples()) sum.Add(sample);
   agent::EvidenceChunk chunk;
-  for (telemetry::v1::RankWork& rank : sum.Ranks()) {
+  for (telemetry::v1::RankWork& rank : megascale::telemetry::SumWork(
+           fetch.job_id(), {fetch.work_of().begin(), fetch.work_of().end()},
+           samples.evidence().samples())) {
     *chunk.mutable_evidence()->add_work() = std::move(rank);
   }
   metrics_bytes += static_cast<int64_t>(chunk.ByteSizeLong());

@@ -66,8 +66,8 @@ bool CauseChecker::Explains(const JobRecord& job, const control::Culprit& culpri
     case telemetry::FAILURE_CLASS_STORAGE:
       return Happened("", Harm::kStorage);
     case telemetry::FAILURE_CLASS_ABORTED:  // a peer failed, and nobody knows which one
-      return AnyOnNodesOf(job) || (absl::StrContains(culprit.evidence(), "did not come") &&
-                                   Happened("", Harm::kDriver));
+      return AnyOnNodesOf(job) ||
+             (absl::StrContains(culprit.evidence(), "did not come") && Happened("", Harm::kDriver));
     default:
       return false;
   }

@@ -1,4 +1,4 @@
-#include "runtime/engine/snapshot_taker.h"
+#include "runtime/engine/state/snapshot_taker.h"
 
 #include <utility>
 
@@ -7,7 +7,7 @@
 #include "runtime/base/check.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/status.h"
-#include "runtime/engine/snapshot_shard.h"
+#include "runtime/engine/state/snapshot_shard.h"
 #include "runtime/layout/snapshot_layout.h"
 
 namespace megascale::engine {

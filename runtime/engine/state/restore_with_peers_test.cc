@@ -1,6 +1,6 @@
 // Ranks on several machines that restore a checkpoint which some machines cannot read. A machine's
 // storage is the directory that its ranks are told.
-#include "runtime/engine/restore_with_peers.h"
+#include "runtime/engine/state/restore_with_peers.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "runtime/engine/restore_with_peers.h"
+#include "runtime/engine/state/restore_with_peers.h"
 
 #include <algorithm>
 #include <array>
@@ -19,7 +19,7 @@
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/base/text/shortlist.h"
-#include "runtime/engine/snapshot_shard.h"
+#include "runtime/engine/state/snapshot_shard.h"
 #include "runtime/plan/instruction.h"
 #include "runtime/tensor/tensor.h"
 

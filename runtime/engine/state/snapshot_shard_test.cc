@@ -1,5 +1,5 @@
 // Optimizer states saved under one layout of tensor and data ranks and restored under another.
-#include "runtime/engine/snapshot_shard.h"
+#include "runtime/engine/state/snapshot_shard.h"
 #include "runtime/layout/snapshot_layout.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "runtime/engine/snapshot_shard.h"
+#include "runtime/engine/state/snapshot_shard.h"
 
 #include <algorithm>
 #include <memory>

@@ -1,13 +1,10 @@
 #include "runtime/engine/rank_engine.h"
 
 #include <algorithm>
-#include <map>
 #include <mutex>
-#include <optional>
 #include <utility>
 
 #include "absl/functional/function_ref.h"
-#include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/status.h"
@@ -18,8 +15,11 @@
 #include "runtime/engine/chunk_state.h"
 #include "runtime/engine/divergence.h"
 #include "runtime/engine/instruction_reporter.h"
+#include "runtime/engine/parameter_memory.h"
 #include "runtime/engine/products/product_agreement.h"
 #include "runtime/engine/products/product_calls.h"
+#include "runtime/engine/rank_communicators.h"
+#include "runtime/engine/rank_streams.h"
 #include "runtime/engine/shard_compute.h"
 #include "runtime/engine/stage_compute.h"
 #include "runtime/engine/state/restore_with_peers.h"
@@ -63,9 +63,8 @@ class Engine : public RankEngine {
   // work ends, then they, then the streams.
   ~Engine() override {
     executor_.reset();
-    for (const auto& [kind, stream] : streams_) (void)stream->Synchronize();
-    if (exchanges_ != nullptr) (void)exchanges_->Synchronize();
-    communicators_.clear();
+    if (streams_ != nullptr) streams_->Synchronize();
+    if (communicators_ != nullptr) communicators_->LeaveStreams();
     compute_ops_.reset();
     shard_ops_.reset();
   }
@@ -81,34 +80,25 @@ class Engine : public RankEngine {
   absl::Status BeginSnapshot(int64_t step) override;
   absl::StatusOr<int> FinishSnapshot() override { return snapshots_->Finish(); }
   void Leave() override {
-    if (fabric_ != nullptr) fabric_->Close();
+    if (communicators_ != nullptr) communicators_->Close();
   }
   void RequestStop(StopFlag flag) override { shard_->RaiseStop(flag); }
   void Abort(const absl::Status& why) override;
 
  private:
-  absl::Status MakeStreams();
   absl::Status PrepareMemory();
+  void PreparePeers();
   absl::Status PrepareChunk(size_t index);
   absl::Status PrepareSnapshots();
-  absl::Status PreparePeers();
-  absl::Status AllocateParameters();
   std::unique_ptr<ops::Ops> MakeOps(plan::StreamKind kind, int num_threads) const;
-  absl::Status PrepareFabric();
+  absl::Status PrepareCommunicators();
   absl::Status MakeExecutor();
   // As Load, from the snapshot region or from storage.
   absl::StatusOr<std::string> Restore(const RestorePoint& restore);
   absl::Status AbortReason() const;
   void EndStep(const plan::StepContext& context, const absl::Status& status);
   absl::Status Explain(const plan::StepContext& context, const absl::Status& diverged);
-  // Runs `work` on the compute stream's thread, and so on all of the rank's threads: between what
-  // the stream `from` has issued and what it will issue. Requires: called on `from`'s thread.
-  void RunOnComputeThreads(plan::StreamKind from, absl::FunctionRef<void()> work);
-  // Returns null if the instruction does not communicate.
-  comm::Communicator* CommunicatorOf(const plan::Instruction& instruction) const;
-  // Returns the stream on which the communicator of an instruction is ordered.
-  stream::Stream* ExchangeStreamOf(const plan::Instruction& instruction) const;
-  stream::Stream& compute() const { return *streams_.at(plan::StreamKind::kCompute); }
+  stream::Stream& compute() const { return streams_->compute(); }
   absl::Duration progress_timeout() const {
     return job::ToDuration(options_.spec.fault().progress_timeout());
   }
@@ -121,21 +111,12 @@ class Engine : public RankEngine {
   std::vector<int> launch_order_;  // empty: the device needs none
 
   device::DeviceArenas memory_;
-  // From one stream to the compute stream and back; see RunOnComputeThreads.
-  struct Handover {
-    std::unique_ptr<stream::Event> there, back;
-    uint64_t generation = 0;
-  };
-  std::map<plan::StreamKind, Handover> handovers_;
   std::unique_ptr<ops::Ops> compute_ops_;  // all threads; used on the compute stream's thread, and
                                            // to explain a divergence, when nothing else runs
   std::unique_ptr<ops::Ops> shard_ops_;    // one thread: works beside passes
   ChunkStates chunks_;
   std::vector<ChunkWork> chunk_work_;  // of each chunk, to find its products
   GradientBuffers gradient_buffers_;
-  tensor::Vector carried_;              // see StageOptions
-  TiedEnds tied_ends_;                  // see StageOptions
-  tensor::Vector replicated_;           // tensor parallelism only: see ShardOptions
   std::unique_ptr<TensorPeers> peers_;  // tensor parallelism only
   std::unique_ptr<StageCompute> stage_;
   std::unique_ptr<ShardCompute> shard_;
@@ -143,19 +124,13 @@ class Engine : public RankEngine {
   // Outlives the streams that wait for its copies.
   std::unique_ptr<SnapshotTaker> snapshots_;
 
-  std::unique_ptr<comm::Fabric> fabric_;
-  // By name.
-  std::map<std::string, std::unique_ptr<comm::HostCommunicator>> host_communicators_;
-  comm::HostCommunicator* world_ = nullptr;  // of all ranks
-  std::map<std::string, std::unique_ptr<comm::Communicator>> communicators_;
-  std::map<plan::InstructionId, comm::Communicator*> communicator_of_;
+  std::unique_ptr<RankCommunicators> communicators_;
   mutable std::mutex abort_mutex_;
   absl::Status abort_reason_;  // the first reason; OK: not aborted
   StepEnded step_ended_;
   // The end of the executor may still end a step, and that of the streams may explain its error:
   // both before the members that they use.
-  std::unique_ptr<stream::Stream> exchanges_;  // for peers_, if exchanges overlap
-  std::map<plan::StreamKind, std::unique_ptr<stream::Stream>> streams_;
+  std::unique_ptr<RankStreams> streams_;
   std::unique_ptr<plan::Executor> executor_;
 };
 
@@ -164,35 +139,30 @@ absl::Status Engine::Prepare() {
   plan::PlanOptions plan_options = part_.plan_options;
   ASSIGN_OR_RETURN(plan_options.chunks, layout::ChunkCostsOf(options_.spec));
   ASSIGN_OR_RETURN(plan_, plan::BuildTrainPlan(plan_options, options_.rank));
-  RETURN_IF_ERROR(MakeStreams());
+  const bool overlaps = part_.tensor.size > 1 && options_.spec.parallel().tp_comm_overlap();
+  ASSIGN_OR_RETURN(streams_, RankStreams::Create(options_.device, plan_, overlaps));
   if (options_.device->needs_launch_order()) {
     ASSIGN_OR_RETURN(launch_order_, plan::LaunchOrderOf(plan_options, options_.rank));
   }
   RETURN_IF_ERROR(PrepareMemory());
   reporter_.ShowDevice(*options_.device);
-  return PrepareFabric();
-}
-
-absl::Status Engine::MakeStreams() {
-  MEGASCALE_CHECK(options_.device != nullptr);
-  for (const plan::StreamKind kind : plan::StreamsOf(plan_)) {
-    const absl::string_view name = plan::Name(kind);
-    ASSIGN_OR_RETURN(streams_[kind], options_.device->MakeStream(std::string(name)));
-    handovers_[kind] = {.there = streams_[kind]->MakeEvent(), .back = streams_[kind]->MakeEvent()};
-  }
-  return absl::OkStatus();
+  return PrepareCommunicators();
 }
 
 std::unique_ptr<ops::Ops> Engine::MakeOps(plan::StreamKind kind, int num_threads) const {
   if (options_.make_ops != nullptr) return options_.make_ops(part_.compute, num_threads);
-  return options_.device->MakeOps(streams_.at(kind).get(), part_.compute, num_threads);
+  return options_.device->MakeOps(&streams_->Of(kind), part_.compute, num_threads);
 }
 
 absl::Status Engine::PrepareMemory() {
-  RETURN_IF_ERROR(AllocateParameters());
+  ASSIGN_OR_RETURN(
+      ParameterMemory parameters,
+      AllocateParameters(part_, plan_, /*for_peers=*/options_.placements.size() > 1, &memory_));
+  chunks_ = std::move(parameters.chunks);
+  gradient_buffers_ = std::move(parameters.gradient_buffers);
   compute_ops_ = MakeOps(plan::StreamKind::kCompute, options_.spec.parallel().threads_per_rank());
   shard_ops_ = MakeOps(plan::StreamKind::kDataParallel, 1);
-  if (part_.tensor.size > 1) RETURN_IF_ERROR(PreparePeers());
+  if (part_.tensor.size > 1) PreparePeers();
   for (size_t i = 0; i < chunks_.size(); ++i) RETURN_IF_ERROR(PrepareChunk(i));
   RETURN_IF_ERROR(PrepareSnapshots());
   ShardNumbers numbers(static_cast<int>(options_.placements.size()), chunks_);
@@ -200,44 +170,42 @@ absl::Status Engine::PrepareMemory() {
   std::vector<tensor::Vector*> spaces = numbers.spaces();
   spaces.push_back(&loss_sum);
   RETURN_IF_ERROR(memory_.Fill("the numbers of a step", spaces));
-  const auto load = streams_.find(plan::StreamKind::kLoadBatch);
-  ASSIGN_OR_RETURN(
-      stage_,
-      StageCompute::Create({.spec = &options_.spec,
-                            .plan = &plan_,
-                            .chunks = &chunks_,
-                            .gradient_buffers = &gradient_buffers_,
-                            .carried = carried_,
-                            .tied_ends = tied_ends_,
-                            .loss_sum = loss_sum,
-                            .ops = compute_ops_.get(),
-                            .device = options_.device,
-                            .stream = &compute(),
-                            .load_stream = load == streams_.end() ? nullptr : load->second.get(),
-                            .peers = peers_.get(),
-                            .batch_ring = options_.batch_ring,
-                            .batch_reader = options_.batch_reader,
-                            .timeout = timeout()}));
-  ASSIGN_OR_RETURN(
-      shard_, ShardCompute::Create(
-                  {.spec = &options_.spec,
-                   .plan = &plan_,
-                   .chunks = &chunks_,
-                   .gradient_buffers = &gradient_buffers_,
-                   .ops = shard_ops_.get(),
-                   .compute_ops = compute_ops_.get(),
-                   .run_on_compute_threads =
-                       [this](plan::StreamKind from, absl::FunctionRef<void()> work) {
-                         RunOnComputeThreads(from, work);
-                       },
-                   .await_snapshot = [this] { snapshots_->AwaitCopied(compute()); },
-                   .stream_of = [this](plan::StreamKind kind) { return streams_.at(kind).get(); },
-                   .stage = stage_.get(),
-                   .replicated = replicated_,
-                   .head_gradient = tied_ends_.head_gradient,
-                   .numbers = std::move(numbers),
-                   .device = options_.device,
-                   .timeout = timeout()}));
+  ASSIGN_OR_RETURN(stage_, StageCompute::Create(
+                               {.spec = &options_.spec,
+                                .plan = &plan_,
+                                .chunks = &chunks_,
+                                .gradient_buffers = &gradient_buffers_,
+                                .carried = parameters.carried,
+                                .tied_ends = parameters.tied_ends,
+                                .loss_sum = loss_sum,
+                                .ops = compute_ops_.get(),
+                                .device = options_.device,
+                                .stream = &compute(),
+                                .load_stream = streams_->FindOrNull(plan::StreamKind::kLoadBatch),
+                                .peers = peers_.get(),
+                                .batch_ring = options_.batch_ring,
+                                .batch_reader = options_.batch_reader,
+                                .timeout = timeout()}));
+  ASSIGN_OR_RETURN(shard_,
+                   ShardCompute::Create(
+                       {.spec = &options_.spec,
+                        .plan = &plan_,
+                        .chunks = &chunks_,
+                        .gradient_buffers = &gradient_buffers_,
+                        .ops = shard_ops_.get(),
+                        .compute_ops = compute_ops_.get(),
+                        .run_on_compute_threads =
+                            [this](plan::StreamKind from, absl::FunctionRef<void()> work) {
+                              streams_->RunOnComputeThreads(from, work);
+                            },
+                        .await_snapshot = [this] { snapshots_->AwaitCopied(compute()); },
+                        .stream_of = [this](plan::StreamKind kind) { return &streams_->Of(kind); },
+                        .stage = stage_.get(),
+                        .replicated = parameters.replicated,
+                        .head_gradient = parameters.tied_ends.head_gradient,
+                        .numbers = std::move(numbers),
+                        .device = options_.device,
+                        .timeout = timeout()}));
   return absl::OkStatus();
 }
 
@@ -279,74 +247,15 @@ absl::Status Engine::PrepareSnapshots() {
   return absl::OkStatus();
 }
 
-absl::Status Engine::PreparePeers() {
-  TensorPeersOptions peers = {
-      .place = part_.tensor, .reporter = &reporter_, .timeout = timeout(), .compute = &compute()};
-  if (options_.spec.parallel().tp_comm_overlap()) {
-    const absl::string_view name = plan::Name(plan::StreamKind::kTensorParallel);
-    ASSIGN_OR_RETURN(exchanges_, options_.device->MakeStream(std::string(name)));
-    peers.exchanges = exchanges_.get();
-  }
-  peers_ = std::make_unique<TensorPeers>(peers);
-  return absl::OkStatus();
+void Engine::PreparePeers() {
+  peers_ = std::make_unique<TensorPeers>(TensorPeersOptions{.place = part_.tensor,
+                                                            .reporter = &reporter_,
+                                                            .timeout = timeout(),
+                                                            .compute = &compute(),
+                                                            .exchanges = streams_->exchanges()});
 }
 
-absl::Status Engine::AllocateParameters() {
-  const tensor::DType dtype = part_.compute;
-  const tensor::DType accumulation = AccumulationType(dtype);
-  const layout::GradientSizes sizes = layout::GradientSizesOf(part_, plan_);
-  for (const optim::OptimizerShard& shard : part_.shards) {
-    const model::ChunkLayout layout = shard.layout();
-    chunks_.push_back({.range = shard.range,
-                       .weights = {nullptr, dtype, layout.padded_elements(shard.num_shards)},
-                       .buckets = part_.BucketsOf(layout),
-                       .in_buffer = part_.InGradientBuffers(layout)});
-    ChunkState& chunk = chunks_.back();
-    for (const model::Bucket& bucket : chunk.buckets) {
-      chunk.replicated.push_back(layout::ReplicatedRanges(layout, bucket.range));
-      if (!plan_.shards_gradients) continue;
-      chunk.gradient_shard.push_back(
-          {nullptr, accumulation, bucket.range.count / shard.num_shards});
-    }
-    if (!sizes.early.empty()) {
-      chunk.early_gradients = {nullptr, accumulation, sizes.early[chunks_.size() - 1]};
-    }
-  }
-  for (const int64_t elements : sizes.buffers) {
-    gradient_buffers_.push_back({nullptr, accumulation, elements});
-  }
-  carried_ = {nullptr, accumulation, sizes.carried};
-  replicated_ = {nullptr, accumulation, sizes.replicated};
-  std::vector<tensor::Vector*> spaces;
-  for (ChunkState& chunk : chunks_) spaces.push_back(&chunk.weights);
-  for (tensor::Vector& buffer : gradient_buffers_) spaces.push_back(&buffer);
-  for (ChunkState& chunk : chunks_) {
-    for (tensor::Vector& part : chunk.gradient_shard) spaces.push_back(&part);
-    spaces.push_back(&chunk.early_gradients);
-  }
-  spaces.insert(spaces.end(), {&carried_, &replicated_});
-  tied_ends_.embedding = {nullptr, dtype, part_.borrows_embedding() ? sizes.head : 0};
-  tied_ends_.head_gradient = {nullptr, accumulation, sizes.head};
-  spaces.insert(spaces.end(), {&tied_ends_.embedding, &tied_ends_.head_gradient});
-  RETURN_IF_ERROR(options_.placements.size() > 1 ? memory_.FillForPeers("parameters", spaces)
-                                                 : memory_.Fill("parameters", spaces));
-  for (const plan::Instruction& instruction : plan_.instructions) {
-    if (instruction.gradient_buffer == plan::kNoBuffer) continue;
-    ChunkState& chunk = chunks_[static_cast<size_t>(plan_.IndexOfChunk(instruction.id.chunk()))];
-    if (chunk.gradients) continue;
-    chunk.gradients = GradientsOf(chunk, instruction, gradient_buffers_).elements;
-  }
-  if (part_.borrows_embedding()) {
-    chunks_.back().head_weight = tied_ends_.embedding;
-    chunks_.back().head_gradient = tied_ends_.head_gradient;
-  } else if (part_.exchanged_embedding > 0) {
-    // The embedding comes first in the flat space.
-    tied_ends_.embedding = Slice(chunks_.front().weights, {0, part_.exchanged_embedding});
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Engine::PrepareFabric() {
+absl::Status Engine::PrepareCommunicators() {
   comm::FabricOptions fabric;
   fabric.rank = options_.rank;
   fabric.placements = layout::NodesByRank(options_.placements);
@@ -364,88 +273,27 @@ absl::Status Engine::PrepareFabric() {
   }
   fabric.connect_timeout = job::ToDuration(options_.spec.fault().start_timeout());
   fabric.default_timeout = timeout();
-  const std::vector<int> here =
-      layout::RanksOn(fabric.placements, fabric.placements.at(static_cast<size_t>(options_.rank)));
-  ASSIGN_OR_RETURN(fabric_,
-                   comm::Fabric::Create(std::move(fabric),
-                                        layout::CommunicatorsOf(options_.spec, part_.mesh, here)));
+  ASSIGN_OR_RETURN(communicators_,
+                   RankCommunicators::Create(std::move(fabric), options_.spec, part_.mesh));
   return absl::OkStatus();
 }
 
 absl::Status Engine::Join() {
   MEGASCALE_CHECK(step_ended_ != nullptr);
-  RETURN_IF_ERROR(fabric_->Connect());
-  const auto name_of = [&](plan::GroupKind group, const std::string& channel) {
-    return layout::CommunicatorName(part_.mesh.GroupName(group, options_.rank), channel);
-  };
-  for (const plan::Channel& channel : layout::ChannelsOf(options_.spec, part_.mesh)) {
-    const std::string name = name_of(channel.group, channel.name);
-    ASSIGN_OR_RETURN(host_communicators_[name], fabric_->Make(name));
-    if (channel.group == plan::GroupKind::kWorld) world_ = host_communicators_[name].get();
-  }
-  std::map<std::string, stream::Stream*> stream_of;
-  for (const plan::Instruction& instruction : plan_.instructions) {
-    if (instruction.group == plan::GroupKind::kNone) continue;
-    stream::Stream*& stream = stream_of[name_of(instruction.group, instruction.channel)];
-    MEGASCALE_CHECK(stream == nullptr || stream == ExchangeStreamOf(instruction));
-    stream = ExchangeStreamOf(instruction);
-  }
-  // In the order of names, which all ranks share: a device may wait for all members of a group,
-  // also for those that make no call there and so may name any stream.
-  for (const auto& [name, host] : host_communicators_) {
-    const auto [stream, is_unused] = stream_of.emplace(name, &compute());
-    if (is_unused && !options_.device->starts_groups_together()) continue;
-    ASSIGN_OR_RETURN(communicators_[name],
-                     options_.device->MakeCommunicator(host.get(), stream->second));
-  }
-  // Look up the communicators once: building a name takes heap memory, which steps must not do.
-  for (const plan::Instruction& i : plan_.instructions) {
-    if (i.group == plan::GroupKind::kNone) continue;
-    communicator_of_[i.id] = communicators_.at(name_of(i.group, i.channel)).get();
-  }
+  RETURN_IF_ERROR(communicators_->Join(plan_, options_.device, *streams_));
   reporter_.ShowDevice(*options_.device);
   return MakeExecutor();
-}
-
-// OpenMP keeps a pool of threads for each thread that calls operators. A second caller would get a
-// second pool, and the rank more threads than cores.
-void Engine::RunOnComputeThreads(plan::StreamKind from, absl::FunctionRef<void()> work) {
-  Handover& handover = handovers_.at(from);
-  const uint64_t generation = ++handover.generation;
-  handover.there->RecordNow(*streams_.at(from), generation);
-  compute().RunAndWait([&] {
-    handover.there->WaitNow(compute(), generation);
-    work();
-    handover.back->RecordNow(compute(), generation);
-  });
-  handover.back->WaitNow(*streams_.at(from), generation);
-  streams_.at(from)->TakeErrorOf(compute());
-}
-
-stream::Stream* Engine::ExchangeStreamOf(const plan::Instruction& instruction) const {
-  // A pass begins its exchanges itself, on a stream beside its own if they overlap.
-  if (instruction.stream == plan::StreamKind::kCompute && exchanges_ != nullptr) {
-    return exchanges_.get();
-  }
-  return streams_.at(instruction.stream).get();
-}
-
-comm::Communicator* Engine::CommunicatorOf(const plan::Instruction& instruction) const {
-  if (instruction.group == plan::GroupKind::kNone) return nullptr;
-  const auto found = communicator_of_.find(instruction.id);
-  MEGASCALE_CHECK(found != communicator_of_.end());
-  return found->second;
 }
 
 absl::Status Engine::MakeExecutor() {
   plan::ExecutorOptions executor;
   executor.plan = plan_;
-  const auto communicator_of = [this](const auto& i) { return CommunicatorOf(i); };
+  const auto communicator_of = [this](const auto& i) { return communicators_->Of(i); };
   executor.handlers = stage_->Handlers(communicator_of);
   executor.handlers.merge(shard_->Handlers(communicator_of));
   executor.launch_order = launch_order_;
   for (const plan::StreamKind kind : plan::StreamsOf(plan_)) {
-    executor.streams[kind] = streams_.at(kind).get();
+    executor.streams[kind] = &streams_->Of(kind);
   }
   executor.step_ended = [this](const auto& step, const auto& status) { EndStep(step, status); };
   executor.observer.begin = [this](const auto& i, const auto& step, absl::Duration at) {
@@ -469,7 +317,7 @@ absl::StatusOr<std::string> Engine::Restore(const RestorePoint& restore) {
       {.restore = restore,
        .rank = options_.rank,
        .nodes = nodes,
-       .world = world_,
+       .world = communicators_->world(),
        .window = &window,
        .layout_of = [this](int rank) { return layout::StateLayoutOf(options_.spec, rank); },
        .timeout = job::ToDuration(options_.spec.fault().start_timeout()) * kRestorePatience,
@@ -547,22 +395,23 @@ void Engine::EndStep(const plan::StepContext& context, const absl::Status& statu
 }
 
 absl::Status Engine::Explain(const plan::StepContext& context, const absl::Status& diverged) {
-  return ExplainDivergence({.plan = &plan_,
-                            .part = &part_,
-                            .chunks = &chunks_,
-                            .gradient_buffers = &gradient_buffers_,
-                            .stage = stage_.get(),
-                            .peers = peers_.get(),
-                            .ops = compute_ops_.get(),
-                            .device = options_.device,
-                            .stream = &compute(),
-                            .world = world_,
-                            .stream_of = [this](const auto& i) { return ExchangeStreamOf(i); },
-                            .communicator_of = [this](const auto& i) { return CommunicatorOf(i); },
-                            .reporter = &reporter_,
-                            .context = context,
-                            .timeout = timeout()},
-                           diverged);
+  return ExplainDivergence(
+      {.plan = &plan_,
+       .part = &part_,
+       .chunks = &chunks_,
+       .gradient_buffers = &gradient_buffers_,
+       .stage = stage_.get(),
+       .peers = peers_.get(),
+       .ops = compute_ops_.get(),
+       .device = options_.device,
+       .stream = &compute(),
+       .world = communicators_->world(),
+       .stream_of = [this](const auto& i) { return streams_->ExchangeStreamOf(i); },
+       .communicator_of = [this](const auto& i) { return communicators_->Of(i); },
+       .reporter = &reporter_,
+       .context = context,
+       .timeout = timeout()},
+      diverged);
 }
 
 absl::Status Engine::BeginSnapshot(int64_t step) {
@@ -581,7 +430,7 @@ void Engine::Abort(const absl::Status& why) {
     std::lock_guard<std::mutex> lock(abort_mutex_);
     if (abort_reason_.ok()) abort_reason_ = absl::AbortedError(why.message());
   }
-  if (fabric_ != nullptr) fabric_->Abort(why);
+  if (communicators_ != nullptr) communicators_->Abort(why);
   if (executor_ != nullptr) executor_->Abort(why);
 }
 

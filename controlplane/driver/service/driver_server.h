@@ -8,8 +8,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "controlplane/driver/core/job_retention.h"
 #include "controlplane/driver/detection/failure_detector.h"
+#include "controlplane/driver/retention/job_retention.h"
 #include "controlplane/security/tls_files.h"
 
 namespace megascale::driver {

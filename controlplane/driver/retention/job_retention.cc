@@ -1,4 +1,4 @@
-#include "controlplane/driver/core/job_retention.h"
+#include "controlplane/driver/retention/job_retention.h"
 
 #include <algorithm>
 #include <set>

@@ -109,6 +109,11 @@ JobRecord* Transition::Current(const std::string& job_id, int64_t attempt) {
   return job;
 }
 
+void Transition::Stamp(google::protobuf::Timestamp* time) const {
+  time->set_seconds(event_.time_unix_nanos() / 1'000'000'000);
+  time->set_nanos(static_cast<int32_t>(event_.time_unix_nanos() % 1'000'000'000));
+}
+
 JobRecord* Transition::Find(absl::string_view job_id) {
   const int place = index_.PlaceOf(job_id);
   if (place < 0) return nullptr;

@@ -1,7 +1,7 @@
 // Applies one event to the state: the implementation of Apply in driver_core.h, which is the
 // manual. driver_core.cc handles events about jobs, transition_nodes.cc events about nodes,
-// transition_pools.cc decides which machine is at fault, and transition_settle.cc what follows from
-// the events. Private to this folder.
+// transition_suspects.cc suspicions, transition_pools.cc decides which machine is at fault, and
+// transition_settle.cc what follows from the events. Private to this folder.
 #pragma once
 
 #include <set>
@@ -147,6 +147,8 @@ class Transition {
   // Quarantines the nodes that the job left after repeated failures, once it makes progress without
   // them.
   void BlameNodesLeft(JobRecord* job);
+  // Sets `time` to that of the event.
+  void Stamp(google::protobuf::Timestamp* time) const;
   void Quarantine(const std::string& node_id, const std::string& evidence);
   void KeepSuspicion(const megascale::control::v1::Suspicion& suspicion, JobRecord* job);
   // Handles progress of the job: nothing holds it up, and an old report ends.

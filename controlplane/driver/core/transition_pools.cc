@@ -23,16 +23,6 @@ namespace {
 
 // This many nodes that refuse the job mean that the job cannot work anywhere.
 constexpr size_t kRefusingNodesMax = 3;
-// A job evicts at most this many suspects an hour: diagnosis may be wrong.
-constexpr int kEvictionsMax = 2;       // of a job, within kEvictionPeriod
-constexpr int kEvictionsOfAllMax = 4;  // of all jobs: what hits many is no machine's fault
-constexpr int64_t kReportLife = int64_t{20 * 60} * 1'000'000'000;
-constexpr int64_t kEvictionPeriod = int64_t{3600} * 1'000'000'000;
-
-void SetTime(int64_t unix_nanos, google::protobuf::Timestamp* time) {
-  time->set_seconds(unix_nanos / 1'000'000'000);
-  time->set_nanos(static_cast<int32_t>(unix_nanos % 1'000'000'000));
-}
 
 }  // namespace
 
@@ -75,100 +65,6 @@ void Transition::Quarantine(const std::string& node_id, const std::string& evide
   node->mutable_quarantine()->set_evidence(evidence);
   node->mutable_quarantine()->set_since_unix_nanos(event_.time_unix_nanos());
   Leave(node_id, "NodeQuarantined");
-}
-
-// --- suspects ---------------------------------------------------------------------------------
-
-// Keeps when a machine was reported first, and the earliest time at which its fault began, if this
-// report confirms the one before: a later report sees less of the past.
-void Transition::KeepSuspicion(const control::Suspicion& suspicion, JobRecord* job) {
-  const control::Suspicion before = job->suspicion();
-  control::Suspicion* kept = job->mutable_suspicion();
-  *kept = suspicion;
-  SetTime(event_.time_unix_nanos(), kept->mutable_since());
-  if (IsOfStall(suspicion)) return;
-  *kept->mutable_confirmed_at() = kept->since();
-  const bool is_confirmed =
-      before.kind() == suspicion.kind() && before.node_id() == suspicion.node_id();
-  if (!is_confirmed) return;
-  *kept->mutable_since() = before.since();
-  const bool began_before =
-      before.has_began_at() &&
-      (!kept->has_began_at() || before.began_at().seconds() < kept->began_at().seconds());
-  if (began_before) *kept->mutable_began_at() = before.began_at();
-}
-
-// A suspicion that the driver found, because the job stands still, stays until the attempt makes
-// progress or ends. One that was reported, or found in a slow job, gives way to it, and to a newer
-// one. A rank is blamed only on the machine that holds it.
-bool Transition::OnSuspectFound(const pb::SuspectFound& found) {
-  const control::Suspicion& suspicion = found.suspicion();
-  JobRecord* job = Current(found.job_id(), suspicion.attempt());
-  if (job == nullptr || job->stage() != pb::STAGE_RUN || HasStallSuspicion(*job) ||
-      job->state() != control::JOB_STATE_RUNNING) {
-    return false;
-  }
-  if (suspicion.rank() >= 0 && NodeOfRank(*job, suspicion.rank()) != suspicion.node_id()) {
-    return false;
-  }
-  KeepSuspicion(suspicion, job);
-  control::Suspicion* kept = job->mutable_suspicion();
-  if (job->submitted().spec().fault().on_suspect() != megascale::job::v1::ON_SUSPECT_EVICT) {
-    kept->set_action("told: fault.on_suspect is not evict");
-    return true;
-  }
-  if (const std::string why = WhySuspectStays(job); !why.empty()) {
-    kept->set_action(absl::StrCat("told, and not evicted: ", why));
-    return true;
-  }
-  job->add_evictions(event_.time_unix_nanos());
-  kept->set_action(absl::StrCat("evicted node ", suspicion.node_id()));
-  // A job that trains can make a checkpoint before it leaves; one that stands still cannot.
-  if (IsOfStall(suspicion)) {
-    pb::Failure failure;
-    failure.mutable_culprit()->set_node_id(suspicion.node_id());
-    failure.mutable_culprit()->set_rank(suspicion.rank());
-    failure.mutable_culprit()->set_failure_class(telemetry::FAILURE_CLASS_HUNG);
-    failure.mutable_culprit()->set_evidence(suspicion.verdict());
-    Fail(job, std::move(failure));
-  }
-  Quarantine(suspicion.node_id(),
-             absl::StrCat("suspected by job ", JobId(*job), ": ", suspicion.verdict()));
-  return true;
-}
-
-// A report says nothing about now once it is old.
-void Transition::EndSuspicion(JobRecord* job) {
-  const control::Suspicion& suspicion = job->suspicion();
-  const int64_t age = event_.time_unix_nanos() - suspicion.confirmed_at().seconds() * 1'000'000'000;
-  if (!IsOfStall(suspicion) && age < kReportLife) return;
-  job->clear_suspicion();
-}
-
-std::string Transition::WhySuspectStays(JobRecord* job) const {
-  const control::Suspicion& suspicion = job->suspicion();
-  if (suspicion.rank() < 0) return "no rank is named";
-  std::vector<int64_t> recent;
-  for (const int64_t time : job->evictions()) {
-    if (event_.time_unix_nanos() - time < kEvictionPeriod) recent.push_back(time);
-  }
-  job->mutable_evictions()->Assign(recent.begin(), recent.end());
-  if (static_cast<int>(recent.size()) >= kEvictionsMax) {
-    return absl::StrCat("the job had ", recent.size(), " evictions within an hour");
-  }
-  int of_all = 0;
-  for (const JobRecord& other : state_.jobs()) {
-    for (const int64_t time : other.evictions()) {
-      of_all += event_.time_unix_nanos() - time < kEvictionPeriod ? 1 : 0;
-    }
-  }
-  if (of_all >= kEvictionsOfAllMax) {
-    return absl::StrCat("all jobs together had ", of_all, " evictions within an hour");
-  }
-  if (!HasRoomWithout(state_, *job, {suspicion.node_id()})) {
-    return "the other machines have too few free slots for the job";
-  }
-  return "";
 }
 
 // --- processes that cannot be ended -------------------------------------------------------------
@@ -428,7 +324,7 @@ bool Transition::OnExchangeTested(const pb::ExchangeTested& tested) {
 void Transition::EndExchange(const pb::Exchange& exchange) {
   for (int i = 0; i < exchange.members_size(); ++i) {
     control::ExchangeResult result = ResultFor(exchange, i);
-    SetTime(event_.time_unix_nanos(), result.mutable_ended_at());
+    Stamp(result.mutable_ended_at());
     auto* kept = NodeToChange(exchange.members(i).node_id())->mutable_exchanges();
     kept->clear_with();
     KeepResult(result, kept);

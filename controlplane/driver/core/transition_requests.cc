@@ -4,9 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "controlplane/driver/core/driver_core.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/nearest_name.h"
@@ -17,13 +15,6 @@ namespace megascale::driver {
 namespace control = megascale::control::v1;
 namespace pb = megascale::driver::v1;
 namespace {
-
-// Limits of a report, which stays in the log and in every answer about the job.
-constexpr size_t kVerdictBytesMax = 500;
-constexpr size_t kEvidenceBytesMax = 1000;
-constexpr int kEvidenceLinesMax = 16;
-constexpr absl::Duration kReportInterval = absl::Minutes(1);
-constexpr absl::Duration kOtherReportInterval = absl::Seconds(5);  // that names another node
 
 absl::StatusOr<const NodeRecord*> RequireNode(const DriverState& state, absl::string_view node_id) {
   if (const NodeRecord* node = FindNode(state, node_id); node != nullptr) return node;
@@ -43,44 +34,6 @@ absl::Status CheckRoom(const JobIndex& index) {
       absl::StrCat("the driver holds ", num_open,
                    " jobs that have not ended, which is its most; wait for some of them, or cancel "
                    "some (`megascale list`)"));
-}
-
-absl::Status CheckLine(const std::string& name, const std::string& line, size_t bytes_max) {
-  const bool is_printable = std::none_of(line.begin(), line.end(), [](char c) {
-    return absl::ascii_iscntrl(static_cast<unsigned char>(c));
-  });
-  if (is_printable && line.size() <= bytes_max) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, ": expected one line of at most ", bytes_max, " bytes"));
-}
-
-absl::Status CheckReportTexts(const control::Suspicion& report) {
-  RETURN_IF_ERROR(CheckLine("verdict", report.verdict(), kVerdictBytesMax));
-  if (report.verdict().empty()) {
-    return absl::InvalidArgumentError("verdict: is empty; expected what is wrong, in one line");
-  }
-  if (report.evidence_size() > kEvidenceLinesMax) {
-    return absl::InvalidArgumentError(absl::StrCat("evidence: has ", report.evidence_size(),
-                                                   " lines; expected at most ", kEvidenceLinesMax));
-  }
-  for (const std::string& line : report.evidence()) {
-    RETURN_IF_ERROR(CheckLine("evidence", line, kEvidenceBytesMax));
-  }
-  return absl::OkStatus();
-}
-
-// A client's clock may be ahead; nothing begins after it is reported.
-absl::Status BoundBegin(absl::Time now, control::Suspicion* report) {
-  if (!report->has_began_at()) return absl::OkStatus();
-  const google::protobuf::Timestamp& began = report->began_at();
-  if (began.seconds() < 0 || began.nanos() < 0 || began.nanos() >= 1'000'000'000) {
-    return absl::InvalidArgumentError("began_at: expected a time since 1970");
-  }
-  const int64_t now_seconds = std::max<int64_t>(0, absl::ToUnixSeconds(now));
-  if (began.seconds() < now_seconds) return absl::OkStatus();
-  report->mutable_began_at()->set_seconds(now_seconds);
-  report->mutable_began_at()->set_nanos(0);
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -133,43 +86,6 @@ absl::StatusOr<bool> IsNewUncordon(const DriverState& state, absl::string_view n
 absl::StatusOr<bool> IsNewSpareSet(const DriverState& state, const pb::NodeSpareSet& spare_set) {
   ASSIGN_OR_RETURN(const NodeRecord* node, RequireNode(state, spare_set.node_id()));
   return node->spare() != spare_set.spare();
-}
-
-absl::StatusOr<bool> IsNewReport(const IndexedState& state, absl::Time now,
-                                 pb::SuspectFound* found) {
-  control::Suspicion* report = found->mutable_suspicion();
-  RETURN_IF_ERROR(CheckReportTexts(*report));
-  RETURN_IF_ERROR(BoundBegin(now, report));
-  const JobRecord* job = state.Find(found->job_id());
-  if (job == nullptr) {
-    return absl::NotFoundError(absl::StrCat("job ", found->job_id(), ": no such job"));
-  }
-  if (job->state() != control::JOB_STATE_RUNNING || job->attempt() != report->attempt()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("job ", found->job_id(), ": is in attempt ", job->attempt(), " (",
-                     job->reason(), "); expected a report about a running attempt, found ",
-                     report->attempt(), "; look at its machines again"));
-  }
-  const auto at =
-      std::find_if(job->placements().begin(), job->placements().end(),
-                   [&](const auto& placement) { return placement.node_id() == report->node_id(); });
-  if (report->node_id().empty() || at == job->placements().end()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("job ", found->job_id(), ": has no rank on the reported node; ",
-                     "`megascale status ", found->job_id(), "` shows its nodes"));
-  }
-  report->set_rank(static_cast<int32_t>(at - job->placements().begin()));
-  report->set_kind(control::Suspicion::KIND_DIFFERS);
-  return MayReplaceSuspicion(*job, *report, now);
-}
-
-bool MayReplaceSuspicion(const JobRecord& job, const control::Suspicion& found, absl::Time now) {
-  if (HasStallSuspicion(job)) return false;
-  const control::Suspicion& known = job.suspicion();
-  const absl::Time confirmed = absl::FromUnixSeconds(known.confirmed_at().seconds());
-  const absl::Duration interval =
-      known.node_id() == found.node_id() ? kReportInterval : kOtherReportInterval;
-  return !job.has_suspicion() || now - confirmed >= interval || now < confirmed;
 }
 
 }  // namespace megascale::driver

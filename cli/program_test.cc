@@ -339,8 +339,8 @@ TEST_F(ProgramTest, PlanPricesExchangesByTheLinkOnWhichTheyRun) {
         std::pair("--slots 2 --network-bytes-per-second -5",
                   "--network-bytes-per-second: -5 is out of range; expected more than 0"),
         std::pair("--network-bytes-per-second 1e9",
-                  "--network-bytes-per-second: one machine runs all ranks; add --slots N, the "
-                  "ranks on each machine")}) {
+                  "--network-bytes-per-second: without --slots one machine runs all ranks and no "
+                  "network is used; add --slots N, the ranks on each machine")}) {
     const Outcome refused = Run(job + flags);
     EXPECT_EQ(refused.code, 2);
     EXPECT_EQ(refused.error, absl::StrCat("megascale: ", mistake, "\n"));

@@ -289,7 +289,8 @@ absl::Status CommandLine::Parse(const std::vector<std::string>& words) {
   try {
     return ParseOrThrow(words);
   } catch (const CLI::Success&) {
-    return absl::InvalidArgumentError("--help shows a page and does nothing else");
+    return absl::InvalidArgumentError(
+        "--help prints a page and runs no command; leave it out here");
   }
 }
 

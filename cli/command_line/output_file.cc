@@ -55,7 +55,7 @@ absl::StatusOr<base::UniqueFd> OpenInputFile(const std::string& path) {
   if (::fstat(file.get(), &info) != 0) return base::ErrnoStatus(errno, "stat");
   if (S_ISFIFO(info.st_mode)) {
     ASSIGN_OR_RETURN(const bool has_writer, AwaitWriter(file.get()));
-    if (!has_writer) return absl::DeadlineExceededError("is a pipe into which nobody writes");
+    if (!has_writer) return absl::DeadlineExceededError("is a pipe that no process writes to");
   }
   const int flags = ::fcntl(file.get(), F_GETFL);
   if (::fcntl(file.get(), F_SETFL, flags & ~O_NONBLOCK) != 0) {

@@ -47,7 +47,7 @@ TEST(ReportTest, AnInputMayBeAPipeIfSomebodyWritesIntoIt) {
   ::unlink(pipe.c_str());
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   EXPECT_EQ(OpenInputFile(pipe).status(),
-            absl::DeadlineExceededError("is a pipe into which nobody writes"));
+            absl::DeadlineExceededError("is a pipe that no process writes to"));
   const base::UniqueFd writer(::open(pipe.c_str(), O_RDWR | O_CLOEXEC));
   const auto silent = OpenInputFile(pipe);
   ASSERT_TRUE(silent.ok()) << silent.status();

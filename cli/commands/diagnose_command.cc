@@ -134,7 +134,8 @@ absl::Status CheckFlags(const DiagnoseFlags& flags) {
             : "a job's id, --saved and --trace exclude each other; expected one of them");
   }
   if (!flags.save.empty() && flags.job_id.empty()) {
-    return absl::InvalidArgumentError("--save: there is no job to read; expected a job's id");
+    return absl::InvalidArgumentError(
+        "--save keeps the evidence of a job; give the job's id instead of a file");
   }
   for (const std::string& input : {flags.trace, flags.saved}) {
     RETURN_IF_ERROR(CheckKeepsInputs("--svg", flags.svg, {input}));

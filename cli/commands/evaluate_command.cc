@@ -36,11 +36,13 @@ absl::Duration Now() { return base::RealClock().Monotonic(); }
 absl::Status CheckFlags(const EvaluateFlags& flags) {
   RETURN_IF_ERROR(CheckModelOptions(flags));
   if (flags.data_files.empty() && (!flags.json_field.empty() || flags.skip_bad)) {
-    return absl::InvalidArgumentError("--json-field, --skip-bad: are for the files of --data");
+    return absl::InvalidArgumentError(
+        "--json-field and --skip-bad apply to the files of --data; add --data, or leave them out");
   }
   if (flags.seq_length < 0) {
     return absl::InvalidArgumentError(absl::StrCat("--seq-length: ", flags.seq_length,
-                                                   " is out of range; expected 1 or more, or 0"));
+                                                   " is out of range; expected 1 or more, or 0 "
+                                                   "for the default"));
   }
   return absl::OkStatus();
 }
@@ -60,7 +62,7 @@ absl::StatusOr<job::v1::JobSpec> SpecOf(const EvaluateFlags& flags, const Infere
   for (const std::string& file : flags.data_files) data.add_files(AbsolutePath(file));
   if (inference.tokenizer() == nullptr && (!flags.json_field.empty() || flags.skip_bad)) {
     return absl::InvalidArgumentError(
-        "--json-field, --skip-bad: the model reads bytes, without a tokenizer");
+        "--json-field and --skip-bad need a tokenizer, but this model reads bytes; leave them out");
   }
   data.set_json_field(flags.json_field);
   data.set_skip_bad(flags.skip_bad);
@@ -73,7 +75,7 @@ absl::Status CheckHasText(const EvaluateFlags& flags) {
   ASSIGN_OR_RETURN(const bool is_of_job, IsWrittenByJob(flags.checkpoint));
   if (is_of_job) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      "--data: is missing; these weights have no text of their own, expected files with text");
+      "--data: is missing; these weights have no text of their own; name files with text");
 }
 
 absl::StatusOr<EvaluationText> OpenText(const EvaluateFlags& flags, const Inference& inference) {

@@ -127,7 +127,8 @@ absl::StatusOr<std::vector<std::string>> ReadPrompts(const std::string& path) {
 
 absl::StatusOr<std::vector<std::string>> PromptsOf(const GenerateFlags& flags) {
   if (!flags.prompts.empty() && !flags.prompt.empty()) {
-    return absl::InvalidArgumentError("--prompts: is given beside --prompt; expected one of them");
+    return absl::InvalidArgumentError(
+        "--prompt and --prompts exclude each other; give one of them");
   }
   if (!flags.prompts.empty()) return ReadPrompts(flags.prompts);
   for (const std::string& prompt : flags.prompt) {

@@ -106,9 +106,9 @@ absl::Status CheckFits(const LocalFlags& flags, const job::v1::JobSpec& spec) {
   if (!flags.http_address.empty()) {
     const auto address = client::ParseAddress(flags.http_address);
     if (!address.ok() || !address->loopback) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--http: expected HOST:PORT of this machine, such as 127.0.0.1:0, found '",
-                       flags.http_address, "'; others may look through a tunnel"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--http: expected HOST:PORT of this machine, such as 127.0.0.1:0, found '",
+          flags.http_address, "'; other machines reach the page through a tunnel, such as ssh -L"));
     }
   }
   if (flags.agents < 1 || flags.agents > kAgentsMax) {

@@ -128,8 +128,8 @@ absl::Status CheckRates(const PlanFlags& flags) {
   }
   if (flags.network_bytes_per_second != kDerived && flags.slots == 0) {
     return absl::InvalidArgumentError(
-        "--network-bytes-per-second: one machine runs all ranks; add --slots N, the ranks on each "
-        "machine");
+        "--network-bytes-per-second: without --slots one machine runs all ranks and no network is "
+        "used; add --slots N, the ranks on each machine");
   }
   return absl::OkStatus();
 }

@@ -146,8 +146,8 @@ absl::Status CountWords(const TrainFlags& flags, tokenizer::WordCounter* counter
                                              : CountLines(path, options, counter, show));
   }
   if (!counter->words().empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(flags.files[0], ": has no text; expected some to learn from"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      flags.files[0], ": has no text; expected text from which a tokenizer can be learnt"));
 }
 
 absl::Status Train(TrainFlags flags) {
@@ -274,8 +274,7 @@ absl::Status EncodeToFile(const Tokenizer& tokenizer, const UseFlags& flags,
 
 absl::Status Encode(const UseFlags& flags) {
   if (flags.text.empty() == flags.files.empty() || (!flags.text.empty() && !flags.out.empty())) {
-    return absl::InvalidArgumentError(
-        "expected --text or files to encode, one of the two; --out needs files");
+    return absl::InvalidArgumentError("give either --text or files to encode; --out needs files");
   }
   ASSIGN_OR_RETURN(const auto tokenizer, Load(flags));
   if (!flags.text.empty()) {
@@ -319,7 +318,7 @@ absl::StatusOr<std::vector<int32_t>> ParseIds(absl::string_view words) {
 
 absl::Status Decode(const UseFlags& flags) {
   if (flags.ids.empty() == flags.files.empty()) {
-    return absl::InvalidArgumentError("expected --ids or files with ids, one of the two");
+    return absl::InvalidArgumentError("give either --ids or files with ids");
   }
   ASSIGN_OR_RETURN(const auto tokenizer, Load(flags));
   std::string words = flags.ids;

@@ -475,7 +475,7 @@ TEST(SavedEvidenceTest, AJobWithOtherRanksThanItsSizesIsRefused) {
   } live;
   const std::string path = ::testing::TempDir() + "/three.gz";
   ASSERT_TRUE(SaveEvidence(&live, {.num_steps = 5}, path).ok());
-  EXPECT_EQ(SavedEvidence(path).status().message(), "holds 3 ranks of a job that has 4");
+  EXPECT_EQ(SavedEvidence(path).status().message(), "holds 3 ranks, but the job has 4");
 }
 
 TEST(SavedEvidenceTest, AnythingElseIsRefused) {

@@ -172,7 +172,7 @@ absl::StatusOr<JobSpec> LoadJobFile(const std::string& path, const JobFileOption
   absl::StatusOr<std::string> text = base::ReadFile(path, kJobFileBytesMax);
   if (absl::IsNotFound(text.status())) {
     return absl::InvalidArgumentError(
-        absl::StrCat("job file ", shown, " does not exist; examples/ has some to start from"));
+        absl::StrCat("job file ", shown, " does not exist; examples/ has job files to start from"));
   }
   if (!text.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("job file ", text.status().message()));

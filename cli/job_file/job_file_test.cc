@@ -268,7 +268,7 @@ TEST_F(LoadJobFileTest, NamesTheFileInFrontOfTheFailedSum) {
 
 TEST_F(LoadJobFileTest, MissingFilesAndDirectoriesAreNamed) {
   EXPECT_EQ(std::string(LoadJobFile("/nonexistent/job.yaml", {}).status().message()),
-            "job file /nonexistent/job.yaml does not exist; examples/ has some to start from");
+            "job file /nonexistent/job.yaml does not exist; examples/ has job files to start from");
   EXPECT_EQ(std::string(LoadJobFile("/tmp", {}).status().message()),
             "/tmp: is not a regular file; expected a YAML job file");
 }

@@ -123,7 +123,7 @@ absl::StatusOr<Examined> ExamineJob(const MinderFlags& flags, const Examiner& ex
   if (!flags.report || !verdict.has_value() || !verdict->lasts) return examined;
   const auto job = client->ReportSuspect(ReportOf(examined, series.job));
   if (!job.ok()) {
-    examined.action = absl::StrCat("could not be told: ", job.status().message());
+    examined.action = absl::StrCat("could not be reported: ", job.status().message());
   } else {
     const control::v1::Suspicion& kept = job->suspicion();
     examined.action = kept.node_id() == verdict->machine
@@ -145,7 +145,7 @@ int RunCheck(const MinderFlags& flags) {
   if (flags.job_id.empty() == flags.series.empty()) {
     return ReportError(absl::InvalidArgumentError(
         flags.job_id.empty() ? "expected a job's id, or --series FILE"
-                             : "a job and --series were given; expected one of them"));
+                             : "a job's id and --series exclude each other; give one of them"));
   }
   const auto examiner = Examiner::Create(flags);
   if (!examiner.ok()) return ReportError(examiner.status());
@@ -221,8 +221,12 @@ int RunWatch(MinderFlags flags) {
   return ReportCallError(watched, flags.connection);
 }
 
+int ReportNoOutput() {
+  return ReportError(absl::InvalidArgumentError("--out: is missing; expected a file to write"));
+}
+
 int RunRecord(const MinderFlags& flags) {
-  if (flags.out.empty()) return ReportError(absl::InvalidArgumentError("expected --out FILE"));
+  if (flags.out.empty()) return ReportNoOutput();
   Interrupt interrupt;
   const auto stop = [&] { return interrupt.Count() > 0; };
   const auto client = Connect(flags.connection, stop);
@@ -238,7 +242,7 @@ int RunRecord(const MinderFlags& flags) {
 }
 
 int RunTrain(const MinderFlags& flags) {
-  if (flags.out.empty()) return ReportError(absl::InvalidArgumentError("expected --out FILE"));
+  if (flags.out.empty()) return ReportNoOutput();
   if (flags.epochs < 1 || flags.epochs > 10'000 || flags.seed < 0) {
     return ReportError(absl::InvalidArgumentError(
         "--epochs, --seed: expected 1 to 10000 epochs and a seed from 0"));

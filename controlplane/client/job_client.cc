@@ -153,7 +153,7 @@ struct JobClient::Impl {
     const absl::Status status = ToStatus((stub.get()->*method)(&context, request, &response));
     if (absl::IsCancelled(status)) {  // nobody here cancels this call
       return absl::UnavailableError(
-          absl::StrCat("the driver at ", options.address.text, " is ending"));
+          absl::StrCat("the driver at ", options.address.text, " is stopping"));
     }
     RETURN_IF_ERROR(status);
     return response;

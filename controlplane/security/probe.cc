@@ -122,7 +122,8 @@ absl::StatusOr<Handshake> Handshake::Create(const client::Address& address, cons
   handshake.context_.reset(SSL_CTX_new(TLS_client_method()));
   SSL_CTX* context = handshake.context_.get();
   if (context == nullptr || (pems != nullptr && !UseCertificates(context, *pems))) {
-    return absl::InternalError(absl::StrCat("OpenSSL takes no such files: ", OpensslError()));
+    return absl::InternalError(
+        absl::StrCat("OpenSSL does not accept these certificates: ", OpensslError()));
   }
   SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
   handshake.ssl_.reset(SSL_new(context));

@@ -110,17 +110,17 @@ absl::Status CheckJob(control::v1::Job* job) {
         "holds no job; expected a file that `megascale diagnose JOB --save FILE` wrote");
   }
   auto spec = job::ResolveJobSpec(job->spec());
-  if (!spec.ok()) return base::Annotate(spec.status(), "holds a job that no driver takes");
+  if (!spec.ok()) return base::Annotate(spec.status(), "holds a job that no driver would accept");
   *job->mutable_spec() = *std::move(spec);
   const int world_size = job::WorldSize(job->spec());
   const int culprit = job->has_culprit() ? job->culprit().rank() : -1;
   if (culprit < -1 || culprit >= world_size) {
-    return absl::InvalidArgumentError(absl::StrCat("names rank ", culprit, " of a job that has ",
-                                                   world_size, " ranks as its culprit"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "names rank ", culprit, " as the culprit of a job that has ", world_size, " ranks"));
   }
   if (job->ranks_size() == 0 || job->ranks_size() == world_size) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("holds ", job->ranks_size(), " ranks of a job that has ", world_size));
+      absl::StrCat("holds ", job->ranks_size(), " ranks, but the job has ", world_size));
 }
 
 }  // namespace

@@ -256,8 +256,8 @@ TEST_F(AttackTest, ManyDifferentJobsAreBounded) {
     const grpc::Status refused = Submit(Request(absl::StrCat("more-", i)), &response);
     ASSERT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
     EXPECT_EQ(refused.error_message(),
-              "the driver holds 1000 jobs that have not ended, which is its most; wait for some of "
-              "them, or cancel some (`megascale list`)");
+              "the driver holds 1000 jobs that have not ended, which is the maximum; wait until "
+              "some end, or cancel some (`megascale list`)");
   }
   ExpectServedWithin(256);
   EXPECT_EQ(cluster_.Megascale({"cancel", "job-7"}).exit_code, 0);
@@ -304,7 +304,8 @@ TEST_F(AttackTest, FiveHundredWatchersThatStopReadingTakeBoundedMemoryAndAreLetG
     pb::WatchJobResponse first;
     if (!watcher.reader->Read(&first)) told = watcher.reader->Finish().error_message();
   }
-  EXPECT_TRUE(absl::StrContains(told, "the driver streams to 512 clients already")) << told;
+  EXPECT_TRUE(absl::StrContains(told, "the driver streams to 512 clients, which is the maximum"))
+      << told;
   // Each job that leaves the queue changes the watched job: all these messages would be 2.4 GB.
   for (int i = 0; i < kJobsAhead; ++i) {
     grpc::ClientContext context;

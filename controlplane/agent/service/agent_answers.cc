@@ -63,7 +63,8 @@ absl::StatusOr<telemetry::v1::Evidence> AgentLoop::ReadEvidence(const v1::FetchE
   }
   if (fetch.kind() != telemetry::v1::EVIDENCE_KIND_EXCHANGES) {
     return absl::UnimplementedError(
-        absl::StrCat("kind ", static_cast<int>(fetch.kind()), ": this agent has no such evidence"));
+        absl::StrCat("kind ", static_cast<int>(fetch.kind()),
+                     ": this version of the agent does not know this kind of evidence"));
   }
   return memory->second->ReadExchanges(fetch.attempt(), fetch.rank(),
                                        base::RealClock().Monotonic());

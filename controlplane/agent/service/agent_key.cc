@@ -49,8 +49,8 @@ absl::StatusOr<std::string> LoadOrMakeKey(const std::string& directory) {
   if (!IsKey(key)) {
     return absl::DataLossError(absl::StrCat(
         path, ": expected ", 2 * kKeyBytes,
-        " hexadecimal digits; remove the file: the agent makes another key, and the driver takes "
-        "it once the agent with the key before has been silent for too long"));
+        " hexadecimal digits; remove the file: the agent makes another key, and the driver accepts "
+        "it once the agent with the old key has been silent for the driver's --node-timeout"));
   }
   return base::Sha256Hex(key);
 }

@@ -74,7 +74,7 @@ absl::Status CheckSlots(int num_slots) {
   if (limit >= needed) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "--slots ", num_slots, ": needs ", needed, " open descriptors, and the limit is ", limit,
-      "; raise it (ulimit -Hn, or LimitNOFILE of the unit), or give fewer"));
+      "; raise it (ulimit -Hn, or LimitNOFILE of the unit), or give fewer slots"));
 }
 
 absl::StatusOr<AgentOptions> Resolve(AgentOptions options) {

@@ -650,7 +650,8 @@ TEST_F(AgentServerTest, SaysThatItIsRefusedAndAsksAgainUntilItIsTakenAndEndsOnce
   driver_->Close();
   driver_->Open();
   EXPECT_EQ(WEXITSTATUS(AwaitExit(agent)), 1);
-  EXPECT_THAT(Output(), HasSubstr("a third agent has it; this agent was given up and ends"))
+  EXPECT_THAT(Output(),
+              HasSubstr("a third agent has it; the driver has given this agent up, so it ends"))
       << "an earlier refusal does not end an agent that was taken";
   driver_->RefuseWith(grpc::Status::OK);
   StartAgent();

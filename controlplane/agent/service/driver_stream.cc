@@ -80,7 +80,7 @@ absl::Status EndFor(const absl::Status& stream_end, bool taken) {
       // The driver gave this agent up, with all of its jobs, before it took the other one.
       if (!taken) return absl::OkStatus();
       return absl::AbortedError(
-          absl::StrCat(stream_end.message(), "; this agent was given up and ends"));
+          absl::StrCat(stream_end.message(), "; the driver has given this agent up, so it ends"));
     default:
       return absl::OkStatus();
   }

@@ -47,8 +47,8 @@ absl::Status CheckIsNewest(const DriverState& state, const agent::ActualState& r
       "the agents have served a later state than this log holds (epoch ", report.epoch(),
       ", version ", report.known_version(), "; this driver: epoch ", state.epoch(), ", version ",
       newest_version,
-      "): another driver runs on a copy of it, or it is an old copy; keep the newest one, or take "
-      "this one over with `megascale driver restore`"));
+      "): this log is an old copy, or another driver runs on a copy of it; run the driver on the "
+      "newest log, or make this copy valid with `megascale driver restore`"));
 }
 
 }  // namespace megascale::driver

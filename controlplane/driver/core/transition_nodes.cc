@@ -96,7 +96,7 @@ absl::Status CheckJoin(const DriverState& state, const agent::Hello& hello,
       contact == Contact::kUnknown ? "may still report to the driver, which was just started"
                                    : "went away a moment ago",
       "; this agent", same_agent ? "" : ", which has another key,",
-      " is taken once that one has been silent for too long"));
+      " is accepted once that one has been silent for the driver's --node-timeout"));
 }
 
 bool Transition::OnNodeJoined(const pb::NodeJoined& joined) {

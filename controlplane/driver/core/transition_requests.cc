@@ -30,10 +30,10 @@ absl::StatusOr<const NodeRecord*> RequireNode(const DriverState& state, absl::st
 absl::Status CheckRoom(const JobIndex& index) {
   const size_t num_open = index.open().size();
   if (num_open < size_t{kOpenJobsMax}) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("the driver holds ", num_open,
-                   " jobs that have not ended, which is its most; wait for some of them, or cancel "
-                   "some (`megascale list`)"));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the driver holds ", num_open,
+      " jobs that have not ended, which is the maximum; wait until some end, or cancel "
+      "some (`megascale list`)"));
 }
 
 }  // namespace
@@ -60,7 +60,10 @@ absl::StatusOr<bool> IsNewSubmit(const IndexedState& state, const pb::JobSubmitt
 
 absl::StatusOr<bool> IsNewCancel(const IndexedState& state, absl::string_view job_id) {
   const JobRecord* job = state.Find(job_id);
-  if (job == nullptr) return absl::NotFoundError(absl::StrCat("job ", job_id, ": no such job"));
+  if (job == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat("job ", job_id, ": there is no such job; `megascale list` shows all jobs"));
+  }
   if (!IsTerminal(*job)) return !job->has_cancel();
   if (job->state() == control::JOB_STATE_CANCELLED) return false;
   return absl::FailedPreconditionError(absl::StrCat("job ", job_id, ": has ended already (",

@@ -80,13 +80,14 @@ absl::StatusOr<bool> IsNewReport(const IndexedState& state, absl::Time now,
   RETURN_IF_ERROR(BoundBegin(now, report));
   const JobRecord* job = state.Find(found->job_id());
   if (job == nullptr) {
-    return absl::NotFoundError(absl::StrCat("job ", found->job_id(), ": no such job"));
+    return absl::NotFoundError(absl::StrCat(
+        "job ", found->job_id(), ": there is no such job; `megascale list` shows all jobs"));
   }
   if (job->state() != control::JOB_STATE_RUNNING || job->attempt() != report->attempt()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("job ", found->job_id(), ": is in attempt ", job->attempt(), " (",
-                     job->reason(), "); expected a report about a running attempt, found ",
-                     report->attempt(), "; look at its machines again"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job ", found->job_id(), ": is in attempt ", job->attempt(), " (", job->reason(),
+        "), and the report is about attempt ", report->attempt(),
+        "; only an attempt that trains now can be reported: examine its machines again"));
   }
   const auto at =
       std::find_if(job->placements().begin(), job->placements().end(),

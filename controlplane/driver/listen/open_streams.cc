@@ -49,10 +49,10 @@ OpenStreams::Stream::~Stream() {
 
 absl::Status OpenStreams::Stream::status() const {
   if (admitted_) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("the driver streams to ", kStreamsMax,
-                   " clients already, which is its most; end some `megascale watch` or `megascale "
-                   "logs`, or ask with `megascale status`"));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the driver streams to ", kStreamsMax,
+      " clients, which is the maximum; end some `megascale watch` or `megascale logs`, or "
+      "ask with `megascale status`"));
 }
 
 void OpenStreams::Stream::SetWriting(bool writing) {

@@ -80,7 +80,7 @@ class LogStream {
 
  private:
   static absl::Status Stopped() {
-    return absl::UnavailableError("the driver ends, or the reader of the logs is gone");
+    return absl::UnavailableError("the driver is stopping, or the reader of the logs is gone");
   }
 
   int64_t FirstAttempt(const control::Job& job) const {

@@ -98,7 +98,8 @@ class AgentStreams::Impl::Session : public AgentLink,
   void Send(pb::AgentDown down) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (outgoing_.size() >= kOutgoingMax) {
-      FinishLocked(absl::ResourceExhaustedError("this agent does not read its messages"));
+      FinishLocked(absl::ResourceExhaustedError(
+          "the agent does not read the messages of the driver, which drops its connection"));
       return;
     }
     outgoing_.push_back(std::move(down));

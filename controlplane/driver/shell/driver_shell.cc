@@ -114,7 +114,8 @@ absl::Status DriverShell::Submit(pb::JobSubmitted submit) {
   if (options_.files->Exists(absl::StrCat(submit.directory(), "/", kForgottenFile))) {
     return absl::AlreadyExistsError(absl::StrCat(
         "job id ", submit.job_id(), ": ", submit.directory(),
-        " is of a job that the driver has forgotten; choose another job id, or leave it out"));
+        " belongs to an earlier job with this id, whose record the driver has deleted; choose "
+        "another job id, or leave it out"));
   }
   to_describe_.push_back(submit.job_id());
   Event event;
@@ -148,8 +149,8 @@ absl::Status DriverShell::Uncordon(const std::string& node_id) {
   if (node->has_quarantine() && node->alive() && !monitor_.reports().HasReported(state_, node_id)) {
     return absl::FailedPreconditionError(
         absl::StrCat("node ", node_id,
-                     ": its agent has not reported since the driver started, so that nobody knows "
-                     "whether its processes have ended; ask again in a moment"));
+                     ": its agent has not reported since the driver started, so its processes may "
+                     "still run; repeat this in a moment"));
   }
   for (const agent::ActualJob& actual : monitor_.reports().JobsOn(node_id)) {
     const JobRecord* job = index_.Find(state_, actual.job_id());
@@ -233,7 +234,7 @@ bool DriverShell::OnHello(const agent::Hello& hello, std::shared_ptr<AgentLink> 
     const bool newer = known != nullptr && known->hello().incarnation() != hello.incarnation();
     entry.link->Close(newer ? absl::AbortedError(absl::StrCat(
                                   "node ", hello.node_id(),
-                                  ": a newer agent with this id connected; this one is to end"))
+                                  ": a newer agent with this id connected; this one must end"))
                             : absl::UnavailableError("this agent connected again"));
   }
   entry = Link{std::move(link), {}, {}, {}};

@@ -352,7 +352,7 @@ TEST_F(DriverShellTest, AForgottenJobIsNotFoundAndItsIdIsNotGivenAgain) {
   EXPECT_EQ(again.code(), absl::StatusCode::kAlreadyExists);
   EXPECT_THAT(
       std::string(again.message()),
-      HasSubstr("/jobs/old is of a job that the driver has forgotten; choose another job id"));
+      HasSubstr("/jobs/old belongs to an earlier job with this id, whose record the driver has "));
 }
 
 // --- pools --------------------------------------------------------------------------------------
@@ -374,7 +374,7 @@ TEST_F(DriverShellTest, ANodeThatIsForgottenInTheRoundOfARequestIsNotFound) {
     return [&] { answer = shell_->view()->Node("pod").status(); };
   };
   ASSERT_TRUE(shell_->Round({input}).ok());
-  EXPECT_EQ(answer, absl::NotFoundError("node pod: was lost long ago and is forgotten"));
+  EXPECT_EQ(answer, absl::NotFoundError("node pod: was lost long ago; its record is deleted"));
 }
 
 TEST_F(DriverShellTest, AQuarantineEndsOnlyAfterTheAgentHasReportedToThisDriver) {

@@ -198,8 +198,8 @@ absl::StatusOr<control::ListJobsResponse> DriverView::List(const control::ListJo
                                                            absl::Time now) const {
   if (request.page_size() < 0 || request.page_size() > kJobsPageMax) {
     return absl::InvalidArgumentError(absl::StrCat("page_size: ", request.page_size(),
-                                                   "; expected at most ", kJobsPageMax,
-                                                   ", or 0 for so many"));
+                                                   "; expected 0 to ", kJobsPageMax,
+                                                   "; 0 stands for the maximum"));
   }
   const size_t page_size = request.page_size() == 0 ? kJobsPageMax : request.page_size();
   std::vector<const JobPart*> parts = jobs_.Values();
@@ -277,7 +277,7 @@ absl::StatusOr<control::NodeView> DriverView::Node(const std::string& node_id) c
   const NodeRecord* node = nodes_.Find(node_id);
   if (node == nullptr) {
     return absl::NotFoundError(
-        absl::StrCat("node ", node_id, ": was lost long ago and is forgotten"));
+        absl::StrCat("node ", node_id, ": was lost long ago; its record is deleted"));
   }
   control::NodeView view = ViewNode(*node, UseNow()[node_id], SilenceOf(node_id));
   AddGpus(&view);

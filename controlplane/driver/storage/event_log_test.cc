@@ -277,10 +277,11 @@ TEST_F(RocksDbLogTest, ADirectoryThatIsDamagedIsNamed) {
       OpenRocksDbLog(directory_).status(),
       absl::DataLossError(directory_ + ": its schema is 'banana' where a number was expected"));
   Delete("schema");
-  EXPECT_EQ(OpenRocksDbLog(directory_).status(),
-            absl::DataLossError(directory_ +
-                                ": has no schema but event/0000000000000001; the log was "
-                                "damaged: restore it from a copy, or give another --state-dir"));
+  EXPECT_EQ(
+      OpenRocksDbLog(directory_).status(),
+      absl::DataLossError(
+          directory_ + ": has no schema version, but the entry event/0000000000000001; the log was "
+                       "damaged: restore it from a copy, or give another --state-dir"));
   Put("schema", "4");
   Put("snapshot", "\xff\xff\xff");
   EXPECT_EQ(Open()->ReadAll().status(),

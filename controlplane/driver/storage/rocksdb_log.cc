@@ -131,7 +131,7 @@ class RocksDbLog : public EventLog {
     it->SeekToFirst();
     RETURN_IF_ERROR(FromRocks(it->status(), directory_));
     if (it->Valid()) {
-      return absl::DataLossError(absl::StrCat(directory_, ": has no schema but ",
+      return absl::DataLossError(absl::StrCat(directory_, ": has no schema version, but the entry ",
                                               base::Printable(it->key().ToString()), kRestore));
     }
     return FromRocks(db_->Put(Synced(), kSchemaKey, absl::StrCat(kSchema)), directory_);

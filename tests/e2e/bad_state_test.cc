@@ -50,6 +50,7 @@ class BadStateTest : public ::testing::Test {
   }
   std::string listen() const { return absl::StrCat("unix:", cluster_.directory(), "/x.sock"); }
   std::string log() const { return cluster_.state_directory() + "/log"; }
+  std::string count() const { return cluster_.state_directory() + "/log.events"; }
 
   Cluster cluster_;
 };
@@ -199,6 +200,8 @@ TEST_F(BadStateTest, ADamagedLogIsNeverSilentlyEmpty) {
   cluster_.StopDriver();
   const std::string saved = cluster_.directory() + "/saved";
   std::filesystem::copy(log(), saved, std::filesystem::copy_options::recursive);
+  const std::string saved_count = base::ReadFile(count(), 100).value_or("");
+  EXPECT_FALSE(saved_count.empty());
   int num_refused = 0;
   for (const auto& entry : std::filesystem::directory_iterator(saved)) {
     const std::string name = entry.path().filename().string();
@@ -207,6 +210,7 @@ TEST_F(BadStateTest, ADamagedLogIsNeverSilentlyEmpty) {
       if (absl::StartsWith(name, "OPTIONS")) continue;  // for people
       std::filesystem::remove_all(log());
       std::filesystem::copy(saved, log(), std::filesystem::copy_options::recursive);
+      ASSERT_TRUE(base::WriteFileDurably(count(), saved_count).ok());
       Do(damage, std::filesystem::path(log()) / name);
       const std::string where = absl::StrCat(name, ", damage ", static_cast<int>(damage));
       const pid_t pid = Spawn({Program(), "driver", "--listen", cluster_.address(), "--state-dir",
@@ -242,6 +246,26 @@ TEST_F(BadStateTest, ADamagedLogIsNeverSilentlyEmpty) {
     }
   }
   EXPECT_GE(num_refused, 8);
+}
+
+// Nobody says that it is a copy, no agent is there to tell, and it lacks no job.
+TEST_F(BadStateTest, AnOlderCopyOfTheLogIsRefused) {
+  cluster_.StartDriver();
+  cluster_.Submit("job");
+  cluster_.StopDriver();
+  const std::string saved = cluster_.directory() + "/saved";
+  std::filesystem::copy(log(), saved, std::filesystem::copy_options::recursive);
+  cluster_.StartDriver();
+  EXPECT_EQ(cluster_.Megascale({"cancel", "job"}).exit_code, 0);
+  cluster_.StopDriver();
+  std::filesystem::rename(log(), log() + ".newest");
+  std::filesystem::copy(saved, log(), std::filesystem::copy_options::recursive);
+  ExpectRefused(Driver(listen(), cluster_.state_directory()), 1,
+                "were acknowledged (" + count() + "): its end was damaged, or it is an older copy");
+  std::filesystem::remove_all(log());
+  std::filesystem::rename(log() + ".newest", log());
+  cluster_.StartDriver();
+  EXPECT_EQ(cluster_.Status("job").state(), control::v1::JOB_STATE_CANCELLED);
 }
 
 TEST_F(BadStateTest, ALogThatIsGoneIsNoEmptyDriver) {

@@ -71,6 +71,36 @@ class EditedLog : public driver::EventLog {
   const Forget forget_;
 };
 
+// A log that does not say that its end was lost: events without effect take the place of the lost
+// ones. `num_events`: of all logs on this disk.
+class PaddedLog : public driver::EventLog {
+ public:
+  PaddedLog(std::unique_ptr<driver::EventLog> log, std::shared_ptr<int64_t> num_events)
+      : log_(std::move(log)), num_events_(std::move(num_events)) {}
+
+  absl::StatusOr<driver::LogContents> ReadAll() override {
+    absl::StatusOr<driver::LogContents> contents = log_->ReadAll();
+    if (!contents.ok()) return contents;
+    while (contents->state.num_events() + static_cast<int64_t>(contents->events.size()) <
+           *num_events_) {
+      contents->events.emplace_back().mutable_driver_started();
+    }
+    return contents;
+  }
+  absl::Status Append(int64_t num_before, const std::vector<driver::Event>& events) override {
+    const absl::Status appended = log_->Append(num_before, events);
+    if (appended.ok()) *num_events_ = num_before + static_cast<int64_t>(events.size());
+    return appended;
+  }
+  absl::Status WriteSnapshot(const DriverState& state) override {
+    return log_->WriteSnapshot(state);
+  }
+
+ private:
+  const std::unique_ptr<driver::EventLog> log_;
+  const std::shared_ptr<int64_t> num_events_;
+};
+
 Tampering LosesEvents(EditedLog::Lost lost) {
   Tampering tampering;
   tampering.log = [lost](std::unique_ptr<driver::EventLog> log) {
@@ -165,6 +195,17 @@ TEST_F(BrokenTest, LogThatLosesACancelIsFound) {
 TEST_F(BrokenTest, LogThatGivesAnotherStateIsFound) {
   EXPECT_TRUE(Finds("ReplayGivesTheSameState", [] {
     return LosesEvents([](const driver::Event& event) { return event.has_training_started(); });
+  }));
+}
+
+TEST_F(BrokenTest, LogThatHidesThatItsEndWasLostIsFound) {
+  EXPECT_TRUE(Finds("DamagedLogIsRefused", [] {
+    const auto num_events = std::make_shared<int64_t>(0);
+    Tampering tampering;
+    tampering.log = [num_events](std::unique_ptr<driver::EventLog> log) {
+      return std::make_unique<PaddedLog>(std::move(log), num_events);
+    };
+    return tampering;
   }));
 }
 

@@ -8,6 +8,7 @@
 #include "absl/strings/str_split.h"
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/epoch.h"
+#include "controlplane/driver/storage/counted_log.h"
 #include "controlplane/driver/storage/loss_line.h"
 #include "runtime/base/check.h"
 
@@ -50,29 +51,45 @@ driver::SimulatedDisk::Fate DriverNode::FateOf(absl::string_view effect) {
   return driver::SimulatedDisk::Fate::kDone;
 }
 
-void DriverNode::Start() {
-  MEGASCALE_CHECK(!up());
-  dying_ = false;
-  stalled_until_ = absl::ZeroDuration();
+// An older version does not know tests of machines.
+agent::TestKind DriverNode::MachineTests() const {
+  return world_.old_driver ? agent::TEST_KIND_UNSPECIFIED : world_.machine_tests;
+}
+
+absl::StatusOr<std::unique_ptr<driver::DriverShell>> DriverNode::MakeShell() {
   driver::DriverShell::Options options;
   options.state_directory = kStateDirectory;
   options.log = disk_.OpenLog();
   if (world_.tampering.log) options.log = world_.tampering.log(std::move(options.log));
+  options.log =
+      driver::CountEvents(std::move(options.log), driver::CountPathOf(kStateDirectory), &disk_);
   options.files = &disk_;
   options.clock = &clock_;
   options.snapshot_interval_events = kSnapshotIntervalEvents;
   options.secret = "secret";
-  options.machine_tests = world_.machine_tests;
+  options.machine_tests = MachineTests();
   if (world_.forgets_jobs) options.retention = {.newest = 1, .age = absl::Seconds(5)};
-  store_ = std::make_unique<driver::AttemptStore>();
   options.on_attempts = [this](const auto& attempts) { store_->SetAttempts(attempts); };
-  auto shell = driver::DriverShell::Create(std::move(options));
+  return driver::DriverShell::Create(std::move(options));
+}
+
+void DriverNode::Start() {
+  MEGASCALE_CHECK(!up());
+  dying_ = false;
+  stalled_until_ = absl::ZeroDuration();
+  store_ = std::make_unique<driver::AttemptStore>();
+  auto shell = MakeShell();
   if (!shell.ok()) {
     if (absl::IsDataLoss(shell.status())) {
-      world_.Violate("ReplayGivesTheSameState", shell.status().ToString());
+      disk_.is_log_damaged() ? (void)++num_refused_
+                             : world_.Violate("ReplayGivesTheSameState", shell.status().ToString());
     }
     Crash(shell.status().ToString());
     return;
+  }
+  if (disk_.is_log_damaged()) {
+    world_.Violate("DamagedLogIsRefused", "a driver starts although its log is damaged");
+    return Crash("its log is damaged");
   }
   shell_ = *std::move(shell);
   for (auto& [job_id, reader] : readers_) {
@@ -95,7 +112,7 @@ void DriverNode::CheckReplay() {
     for (const driver::Event& event : log.events) driver::Apply(event, &expected);
   }
   driver::Event started =
-      driver::StartedEvent(expected, {clock_.Wall(), "secret", false, world_.machine_tests});
+      driver::StartedEvent(expected, {clock_.Wall(), "secret", false, MachineTests()});
   started.set_time_unix_nanos(absl::ToUnixNanos(clock_.Wall()));
   driver::Apply(started, &expected);
   if (shell_->state().SerializeAsString() == expected.SerializeAsString()) return;
@@ -249,21 +266,52 @@ void DriverNode::CorruptLossLog() {
   disk_.Corrupt(LossLogPath(driver::JobId(job)), world_.rng.Index(size), bytes);
 }
 
+void DriverNode::DamageLog(driver::SimulatedDisk::LogDamage damage, absl::Duration mended_after) {
+  // The state may be a copy: then the log before the damage is another one.
+  if (!up() || backup_.has_value()) return;
+  dying_ = true;
+  if (!disk_.DamageLog(damage, static_cast<size_t>(world_.rng.Next()))) return Crash("kill -9");
+  Crash(absl::StrCat("its log is damaged, kind ", static_cast<int>(damage)));
+  world_.timeline.After(mended_after, [this] {
+    if (disk_.is_log_damaged()) world_.Say("fault", "the driver's log is mended");
+    disk_.MendLog();
+  });
+}
+
+void DriverNode::KeepCopyOfLog() {
+  if (!disk_.is_log_damaged()) disk_.KeepCopyOfLog();
+}
+
+void DriverNode::BackUp() {
+  disk_.MendLog();
+  const std::string path = driver::CountPathOf(kStateDirectory);
+  backup_ =
+      Copy{disk_.durable_log(), disk_.ReadAt(path, 0, disk_.Size(path).value_or(0)).value_or("")};
+}
+
 void DriverNode::Restore(absl::Duration away, bool declared) {
   MEGASCALE_CHECK(backup_.has_value());
   Crash("its state is lost", away);
   // The second time somebody declares the copy that the driver runs on.
-  const driver::LogContents log = std::exchange(restored_, true) ? disk_.durable_log() : *backup_;
+  const bool is_first = !std::exchange(restored_, true);
+  const driver::LogContents log = is_first ? backup_->log : disk_.durable_log();
   DriverState state = log.state;
   for (const driver::Event& event : log.events) driver::Apply(event, &state);
   if (declared) {
     driver::Event started =
-        driver::StartedEvent(state, {clock_.Wall(), "another", true, world_.machine_tests});
+        driver::StartedEvent(state, {clock_.Wall(), "another", true, MachineTests()});
     started.set_time_unix_nanos(absl::ToUnixNanos(clock_.Wall()));
     driver::Apply(started, &state);
+  } else if (is_first) {
+    disk_.ReplaceFile(driver::CountPathOf(kStateDirectory), backup_->count);
   }
   durable_ = state;
   disk_.ReplaceLog({state, {}});
+}
+
+void DriverNode::Upgrade() {
+  world_.old_driver = false;
+  Crash("its program is replaced by that of the present version", absl::Seconds(1));
 }
 
 // --- inputs -----------------------------------------------------------------------------------
@@ -345,15 +393,25 @@ void DriverNode::Suspect(const driver::v1::SuspectFound& found) {
 }
 
 void DriverNode::OnHello(const agent::Hello& hello, std::shared_ptr<driver::AgentLink> link) {
-  Post([this, hello, link = std::move(link)]() -> driver::DriverShell::Output {
-    shell_->OnHello(hello, link);
+  agent::Hello known = hello;
+  if (world_.old_driver) {
+    known.clear_tests_machine();
+    known.clear_tests_exchange();
+  }
+  Post([this, known, link = std::move(link)]() -> driver::DriverShell::Output {
+    shell_->OnHello(known, link);
     return [] {};
   });
 }
 
 void DriverNode::OnReport(const std::string& node_id, const agent::ActualState& report) {
-  Post([this, node_id, report]() -> driver::DriverShell::Output {
-    shell_->OnReport(node_id, report);
+  agent::ActualState known = report;
+  if (world_.old_driver) {
+    known.clear_machine_test();
+    known.clear_test_hangs();
+  }
+  Post([this, node_id, known = std::move(known)]() -> driver::DriverShell::Output {
+    shell_->OnReport(node_id, known);
     return [] {};
   });
 }

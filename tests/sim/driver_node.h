@@ -42,12 +42,22 @@ class DriverNode {
   void FailJobFiles(absl::Duration how_long);
   // Changes bytes of a job's loss log on the disk.
   void CorruptLossLog();
-  // Keeps a copy of the log; ends the process and starts it on the copy. Without `declared` nobody
-  // says that the log is a copy; a second call can say it.
-  void BackUp() { backup_ = disk_.durable_log(); }
+  // Ends the process and damages its log; somebody mends it after `mended_after`. Until then no
+  // driver may start. Does nothing if the log has too few events, or the process does not run.
+  void DamageLog(driver::SimulatedDisk::LogDamage damage, absl::Duration mended_after);
+  void MendLog() { disk_.MendLog(); }
+  // Keeps a copy of the log, for DamageLog.
+  void KeepCopyOfLog();
+  // Keeps a copy of the state; ends the process and starts it on the copy. Without `declared`
+  // nobody says that the state is a copy; a second call can say it.
+  void BackUp();
   void Restore(absl::Duration away, bool declared);
+  // Ends the process and starts the program of the present version; the one before was older.
+  void Upgrade();
   // How often a driver stopped because its log is older than what agents know.
   int64_t num_outdated() const { return num_outdated_; }
+  // How often a driver did not start because its log was damaged.
+  int64_t num_refused() const { return num_refused_; }
   // Stops the process for this long.
   void Stall(absl::Duration how_long);
   void StepWallClock(absl::Duration by) { clock_.wall_offset += by; }
@@ -92,6 +102,8 @@ class DriverNode {
   };
 
   bool Proceed();
+  absl::StatusOr<std::unique_ptr<driver::DriverShell>> MakeShell();
+  agent::TestKind MachineTests() const;
   driver::SimulatedDisk::Fate FateOf(absl::string_view effect);
   void Post(driver::DriverShell::Input input);
   void Ask(std::function<absl::Status()> decide, const std::string& job_id, Answer answer);
@@ -127,9 +139,14 @@ class DriverNode {
   absl::Duration job_files_fail_until_ = absl::ZeroDuration();
   bool may_lack_steps_ = false;
   std::set<std::string> corrupt_;  // jobs whose loss logs were changed
-  std::optional<driver::LogContents> backup_;
+  struct Copy {
+    driver::LogContents log;
+    std::string count;  // the file beside the log
+  };
+  std::optional<Copy> backup_;
   bool restored_ = false;  // the copy has taken the log's place
   int64_t num_outdated_ = 0;
+  int64_t num_refused_ = 0;
   std::optional<int64_t> effects_left_;
   int64_t num_viewed_ = -1;  // events of the newest view that was checked
   struct Reader {

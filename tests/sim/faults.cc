@@ -46,7 +46,7 @@ Faults::Faults(const Cluster& cluster, DriverNode* driver,
       &Faults::StallReporter,   &Faults::CutOffReporter,
       &Faults::CutOffKeepers,   &Faults::DrainAgent,
       &Faults::CopyAgent,       &Faults::DamageCheckpoint,
-      &Faults::DamageMemory,
+      &Faults::DamageMemory,    &Faults::DamageDriverLog,
   };
   if (world_.rng.Chance(kCalmSeeds) || calm) {
     world_.storm = false;
@@ -63,6 +63,8 @@ void Faults::Start(absl::Duration until) {
   until_ = until;
   world_.timeline.At(until, [this] { Heal(); });
   if (kinds_.empty()) return;
+  world_.timeline.At(world_.rng.Between(absl::ZeroDuration(), until / 2),
+                     [this] { driver_.KeepCopyOfLog(); });
   // The first fault comes late enough that jobs may have begun.
   world_.timeline.After(world_.rng.Between(absl::ZeroDuration(), kGraceMax), [this] { Next(); });
 }
@@ -86,6 +88,7 @@ void Faults::Heal() {
   world_.tests_fail_until.clear();
   world_.tests_hang_until.clear();
   world_.bad_links.clear();
+  driver_.MendLog();
   for (const auto& agent : agents_) {
     network_.SetPartitioned(agent->node_id(), false);
     agent->DelayKills(absl::ZeroDuration());
@@ -305,6 +308,15 @@ void Faults::FailJobFiles() {
 }
 
 void Faults::CorruptLossLog() { driver_.CorruptLossLog(); }
+
+// A part of the driver's log is lost or damaged, or somebody puts an older copy in its place.
+void Faults::DamageDriverLog() {
+  using Damage = driver::SimulatedDisk::LogDamage;
+  constexpr std::array kDamages = {Damage::kLostMiddle, Damage::kFlipped, Damage::kLostEnd,
+                                   Damage::kOlderCopy};
+  const Damage damage = kDamages[world_.rng.Index(kDamages.size())];
+  driver_.DamageLog(damage, world_.rng.Between(absl::Seconds(1), absl::Seconds(12)));
+}
 
 void Faults::FailStorage() {
   const absl::Duration how_long = world_.rng.Between(absl::Seconds(1), absl::Seconds(20));

@@ -75,6 +75,7 @@ class Faults {
   void HangKills();
   void FailJobFiles();
   void CorruptLossLog();
+  void DamageDriverLog();
   void FailTest();
   void HangTest();
 

@@ -129,6 +129,9 @@ void Network::Connection::SendDesired(const agent::DesiredState& desired) {
   if (!network_.driver_.MaySend()) return;
   const bool leaves_soon = waiting_.has_value();
   waiting_ = desired;
+  if (network_.world_.old_driver) {
+    for (auto& job : *waiting_->mutable_jobs()) job.clear_step_duty();
+  }
   if (leaves_soon) return;
   network_.world_.timeline.After(absl::Microseconds(100),
                                  [self = shared_from_this()] { self->Leave(); });

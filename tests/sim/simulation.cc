@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -43,8 +45,12 @@ constexpr absl::Duration kEndWithin = absl::Seconds(1500);
 // Counts events for the outcome.
 class Census : public Observer {
  public:
-  explicit Census(Outcome* outcome) : outcome_(*outcome) {}
+  Census(const World* world, Outcome* outcome) : world_(*world), outcome_(*outcome) {}
   void OnState(const DriverState& before, const DriverState& after) override {
+    outcome_.had_old_driver = outcome_.had_old_driver || world_.old_driver;
+    if (world_.old_driver) {
+      for (const auto& node : after.nodes()) joined_old_.insert(node.hello().incarnation());
+    }
     for (const JobRecord& job : after.jobs()) {
       const JobRecord* old = driver::FindJob(before, driver::JobId(job));
       if (old == nullptr || old->attempt() == job.attempt()) continue;
@@ -60,6 +66,9 @@ class Census : public Observer {
   }
   void OnReadRefused(const ProcessName& process) override { ++outcome_.num_reads_refused; }
   void OnDrained(const std::string& node_id) override { ++outcome_.num_drained; }
+  void OnTestStarted(const std::string& incarnation) override {
+    outcome_.num_tested_late += joined_old_.erase(incarnation) > 0 ? 1 : 0;
+  }
   void OnEnd(const DriverState& durable) override {
     for (const JobRecord& job : durable.jobs()) {
       outcome_.num_succeeded += job.state() == control::JOB_STATE_SUCCEEDED ? 1 : 0;
@@ -67,7 +76,9 @@ class Census : public Observer {
   }
 
  private:
+  const World& world_;
   Outcome& outcome_;
+  std::set<std::string> joined_old_;  // incarnations
 };
 
 class Simulation {
@@ -79,6 +90,7 @@ class Simulation {
         driver_away_(options.driver_away),
         restore_after_(options.restore_after),
         undeclared_(options.undeclared),
+        upgrade_after_(options.upgrade_after),
         reporter_fault_(options.reporter_fault),
         drain_(options.drain),
         world_(options.seed, options.trace, options.tampering),
@@ -97,6 +109,7 @@ class Simulation {
     if (!calm_ && links.Chance(0.3)) {
       world_.bad_links.insert(agents_[links.Index(agents_.size())]->node_id());
     }
+    DrawVersions();
     faults_ = std::make_unique<Faults>(cluster, &driver_, agents_, options.calm);
     DrawOperators(is_large);
   }
@@ -115,6 +128,9 @@ class Simulation {
     }
     operators_->Start(storm);
     faults_->Start(storm);
+    if (world_.old_driver && upgrade_after_ < absl::InfiniteDuration()) {
+      world_.timeline.At(upgrade_after_, [this] { driver_.Upgrade(); });
+    }
     if (driver_away_ > absl::ZeroDuration()) {
       world_.timeline.At(kDriverEnds, [this] { driver_.Crash("kill -9", driver_away_); });
     }
@@ -137,6 +153,7 @@ class Simulation {
     outcome_.num_lines = world_.timeline.num_lines();
     outcome_.virtual_time = world_.timeline.now();
     outcome_.num_outdated = driver_.num_outdated();
+    outcome_.num_refused = driver_.num_refused();
     outcome_.num_jobs = static_cast<int64_t>(operators_->num_jobs());
     return outcome_;
   }
@@ -149,6 +166,17 @@ class Simulation {
     identity.is_old = world_.rng.Chance(0.1);
     if (identity.is_old) world_.old_agents.insert(node_id);
     agents_.push_back(std::make_unique<AgentNode>(cluster, identity));
+  }
+
+  void DrawVersions() {
+    // Apart, and unlike `links`: the other draws of a seed stay what they were.
+    Rng versions(~Rng(world_.rng).Next());
+    const bool draws = !calm_ && restore_after_ == absl::ZeroDuration();
+    if (draws && upgrade_after_ == absl::ZeroDuration() && versions.Chance(0.1)) {
+      upgrade_after_ = versions.Chance(0.2) ? absl::InfiniteDuration()
+                                            : versions.Between(absl::Seconds(3), kStormMax);
+    }
+    world_.old_driver = upgrade_after_ > absl::ZeroDuration();
   }
 
   // Some machines may be lost for good, the first ones, and the last one may be a spare; jobs fit
@@ -200,11 +228,11 @@ class Simulation {
     checkers_.push_back(std::make_unique<StatusChecker>(&world_, &storage_));
     checkers_.push_back(std::make_unique<LossLogChecker>(&world_, &driver_));
     checkers_.push_back(std::make_unique<KeepersChecker>(&world_));
-    if (calm_ && !drain_ && driver_away_ == absl::ZeroDuration() &&
+    if (calm_ && !drain_ && driver_away_ + upgrade_after_ == absl::ZeroDuration() &&
         reporter_fault_ != ReporterFault::kBothCut) {
       checkers_.push_back(std::make_unique<PromptnessChecker>(&world_, &driver_));
     }
-    checkers_.push_back(std::make_unique<Census>(&outcome_));
+    checkers_.push_back(std::make_unique<Census>(&world_, &outcome_));
     for (const auto& checker : checkers_) world_.observers.push_back(checker.get());
   }
 
@@ -218,13 +246,17 @@ class Simulation {
     checkers_.push_back(std::make_unique<PreflightChecker>(&world_));
     checkers_.push_back(std::make_unique<LivenessChecker>(&world_));
     checkers_.push_back(std::make_unique<LossLogChecker>(&world_, &driver_));
-    checkers_.push_back(std::make_unique<Census>(&outcome_));
+    checkers_.push_back(std::make_unique<Census>(&world_, &outcome_));
     for (const auto& checker : checkers_) world_.observers.push_back(checker.get());
-    world_.timeline.At(kDriverEnds, [this] { driver_.BackUp(); });
-    const auto restore = [this](absl::Duration when, bool declared) {
-      world_.timeline.At(when, [this, declared] { driver_.Restore(absl::Seconds(1), declared); });
+    const absl::Duration copied = world_.old_driver ? upgrade_after_ : kDriverEnds;
+    world_.timeline.At(copied, [this] { driver_.BackUp(); });
+    const auto restore = [this, was_old = world_.old_driver](absl::Duration when, bool declared) {
+      world_.timeline.At(when, [this, was_old, declared] {
+        world_.old_driver = was_old;
+        driver_.Restore(absl::Seconds(1), declared);
+      });
     };
-    const absl::Duration lost = kDriverEnds + restore_after_;
+    const absl::Duration lost = copied + restore_after_;
     if (undeclared_ > absl::ZeroDuration()) restore(lost, false);
     restore(lost + undeclared_, true);
   }
@@ -260,6 +292,7 @@ class Simulation {
   const absl::Duration driver_away_;
   const absl::Duration restore_after_;
   const absl::Duration undeclared_;
+  absl::Duration upgrade_after_;
   const ReporterFault reporter_fault_;
   const bool drain_;
   World world_;

@@ -32,6 +32,10 @@ struct SimulationOptions {
   absl::Duration restore_after = absl::ZeroDuration();
   // With restore_after: for this long nobody says that the log is a copy. The driver must stop.
   absl::Duration undeclared = absl::ZeroDuration();
+  // The driver is of an older version until then; InfiniteDuration: to the end. Zero: it is of the
+  // present version, or as the seed draws in a storm. With restore_after: the copy is made just
+  // before the upgrade, and the driver that goes on with it is of the older version again.
+  absl::Duration upgrade_after = absl::ZeroDuration();
   // In a calm run: happens once, early, to one of the jobs that have ranks on several machines.
   ReporterFault reporter_fault = ReporterFault::kNone;
   // In a calm run: an agent that has ranks is asked to end, once, early.
@@ -57,6 +61,9 @@ struct Outcome {
   int64_t num_not_met = 0;        // attempts after one whose ranks did not meet at the store
   int64_t num_outdated = 0;       // drivers that stopped because agents knew a later log
   int64_t num_drained = 0;        // agents that ended because their jobs had left
+  int64_t num_refused = 0;        // drivers that did not start because their log was damaged
+  bool had_old_driver = false;
+  int64_t num_tested_late = 0;  // machines tested after the driver that their agent joined
 };
 
 // Runs until every job has ended after the last fault, until an invariant is violated, or until the

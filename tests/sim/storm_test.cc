@@ -32,10 +32,14 @@ class StormTest : public ::testing::TestWithParam<int> {
     if (num_blocks < 10) return;
     EXPECT_GT(reads_refused, 0) << "no machine that could not read was asked to";
     EXPECT_GT(from_memory, 3 * num_blocks);
+    EXPECT_GT(logs_refused, 3 * num_blocks) << "no driver's log was damaged";
+    EXPECT_GT(old_drivers, num_blocks);
   }
   static inline int num_blocks = 0;
   static inline int64_t reads_refused = 0;
   static inline int64_t from_memory = 0;
+  static inline int64_t logs_refused = 0;
+  static inline int64_t old_drivers = 0;
 };
 
 TEST_P(StormTest, EveryInvariantHolds) {
@@ -56,6 +60,8 @@ TEST_P(StormTest, EveryInvariantHolds) {
     from_memory += outcome.num_from_memory;
     sum.num_from_storage += outcome.num_from_storage;
     reads_refused += outcome.num_reads_refused;
+    logs_refused += outcome.num_refused;
+    old_drivers += outcome.had_old_driver ? 1 : 0;
   }
   // There were enough faults, and jobs recovered in every possible way.
   EXPECT_GT(2 * sum.num_attempts, sum.num_jobs);
@@ -98,6 +104,25 @@ TEST(SimulationTest, ADriverThatIsAwayForMinutesCostsNoAttempt) {
     // Ranks that are about to meet at the driver's store wait for less than minutes.
     EXPECT_LE(outcome.num_attempts, outcome.num_jobs + outcome.num_not_met) << "seed " << seed;
   }
+}
+
+// A driver of the version before this one is upgraded while jobs run, or never.
+TEST(SimulationTest, AgentsOfTodayWorkWithAnOlderDriverAndItsUpgradeCostsNoAttempt) {
+  int64_t num_tested_late = 0;
+  for (const absl::Duration upgrade_after : {absl::Seconds(9), absl::InfiniteDuration()}) {
+    for (uint64_t seed = 1; seed <= 40; ++seed) {
+      const Outcome outcome =
+          Simulate({.seed = seed, .calm = true, .upgrade_after = upgrade_after});
+      for (const Violation& violation : outcome.violations) {
+        ADD_FAILURE() << "seed " << seed << ", upgrade after " << upgrade_after << " breaks "
+                      << violation.invariant << " at " << absl::FormatDuration(violation.when)
+                      << ": " << violation.what;
+      }
+      EXPECT_LE(outcome.num_attempts, outcome.num_jobs + outcome.num_not_met) << "seed " << seed;
+      num_tested_late += outcome.num_tested_late;
+    }
+  }
+  EXPECT_GT(num_tested_late, 20) << "an upgraded driver tests machines that it did not test before";
 }
 
 // One of the two agents that keep the steps of a job fails. The other one reports them, within 2 s
@@ -154,6 +179,21 @@ TEST(SimulationTest, AgentsObeyADriverThatWasRestoredFromACopy) {
           Simulate(
               {.seed = seed, .calm = calm, .restore_after = absl::Seconds(15), .keep_going = true}),
           seed, calm);
+    }
+  }
+}
+
+// A driver is upgraded, and then the one before comes back with the copy that was made before the
+// upgrade (docs/versions.md).
+TEST(SimulationTest, AgentsObeyAnOlderDriverThatComesBackAfterAnUpgrade) {
+  for (const bool calm : {true, false}) {
+    for (uint64_t seed = 1; seed <= 40; ++seed) {
+      ExpectTheCopyDoesNoHarm(Simulate({.seed = seed,
+                                        .calm = calm,
+                                        .restore_after = absl::Seconds(12),
+                                        .upgrade_after = absl::Seconds(8),
+                                        .keep_going = true}),
+                              seed, calm);
     }
   }
 }

@@ -149,6 +149,7 @@ class World {
   std::set<std::pair<std::string, std::string>> exchanging;  // group and member, once it has begun
   std::set<std::string> damaged_memory;  // incarnations whose snapshots were changed
   std::set<std::string> old_agents;      // nodes whose agents are of an older version
+  bool old_driver = false;               // the driver is: it tests no machine and knows no duties
   bool forgets_jobs = false;             // the driver forgets jobs soon after their end
   agent::TestKind machine_tests = agent::TEST_KIND_UNSPECIFIED;  // how the driver tests machines
   std::vector<Violation> violations;                             // the first of each invariant

@@ -559,6 +559,24 @@ TEST_F(MachineTestsTest, TestsThatAreTurnedOnLetRunningJobsGoOnAndOthersBegin) {
   EXPECT_TRUE(IsAskedToTest("n0"));
 }
 
+// A driver of an older version did not note that their agents can test them.
+TEST_F(MachineTestsTest, MachinesAreTestedOnceTheirAgentsSayThatTheyCan) {
+  Do(Joined("n0", "a", 2));
+  Do(Submitted("j", SpecOf(1, 1, 30)));
+  Do(Passed("j", 1, "n0"));
+  Do(Joined("n1", "a", 2));
+  ASSERT_FALSE(IsTestDue(Node("n0")) || IsTestDue(Node("n1")));
+  Join("n0", "a");
+  Join("n1", "a");
+  EXPECT_EQ(job().stage(), v1::STAGE_RUN) << "it goes on";
+  EXPECT_TRUE(IsTestDue(Node("n0")));
+  EXPECT_FALSE(IsAskedToTest("n0")) << "while the job runs";
+  EXPECT_TRUE(IsAskedToTest("n1"));
+  Do(Tested("n1", "a"));
+  Join("n1", "a");
+  EXPECT_FALSE(IsTestDue(Node("n1"))) << "it is connected again";
+}
+
 TEST_F(MachineTestsTest, AMachineThatIsLostWhenTestsAreTurnedOnIsTestedOnceItIsBack) {
   TurnTests(megascale::agent::v1::TEST_KIND_UNSPECIFIED);
   Join("n0", "a");

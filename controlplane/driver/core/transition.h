@@ -156,6 +156,7 @@ class Transition {
   // Lets the machine be tested before it gets another rank. `job`: the one that failed there; null:
   // there is none.
   void DemandTest(NodeRecord* node, const std::string& why, const JobRecord* job);
+  void DemandTestBesideJobs(NodeRecord* node, const std::set<std::string>& busy);
   void TestAfterFailure(const JobRecord& job);
   void SetMachineTests(megascale::agent::v1::TestKind kind);
   // Ends what exchanges say about the machine, in the records of all others, too: it may not be now

@@ -128,6 +128,9 @@ bool Transition::OnNodeJoined(const pb::NodeJoined& joined) {
     node->clear_busy();
     node->clear_fenced_epoch();
     DemandTest(node, "its agent started", nullptr);
+  } else if (state_.rules() >= 8 && !node->has_test()) {
+    // A driver of an older version did not note that its agent can test it.
+    DemandTestBesideJobs(node, BusyNodes(state_));
   }
   // Agents of one machine have exchanged with each other, which proves no network.
   if (shared_one_machine && !ShareOneMachine(state_)) ForgetLocalResults();

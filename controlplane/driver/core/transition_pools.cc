@@ -234,12 +234,16 @@ void Transition::SetMachineTests(agent::TestKind kind) {
       node.clear_test();
       node.clear_exchanges();
     } else if ((node.alive() || state_.rules() >= 6) && !node.has_test()) {
-      DemandTest(&node, "the driver tests machines now", nullptr);
-      // The jobs there go on, and others may start beside them.
-      if (node.has_test() && busy.count(node.hello().node_id()) > 0) {
-        node.mutable_test()->set_again(true);
-      }
+      DemandTestBesideJobs(&node, busy);
     }
+  }
+}
+
+// The jobs there go on, and others may start beside them.
+void Transition::DemandTestBesideJobs(NodeRecord* node, const std::set<std::string>& busy) {
+  DemandTest(node, "the driver tests machines now", nullptr);
+  if (node->has_test() && busy.count(node->hello().node_id()) > 0) {
+    node->mutable_test()->set_again(true);
   }
 }
 

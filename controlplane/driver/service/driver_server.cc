@@ -25,6 +25,7 @@
 #include "controlplane/driver/service/page_source.h"
 #include "controlplane/driver/service/relay_ports.h"
 #include "controlplane/driver/service/suspect_watch.h"
+#include "controlplane/driver/storage/counted_log.h"
 #include "controlplane/driver/storage/state_check.h"
 #include "controlplane/security/credentials.h"
 #include "controlplane/security/grpc_log.h"
@@ -129,8 +130,11 @@ absl::Status DriverServer::Impl::MakeLoop(const DriverOptions& given) {
   options.files = &RealJobFiles();
   options.clock = &base::RealClock();
   options.secret = RandomSecret();
+  RETURN_IF_ERROR(CheckCount(options.state_directory, options.files));
   ASSIGN_OR_RETURN(options.log, OpenRocksDbLog(absl::StrCat(options.state_directory, "/log")));
   RETURN_IF_ERROR(CheckJobFolders(options.state_directory, options.log.get()));
+  options.log =
+      CountEvents(std::move(options.log), CountPathOf(options.state_directory), options.files);
   options.on_attempts = [streams =
                              agents.get()](const std::map<std::string, RunningAttempt>& attempts) {
     streams->SetAttempts(attempts);

@@ -13,6 +13,8 @@
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/epoch.h"
 #include "controlplane/driver/core/testing/test_events.h"
+#include "controlplane/driver/storage/counted_log.h"
+#include "controlplane/driver/storage/job_files.h"
 #include "controlplane/driver/storage/log_backup.h"
 
 namespace megascale::driver {
@@ -23,9 +25,9 @@ using ::testing::SizeIs;
 
 class RocksDbLogTest : public ::testing::Test {
  protected:
-  RocksDbLogTest()
+  explicit RocksDbLogTest(const std::string& below = "")
       : directory_(::testing::TempDir() + "/" +
-                   ::testing::UnitTest::GetInstance()->current_test_info()->name()) {}
+                   ::testing::UnitTest::GetInstance()->current_test_info()->name() + below) {}
 
   std::unique_ptr<EventLog> Open() {
     auto log = OpenRocksDbLog(directory_);
@@ -41,13 +43,23 @@ class RocksDbLogTest : public ::testing::Test {
     return state;
   }
 
-  // A crash in the middle of the last write: part of its record is missing.
-  void TearNewestFile() const {
+  std::filesystem::path NewestFile() const {
     std::filesystem::path newest;
     for (const auto& entry : std::filesystem::directory_iterator(directory_)) {
       if (entry.path().extension() == ".log" && entry.path() > newest) newest = entry.path();
     }
+    return newest;
+  }
+  // A crash in the middle of the last write: part of its record is missing.
+  void TearNewestFile() const {
+    const std::filesystem::path newest = NewestFile();
     std::filesystem::resize_file(newest, std::filesystem::file_size(newest) - 3);
+  }
+  // Damage of the length of the first record there: it seems to end behind the end of the file.
+  void LengthenFirstRecord() const {
+    std::fstream file(NewestFile(), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(4);
+    file.write("\xff\xff", 2);
   }
   // Opens the directory directly, to read or change it without the log's knowledge.
   std::unique_ptr<rocksdb::DB> OpenRaw() const {
@@ -341,6 +353,126 @@ TEST_F(RocksDbLogTest, MissingEventIsDataLoss) {
   ASSERT_TRUE(Open()->Append(0, Events()).ok());
   ASSERT_TRUE(Open()->Append(4, {Lost("n0", "a")}).ok());
   EXPECT_EQ(Open()->ReadAll().status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(RocksDbLogTest, ALogWithoutItsFileCurrentIsRefusedAndKept) {
+  ASSERT_TRUE(Open()->Append(0, Events()).ok());
+  Compact();
+  std::filesystem::rename(directory_ + "/CURRENT", directory_ + ".current");
+  const absl::Status status = OpenRocksDbLog(directory_).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("but no file CURRENT; the log was damaged"));
+  std::filesystem::rename(directory_ + ".current", directory_ + "/CURRENT");
+  EXPECT_THAT(Open()->ReadAll()->events, SizeIs(3));
+}
+
+class CountedLogTest : public RocksDbLogTest {
+ protected:
+  CountedLogTest() : RocksDbLogTest("/log") { std::filesystem::remove(count_path()); }
+  std::string state_directory() const {
+    return std::filesystem::path(directory_).parent_path().string();
+  }
+  std::string count_path() const { return CountPathOf(state_directory()); }
+  std::unique_ptr<EventLog> OpenCounted() {
+    return CountEvents(Open(), count_path(), &RealJobFiles());
+  }
+  absl::StatusCode ReadCode() { return OpenCounted()->ReadAll().status().code(); }
+  // Writes the events of a driver, and then one more.
+  void Write() {
+    ASSERT_TRUE(Open()->ReadAll().ok());  // a file of its own has the schema
+    const auto log = OpenCounted();
+    ASSERT_TRUE(log->ReadAll().ok());
+    std::vector<Event> events = Events();
+    events.insert(events.begin(), StartedEvent({}, {absl::FromUnixSeconds(100), "secret", false}));
+    ASSERT_TRUE(log->Append(0, events).ok());
+    ASSERT_TRUE(log->Append(4, {Lost("n0", "a")}).ok());
+  }
+};
+
+TEST_F(CountedLogTest, AWholeLogIsTakenAlsoAfterASnapshot) {
+  Write();
+  const auto log = OpenCounted();
+  const auto contents = log->ReadAll();
+  ASSERT_TRUE(contents.ok()) << contents.status();
+  ASSERT_TRUE(log->WriteSnapshot(StateAfter(*contents)).ok());
+  EXPECT_TRUE(log->ReadAll().ok());
+  ASSERT_TRUE(log->Append(5, {Lost("n1", "a")}).ok());
+  EXPECT_TRUE(log->ReadAll().ok());
+}
+
+// RocksDB takes damage of the last file's end, and of a length in it, for a write that a crash cut
+// short.
+TEST_F(CountedLogTest, ALogWhoseAcknowledgedEndWasLostIsRefusedInOneLine) {
+  for (const bool cut : {true, false}) {
+    std::filesystem::remove_all(directory_);
+    std::filesystem::remove(count_path());
+    Write();
+    cut ? TearNewestFile() : LengthenFirstRecord();
+    const uint64_t bytes = std::filesystem::file_size(NewestFile());
+    EXPECT_EQ(CheckCount(state_directory(), &RealJobFiles()).code(), absl::StatusCode::kDataLoss);
+    EXPECT_EQ(std::filesystem::file_size(NewestFile()), bytes) << "what is left stays";
+    const absl::Status status = OpenCounted()->ReadAll().status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr(absl::StrCat("the driver's log has ", cut ? 4 : 0, " events in epoch ")));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("make one of a copy with `megascale"));
+    EXPECT_THAT(std::string(status.message()), testing::Not(HasSubstr("\n")));
+    EXPECT_TRUE(Open()->ReadAll().ok()) << "it is taken for a torn one";
+
+    const std::string copy = state_directory() + "/copy";
+    std::filesystem::remove_all(copy);
+    ASSERT_TRUE(BackUpLog(state_directory(), copy).ok());
+    std::filesystem::remove_all(directory_);
+    ASSERT_TRUE(RestoreLog(copy, state_directory(), absl::FromUnixSeconds(200)).ok());
+    EXPECT_EQ(ReadCode(), absl::StatusCode::kOk) << "somebody declares what is left";
+  }
+}
+
+TEST_F(CountedLogTest, AnOlderCopyIsRefusedUntilItIsRestored) {
+  const std::string state_directory = this->state_directory() + "/state";
+  const std::string log_directory = state_directory + "/log";
+  const auto open = [&] {
+    return CountEvents(*OpenRocksDbLog(log_directory), CountPathOf(state_directory),
+                       &RealJobFiles());
+  };
+  auto log = open();
+  ASSERT_TRUE(log->ReadAll().ok());
+  ASSERT_TRUE(log->Append(0, {StartedEvent({}, {absl::FromUnixSeconds(100), "secret", false}),
+                              Submitted("j", SpecOf(2, 2, 30))})
+                  .ok());
+  ASSERT_TRUE(BackUpLog(state_directory, directory_ + "/copy").ok());
+  ASSERT_TRUE(log->Append(2, {Joined("n0", "a", 2)}).ok());
+  log.reset();
+  std::filesystem::remove_all(log_directory);
+  std::filesystem::copy(directory_ + "/copy/log", log_directory,
+                        std::filesystem::copy_options::recursive);
+  EXPECT_EQ(open()->ReadAll().status().code(), absl::StatusCode::kDataLoss);
+
+  std::filesystem::remove_all(log_directory);
+  ASSERT_TRUE(RestoreLog(directory_ + "/copy", state_directory, absl::FromUnixSeconds(200)).ok());
+  log = open();
+  EXPECT_TRUE(log->ReadAll().ok()) << "it begins a new epoch";
+  ASSERT_TRUE(log->Append(3, {Joined("n0", "a", 2)}).ok());
+  EXPECT_TRUE(log->ReadAll().ok());
+  log.reset();
+  std::filesystem::remove_all(log_directory);
+  std::filesystem::copy(directory_ + "/copy/log", log_directory,
+                        std::filesystem::copy_options::recursive);
+  EXPECT_EQ(open()->ReadAll().status().code(), absl::StatusCode::kDataLoss)
+      << "it is of an older epoch";
+}
+
+TEST_F(CountedLogTest, ACountThatIsMissingOrDamagedClaimsNoLoss) {
+  Write();
+  TearNewestFile();
+  const std::string text = RealJobFiles().ReadAt(count_path(), 0, 100).value();
+  for (const std::string& damaged :
+       {std::string(), text.substr(0, text.size() / 2), "9" + text, std::string("banana\n")}) {
+    std::ofstream(count_path()) << damaged;
+    EXPECT_EQ(ReadCode(), absl::StatusCode::kOk) << damaged;
+  }
+  std::ofstream(count_path()) << text;
+  EXPECT_EQ(ReadCode(), absl::StatusCode::kDataLoss);
 }
 
 }  // namespace

@@ -81,9 +81,16 @@ class RealFiles : public JobFiles {
 
   absl::Status WriteSoon(const std::string& path, absl::string_view data) override {
     RETURN_IF_ERROR(base::MakeDirectories(std::filesystem::path(path).parent_path().string()));
-    base::UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    // Without O_TRUNC, which would allocate the file's blocks anew, and which leaves an empty file
+    // if the process ends then.
+    base::UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
     if (!fd.valid()) return base::ErrnoStatus(errno, absl::StrCat("create ", path));
-    return base::Annotate(base::WriteAll(fd.get(), data), path);
+    RETURN_IF_ERROR(base::Annotate(base::WriteAll(fd.get(), data), path));
+    struct stat info;
+    const auto size = static_cast<off_t>(data.size());
+    const bool is_longer = ::fstat(fd.get(), &info) == 0 && info.st_size > size;
+    if (!is_longer || ::ftruncate(fd.get(), size) == 0) return absl::OkStatus();
+    return base::ErrnoStatus(errno, absl::StrCat("cut ", path));
   }
 
   bool Exists(const std::string& path) override {

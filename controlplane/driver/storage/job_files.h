@@ -1,5 +1,5 @@
-// The files that the driver keeps in the folders of jobs. A seam: real ones here, simulated ones
-// that lose what was not synced in tests/sim.
+// The files that the driver keeps in the folders of jobs, and log.events (counted_log.h). A seam:
+// real ones here, simulated ones that lose what was not synced in tests/sim.
 // Threads: one owner per file. Blocking: every call may wait for the disk.
 #pragma once
 

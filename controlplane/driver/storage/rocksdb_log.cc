@@ -11,6 +11,8 @@
 #include <rocksdb/write_batch.h>
 
 #include <exception>
+#include <filesystem>
+#include <system_error>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -173,6 +175,21 @@ rocksdb::Options SmallDatabase(rocksdb::Env* env) {
   return options;
 }
 
+// Without the file CURRENT, RocksDB takes a directory for a new one and deletes the tables there.
+absl::Status CheckIsNewOrWhole(const std::string& directory) {
+  std::error_code error;
+  const std::filesystem::path path(directory);
+  if (std::filesystem::exists(path / "CURRENT", error)) return absl::OkStatus();
+  for (const auto& entry : std::filesystem::directory_iterator(path, error)) {
+    const std::string extension = entry.path().extension().string();
+    if (extension != ".sst" && extension != ".log") continue;
+    return absl::DataLossError(absl::StrCat(directory, ": has ",
+                                            base::Printable(entry.path().filename().string()),
+                                            " but no file CURRENT", kRestore));
+  }
+  return absl::OkStatus();
+}
+
 // Trying again would not help, so no code says "retry".
 absl::Status CannotOpen(const rocksdb::Status& status, const std::string& directory) {
   const std::string what = absl::StrCat("open ", directory, ": ", status.ToString());
@@ -192,6 +209,7 @@ absl::StatusOr<std::unique_ptr<EventLog>> OpenRocksDbLog(const std::string& dire
 absl::StatusOr<std::unique_ptr<EventLog>> OpenRocksDbLog(
     const std::string& directory, const std::shared_ptr<rocksdb::FileSystem>& files) {
   RETURN_IF_ERROR(base::MakeDirectories(directory));
+  RETURN_IF_ERROR(CheckIsNewOrWhole(directory));
   try {
     std::unique_ptr<rocksdb::Env> env = rocksdb::NewCompositeEnv(files);
     rocksdb::DB* opened = nullptr;

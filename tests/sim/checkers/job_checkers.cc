@@ -231,6 +231,11 @@ void DrainChecker::OnState(const DriverState& before, const DriverState& after) 
 
 // --- TestsComeFirst ---------------------------------------------------------------------------
 
+void TestedChecker::OnState(const DriverState& before, const DriverState& after) {
+  if (!world_.old_driver) return;
+  for (const auto& node : after.nodes()) untested_.insert(node.hello().incarnation());
+}
+
 void TestedChecker::OnTestStarted(const std::string& incarnation) {
   testing_.insert(incarnation);
   if (processes_[incarnation].empty()) return;
@@ -241,6 +246,7 @@ void TestedChecker::OnTestStarted(const std::string& incarnation) {
 
 void TestedChecker::OnTestEnded(const std::string& incarnation, bool passed) {
   testing_.erase(incarnation);
+  untested_.erase(incarnation);
   passed ? (void)passed_.insert(incarnation) : (void)passed_.erase(incarnation);
 }
 
@@ -248,7 +254,8 @@ void TestedChecker::OnProcessStarted(const ProcessName& process) {
   processes_[process.incarnation].insert(process.process_id);
   if (world_.machine_tests == agent::TEST_KIND_UNSPECIFIED) return;
   if (world_.old_agents.count(process.node_id) > 0) return;
-  const bool tested = passed_.count(process.incarnation) > 0;
+  const bool tested = world_.old_driver || passed_.count(process.incarnation) > 0 ||
+                      untested_.count(process.incarnation) > 0;
   if (tested && testing_.count(process.incarnation) == 0) return;
   world_.Violate("TestsComeFirst",
                  absl::StrCat("job ", process.job_id, ": rank ", process.rank, " of attempt ",

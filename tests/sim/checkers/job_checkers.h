@@ -133,10 +133,12 @@ class DrainChecker : public Observer {
 
 // TestsComeFirst: where the driver tests machines, a process of a job starts only on a machine
 // whose agent has passed a test since it started and has not failed one, and no test runs beside
-// such a process.
+// such a process. A driver of an older version tests no machine; on those that joined it, jobs may
+// start until the next driver has tested them.
 class TestedChecker : public Observer {
  public:
   explicit TestedChecker(World* world) : world_(*world) {}
+  void OnState(const DriverState& before, const DriverState& after) override;
   void OnTestStarted(const std::string& incarnation) override;
   void OnTestEnded(const std::string& incarnation, bool passed) override;
   void OnExchangeEnded(const std::string& incarnation) override { testing_.erase(incarnation); }
@@ -145,6 +147,7 @@ class TestedChecker : public Observer {
 
  private:
   World& world_;
+  std::set<std::string> untested_;                      // incarnations that joined an older driver
   std::set<std::string> passed_;                        // incarnations
   std::set<std::string> testing_;                       // incarnations
   std::map<std::string, std::set<int64_t>> processes_;  // of jobs, by incarnation

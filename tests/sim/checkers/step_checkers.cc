@@ -9,10 +9,18 @@ namespace megascale::sim {
 
 // --- TwoAgentsKeepSteps -------------------------------------------------------------------------
 
+void KeepersChecker::OnState(const DriverState& before, const DriverState& after) {
+  if (!world_.old_driver) return;
+  for (const JobRecord& job : after.jobs()) {
+    of_old_driver_.insert({driver::JobId(job), job.attempt()});
+  }
+}
+
 void KeepersChecker::OnReport(const std::string& node_id, const agent::ActualState& report) {
   if (world_.old_agents.count(node_id) > 0) return;
   for (const auto& job : report.jobs()) {
     for (const auto& record : job.steps()) {
+      if (of_old_driver_.count({job.job_id(), record.attempt()}) > 0) continue;
       std::set<std::string>& nodes = nodes_[{job.job_id(), record.attempt()}];
       nodes.insert(node_id);
       if (nodes.size() <= 2) continue;

@@ -13,15 +13,18 @@
 
 namespace megascale::sim {
 
-// TwoAgentsKeepSteps: the agents of at most two nodes report steps of an attempt.
+// TwoAgentsKeepSteps: the agents of at most two nodes report steps of an attempt, unless it began
+// under a driver of an older version, which knows no duties.
 class KeepersChecker : public Observer {
  public:
   explicit KeepersChecker(World* world) : world_(*world) {}
+  void OnState(const DriverState& before, const DriverState& after) override;
   void OnReport(const std::string& node_id, const agent::ActualState& report) override;
 
  private:
   World& world_;
   std::map<std::pair<std::string, int64_t>, std::set<std::string>> nodes_;  // by job and attempt
+  std::set<std::pair<std::string, int64_t>> of_old_driver_;
 };
 
 // StepsGoOn: while the driver and one of the two agents work, the loss log of a running job has

@@ -47,7 +47,10 @@ class SimulatedDisk::Log : public EventLog {
  public:
   explicit Log(SimulatedDisk* disk) : disk_(*disk) {}
 
-  absl::StatusOr<LogContents> ReadAll() override { return disk_.log_; }
+  absl::StatusOr<LogContents> ReadAll() override {
+    RETURN_IF_ERROR(disk_.log_error_);
+    return disk_.log_;
+  }
 
   absl::Status Append(int64_t num_before, const std::vector<Event>& events) override {
     MEGASCALE_CHECK(num_before ==
@@ -75,6 +78,45 @@ class SimulatedDisk::Log : public EventLog {
 };
 
 std::unique_ptr<EventLog> SimulatedDisk::OpenLog() { return std::make_unique<Log>(this); }
+
+void SimulatedDisk::ReplaceLog(LogContents contents) {
+  log_ = std::move(contents);
+  undamaged_.reset();
+  log_error_ = absl::OkStatus();
+}
+
+bool SimulatedDisk::DamageLog(LogDamage damage, size_t choice) {
+  MEGASCALE_CHECK(!is_log_damaged());
+  // The machine goes on, and with it all that the process wrote.
+  log_.events.insert(log_.events.end(), unsynced_.begin(), unsynced_.end());
+  unsynced_.clear();
+  for (auto& [path, file] : files_) file.synced = file.content.size();
+  const LogContents before = log_;
+  if (damage == LogDamage::kOlderCopy) {
+    if (!copy_.has_value()) return false;
+    log_ = *copy_;
+  } else if (log_.events.size() < 2) {
+    return false;
+  } else if (damage == LogDamage::kLostEnd) {
+    log_.events.resize(choice % log_.events.size());
+  } else {
+    // Without its last event it would be a log that lost its end.
+    const size_t index = choice % (log_.events.size() - 1);
+    const int64_t number = log_.state.num_events() + 1 + static_cast<int64_t>(index);
+    log_error_ = absl::DataLossError(absl::StrCat(
+        "event ", number, damage == LogDamage::kFlipped ? " cannot be read" : " is missing"));
+  }
+  const auto num_events = [](const LogContents& log) {
+    return log.state.num_events() + static_cast<int64_t>(log.events.size());
+  };
+  if (log_error_.ok() && num_events(log_) == num_events(before)) return false;
+  undamaged_ = before;
+  return true;
+}
+
+void SimulatedDisk::MendLog() {
+  if (is_log_damaged()) ReplaceLog(*std::move(undamaged_));
+}
 
 // --- files ------------------------------------------------------------------------------------
 
@@ -136,6 +178,10 @@ void SimulatedDisk::Corrupt(const std::string& path, size_t offset, absl::string
   for (size_t i = 0; i < bytes.size() && offset + i < content.size(); ++i) {
     content[offset + i] = bytes[i];
   }
+}
+
+void SimulatedDisk::ReplaceFile(const std::string& path, absl::string_view content) {
+  files_[path] = {std::string(content), content.size()};
 }
 
 absl::Status SimulatedDisk::WriteDurably(const std::string& path, absl::string_view data) {

@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,13 +39,30 @@ class SimulatedDisk : public JobFiles {
   // Opens the log. A log that was opened before must not be used any more.
   std::unique_ptr<EventLog> OpenLog();
   // Replaces the log by a copy that was kept. Call between two drivers.
-  void ReplaceLog(LogContents contents) { log_ = std::move(contents); }
-  // The contents that a log opened now would read.
+  void ReplaceLog(LogContents contents);
+  // The contents that a log opened now would read, were it not damaged.
   const LogContents& durable_log() const { return log_; }
+
+  enum class LogDamage {
+    kLostMiddle,  // an event is missing
+    kFlipped,     // an event cannot be read
+    kLostEnd,     // the last events are missing; it reads as a log that a crash tore
+    kOlderCopy,   // the log is one that KeepCopyOfLog kept
+  };
+  // Damages the log, as a bad disk or a person does, until MendLog. The other files stay, also what
+  // was not synced: the machine goes on. Call between two drivers. Returns false if nothing was
+  // lost: there are too few events, or no copy. `choice`: any number; it says which event.
+  bool DamageLog(LogDamage damage, size_t choice);
+  void KeepCopyOfLog() { copy_ = log_; }
+  // Puts the log back as it was before the damage. What was written meanwhile is lost.
+  void MendLog();
+  bool is_log_damaged() const { return undamaged_.has_value(); }
 
   // Replaces a part of what the file has on the disk, as a bad sector does. Bytes beyond its end
   // are left out.
   void Corrupt(const std::string& path, size_t offset, absl::string_view bytes);
+  // Replaces a file, as a person does who puts a copy in its place.
+  void ReplaceFile(const std::string& path, absl::string_view content);
 
   // Drops unsynced data, except for the part at its beginning that `remainder` keeps.
   void Crash();
@@ -70,7 +88,10 @@ class SimulatedDisk : public JobFiles {
   FateOf fate_;
   Remainder remainder_;
   LogContents log_;
-  std::vector<Event> unsynced_;  // written after log_
+  std::vector<Event> unsynced_;           // written after log_
+  std::optional<LogContents> undamaged_;  // set: the log is damaged
+  absl::Status log_error_;                // what reading the damaged log returns
+  std::optional<LogContents> copy_;
   std::map<std::string, File> files_;
 };
 

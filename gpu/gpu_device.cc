@@ -55,6 +55,13 @@ absl::StatusOr<std::vector<std::unique_ptr<device::Device>>> MakeAllGpuDevices()
     ASSIGN_OR_RETURN(devices.emplace_back(), AssembleGpuDevice(tables, {.local_rank = i}));
   }
   return devices;
+  if (count > 1) {
+    const auto nccl = cuda::LoadNccl();
+    if (nccl.ok()) tables.nccl = *nccl;
+    if (!nccl.ok()) {
+      base::LogWarning(absl::StrCat("GPUs are tested without NCCL: ", nccl.status().message()));
+    }
+  }
 }
 
 std::vector<telemetry::v1::GpuSample> ReadGpus() {

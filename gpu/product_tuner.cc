@@ -144,8 +144,8 @@ class Bench {
     products.stream = stream_->handle();
     products.workspace = workspace_;
     products.fill_zero = [this](void* data, size_t bytes) { FillZero(data, bytes); };
-    // Zeros do for a bias that is only timed.
-    products.cast = [](const tensor::Vector&, const tensor::Vector&) {};
+    // Zeros do for a bias that is only timed, and its gradient stays in the workspace.
+    products.cast = products.add = [](const tensor::Vector&, const tensor::Vector&) {};
     ASSIGN_OR_RETURN(products_, Products::Create(std::move(products)));
     return absl::OkStatus();
   }
@@ -228,7 +228,7 @@ class GpuProductTuner final : public device::ProductTuner {
         if (!status.ok()) return;
         on_progress(done++, total);
         status = bench.Tune(args);
-        // The library need not have every activation for every size. A kernel has.
+        // The library need not have every epilogue for every size. A kernel has.
         if (absl::IsFailedPrecondition(status) && Products::Fuses(args)) {
           measured.Set(product, {.id = kNoAlgorithm});
           status = bench.Tune(ops::WithoutEpilogues(args));

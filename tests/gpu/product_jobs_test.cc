@@ -172,7 +172,30 @@ TEST(ProductJobTest, ADeviceThatLacksAnAlgorithmOfTheTableIsRefusedInOneLine) {
   QuestionsOf(JobIn(folder, {}).StopAfter(2), &stopped);
   const gpu::AlgorithmTable table = TableIn(folder);
   emulator::CublasLtFaults faults;
+bool MakesBiasGradients(const gpu::AlgorithmTable& table) {
+  return std::any_of(table.products().begin(), table.products().end(), [](const auto& entry) {
+    return entry.first.epilogue == gpu::Epilogue::kBiasGradient &&
+           entry.second.id != gpu::kNoAlgorithm;
+  });
+}
+
   faults.refused_algorithm = table.products().begin()->second.id;
+TEST(ProductJobTest, GradientsOfBiasesThatTheLibraryLacksAreSumsOfColumnsInAllAttempts) {
+  const EmulatedMachine machine;
+  const std::string with = NewFolder("with"), without = NewFolder("without");
+  RunResult fused, first, resumed;
+  QuestionsOf(JobIn(with, {}), &fused);
+  EXPECT_TRUE(MakesBiasGradients(TableIn(with)));
+  emulator::CublasLtFaults faults;
+  faults.has_bias_gradients = false;
+  emulator::SetFaultsOfCublasLt(faults);
+  QuestionsOf(JobIn(without, {}).StopAfter(2), &first);
+  emulator::SetFaultsOfCublasLt({});
+  EXPECT_FALSE(MakesBiasGradients(TableIn(without)));
+  EXPECT_TRUE(MakesGelu(TableIn(without)));
+  EXPECT_EQ(QuestionsOf(From(JobIn(without, {}), first), &resumed), 0);
+}
+
   emulator::SetFaultsOfCublasLt(faults);
   RunOptions options = From(JobIn(folder, {}), stopped);
   absl::Status status;

@@ -33,6 +33,8 @@ const char* NameOf(Epilogue epilogue) {
       return "bias and gelu";
     case Epilogue::kGeluGradient:
       return "gradient of gelu";
+    case Epilogue::kBiasGradient:
+      return "gradient of bias";
   }
   return "";
 }

@@ -131,6 +131,37 @@ TEST(ProductJobTest, AJobThatBeginsFromACheckpointTakesItsTable) {
 }
 
 gpu::AlgorithmTable TableIn(const std::string& folder) {
+// The folder is away as the attempt starts, as with a file system that cannot be read.
+TEST(ProductJobTest, ARestartFromMemoryHasItsTableInMemory) {
+  const EmulatedMachine machine;
+  const Layout layout = {.data = 2};
+  const std::string folder = NewFolder("job");
+  SnapshotMemory snapshots;
+  const auto on_gpus = [&](SnapshotMemory* memory) {
+    RunOptions options = JobIn(folder, layout);
+    options.spec.set_device(job::v1::DEVICE_CUDA);
+    options.snapshots = memory;
+    return options;
+  };
+  const RunResult calm = RunJob(on_gpus(nullptr));
+  const RunResult stopped = RunJob(on_gpus(&snapshots).StopAfter(2));
+  const std::string table = checkpoint::ReadProductTable(folder).value();
+  std::filesystem::remove_all(folder);
+
+  RunOptions options = From(on_gpus(&snapshots), stopped);
+  options.restore.set_source(RestorePoint::SOURCE_MEMORY);
+  options.restore.clear_directory();
+  options.on_load = [&](int, const absl::StatusOr<std::string>& loaded) {
+    EXPECT_EQ(loaded.status(), absl::OkStatus());
+    // It is back, for the checkpoint.
+    EXPECT_EQ(base::MakeDirectories(folder), absl::OkStatus());
+    EXPECT_EQ(checkpoint::KeepProductTable(folder, table).value(), table);
+  };
+  RunResult resumed;
+  EXPECT_EQ(QuestionsOf(options, &resumed), 0);
+  EXPECT_EQ(resumed.digest, calm.digest);
+}
+
   return gpu::AlgorithmTable::FromJson(checkpoint::ReadProductTable(folder).value()).value();
 }
 

@@ -126,7 +126,9 @@ absl::StatusOr<std::unique_ptr<device::Device>> AssembleGpuDevice(const GpuTable
                    choice](const CudaOpsRequest& ops) { return MakeOps(tables, choice, ops); },
       .product_tuner = MakeProductTuner({.cuda = tables.cuda,
                                          .cublas_lt = tables.cublas_lt,
+                                         .device = request.local_rank % count,
                                          .allow_tf32 = choice.allow_tf32,
+                                         .device_tables = tables.device_tables,
                                          .table = choice.table}),
       .on_allocate = tables.on_allocate};
   if (tables.nvml != nullptr) {

@@ -99,10 +99,16 @@ class AlgorithmTable {
   // Adds or replaces. Requires (CHECK): m, n, k > 0.
   void Set(const Product& product, const Algorithm& algorithm);
 
-  // Adds the products of another table that this one lacks.
+  // Adds the products of another table that this one lacks, and its origin if this one has none.
   void Add(const AlgorithmTable& other) {
     products_.insert(other.products_.begin(), other.products_.end());
+    if (origin_.empty()) origin_ = other.origin_;
   }
+
+  // For people: where the algorithms come from that were not measured by the job itself
+  // (device_table.h). Empty: it measured all.
+  const std::string& origin() const { return origin_; }
+  void set_origin(std::string origin) { origin_ = std::move(origin); }
 
   const std::map<Product, Algorithm>& products() const { return products_; }
 
@@ -115,6 +121,7 @@ class AlgorithmTable {
 
  private:
   std::map<Product, Algorithm> products_;
+  std::string origin_;
 };
 
 }  // namespace megascale::gpu

@@ -56,6 +56,18 @@ absl::Status WriteTokenizer(const PersisterOptions& options, const std::string& 
                                 tokenizer->content);
 }
 
+// Writes the table by which the ranks compute: the copy of rank 0, which writes its checkpoints on
+// this machine, whatever became of the file in the job's folder.
+absl::Status WriteProductTable(const PersisterOptions& options, const std::string& directory,
+                               checkpoint::v1::NumericsFingerprint* fingerprint) {
+  if (const auto region = options.snapshots.find(0); region != options.snapshots.end()) {
+    const absl::StatusOr<std::string> table = checkpoint::KeptTable(*region->second);
+    if (table.ok()) return checkpoint::StoreProductTable(*table, directory, fingerprint);
+  }
+  return checkpoint::CopyProductTable(options.assignment.checkpoint_directory(), directory,
+                                      fingerprint);
+}
+
 absl::Status Persist(const PersisterOptions& options, const PersistSnapshot& message) {
   const auto region = options.snapshots.find(message.rank);
   if (region == options.snapshots.end()) {
@@ -161,8 +173,7 @@ absl::Status PersisterState::Do(const WriteCheckpointManifest& message) {
   checkpoint::v1::Manifest manifest = ManifestOf(options, message.step, message.attempt);
   // Jobs on GPUs alone compute by a table.
   if (options.assignment.spec().device() == job::v1::DEVICE_CUDA) {
-    RETURN_IF_ERROR(checkpoint::CopyProductTable(options.assignment.checkpoint_directory(),
-                                                 directory, manifest.mutable_numerics()));
+    RETURN_IF_ERROR(WriteProductTable(options, directory, manifest.mutable_numerics()));
   }
   RETURN_IF_ERROR(checkpoint::WriteManifest(directory, manifest));
   base::LogInfo(absl::StrCat("checkpoint ", directory));

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <future>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -18,6 +19,7 @@
 #include "runtime/base/process/shared_memory.h"
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/product_table.h"
+#include "runtime/checkpoint/snapshot.h"
 #include "runtime/telemetry/heartbeat.h"
 
 namespace megascale::actors {
@@ -200,6 +202,23 @@ TEST_F(PersisterTest, ATableOfProductsThatWasDeletedIsToldAndTriedAgain) {
     EXPECT_FALSE(std::filesystem::exists(absl::StrCat(step_, "/", checkpoint::kManifestFile)));
   }
   ASSERT_TRUE(checkpoint::KeepProductTable(folder_, "table").ok());
+  for (const std::string& error : Try()) EXPECT_THAT(error, Not(HasSubstr("products.json")));
+  EXPECT_EQ(checkpoint::ReadProductTable(step_).value(), "table");
+}
+
+// Neither a deleted nor a changed file ends up in a checkpoint.
+TEST_F(PersisterTest, ACheckpointHasTheTableByWhichTheRanksCompute) {
+  constexpr size_t kTableBytes = 100;
+  const std::shared_ptr<base::SharedMemory> memory =
+      base::SharedMemory::Create("rank-0", checkpoint::SnapshotBytes(0, kTableBytes)).value();
+  checkpoint::FormatSnapshots(*memory, 0, kTableBytes);
+  ASSERT_EQ(checkpoint::KeepTable(*memory, "table"), absl::OkStatus());
+  persister_.options.snapshots[0] = memory;
+  ASSERT_TRUE(base::MakeDirectories(step_).ok());
+  for (const std::string& error : Try()) EXPECT_THAT(error, Not(HasSubstr("products.json")));
+  EXPECT_EQ(checkpoint::ReadProductTable(step_).value(), "table");
+  ASSERT_TRUE(checkpoint::KeepProductTable(folder_, "another").ok());
+  std::filesystem::remove(absl::StrCat(step_, "/", checkpoint::kProductTableFile));
   for (const std::string& error : Try()) EXPECT_THAT(error, Not(HasSubstr("products.json")));
   EXPECT_EQ(checkpoint::ReadProductTable(step_).value(), "table");
 }

@@ -72,7 +72,9 @@ class StreamProducts {
         .table = choice_.table->Get(),
         .fill_zero = [this](void* data, size_t bytes) { launcher_.FillZero(data, bytes); },
         .cast = [this](const tensor::Vector& from,
-                       const tensor::Vector& to) { Cast(launcher_, from, to); }};
+                       const tensor::Vector& to) { Cast(launcher_, from, to); },
+        .add = [this](const tensor::Vector& from,
+                      const tensor::Vector& to) { AddScaled(launcher_, 1, from, to); }};
     ASSIGN_OR_RETURN(products_, Products::Create(std::move(options)));
     return absl::OkStatus();
   }
@@ -118,13 +120,15 @@ absl::StatusOr<std::unique_ptr<device::Device>> AssembleGpuDevice(const GpuTable
       .index = request.local_rank % count,
       .num_ranks = request.may_share ? request.local_rank / count + 1 : 1,
       .numerics = absl::StrCat(", cuBLASLt ", tables.cublas_lt->cublasLtGetVersion(),
-                               ", GELU in bf16 products"),
+                               ", GELU and gradients of biases in bf16 products"),
       .uses_graphs = request.uses_graphs,
       .make_ops = [tables,
                    choice](const CudaOpsRequest& ops) { return MakeOps(tables, choice, ops); },
       .product_tuner = MakeProductTuner({.cuda = tables.cuda,
                                          .cublas_lt = tables.cublas_lt,
+                                         .device = request.local_rank % count,
                                          .allow_tf32 = choice.allow_tf32,
+                                         .device_tables = tables.device_tables,
                                          .table = choice.table}),
       .on_allocate = tables.on_allocate};
   if (tables.nvml != nullptr) {

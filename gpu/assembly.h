@@ -15,6 +15,7 @@
 #include "gpu/cuda/nccl_api.h"
 #include "gpu/cuda/nvml_api.h"
 #include "gpu/gpu_device.h"
+#include "gpu/ops/products/device_table.h"
 #include "runtime/device/device.h"
 
 namespace megascale::gpu {
@@ -26,6 +27,8 @@ struct GpuTables {
   const cuda::NcclApi* nccl = nullptr;  // null: ranks exchange through pinned host memory
   const cuda::NvmlApi* nvml = nullptr;  // null: the free memory of GPUs is unknown
   absl::Span<const cuda::KernelImage> images = {};
+  // Algorithms of products that are known for kinds of GPUs; see ops/products/device_table.h.
+  absl::Span<const DeviceTableFile> device_tables = {};
   // For tests: see CudaDeviceOptions::on_allocate.
   std::function<void(const void* block, absl::string_view name)> on_allocate = nullptr;
 };

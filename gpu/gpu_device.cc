@@ -33,7 +33,9 @@ absl::StatusOr<std::unique_ptr<device::Device>> MakeGpuDevice(const GpuRequest& 
   RETURN_IF_ERROR(cuda::SetNcclEnvironment({.ib_timeout = request.nccl_ib_timeout,
                                             .ib_retry_count = request.nccl_ib_retry_count,
                                             .address = request.interface}));
-  GpuTables tables = {.nvml = cuda::LoadNvml(), .images = cuda::KernelImages()};
+  GpuTables tables = {.nvml = cuda::LoadNvml(),
+                      .images = cuda::KernelImages(),
+                      .device_tables = DeviceTableFiles()};
   ASSIGN_OR_RETURN(tables.cuda, cuda::LoadCuda());
   ASSIGN_OR_RETURN(tables.cublas_lt, cuda::LoadCublasLt());
   if (!request.may_share) {
@@ -46,11 +48,20 @@ absl::StatusOr<std::vector<std::unique_ptr<device::Device>>> MakeAllGpuDevices()
   std::vector<std::unique_ptr<device::Device>> devices;
   if (::access(kDriverFile, F_OK) != 0) return devices;
   SetCudaEnvironment();
-  GpuTables tables = {.nvml = cuda::LoadNvml(), .images = cuda::KernelImages()};
+  GpuTables tables = {.nvml = cuda::LoadNvml(),
+                      .images = cuda::KernelImages(),
+                      .device_tables = DeviceTableFiles()};
   ASSIGN_OR_RETURN(tables.cuda, cuda::LoadCuda());
   ASSIGN_OR_RETURN(tables.cublas_lt, cuda::LoadCublasLt());
   int count = 0;
   RETURN_IF_ERROR(MEGASCALE_CUDA_CALL(*tables.cuda, cudaGetDeviceCount(&count)));
+  if (count > 1) {
+    const auto nccl = cuda::LoadNccl();
+    if (nccl.ok()) tables.nccl = *nccl;
+    if (!nccl.ok()) {
+      base::LogWarning(absl::StrCat("GPUs are tested without NCCL: ", nccl.status().message()));
+    }
+  }
   for (int i = 0; i < count; ++i) {
     ASSIGN_OR_RETURN(devices.emplace_back(), AssembleGpuDevice(tables, {.local_rank = i}));
   }

@@ -15,6 +15,7 @@
 #include "gpu/device/cuda_stream.h"
 #include "gpu/ops/products/products.h"
 #include "runtime/base/check.h"
+#include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/ops/epilogues.h"
 #include "runtime/tensor/tensor.h"
@@ -144,8 +145,8 @@ class Bench {
     products.stream = stream_->handle();
     products.workspace = workspace_;
     products.fill_zero = [this](void* data, size_t bytes) { FillZero(data, bytes); };
-    // Zeros do for a bias that is only timed.
-    products.cast = [](const tensor::Vector&, const tensor::Vector&) {};
+    // Zeros do for a bias that is only timed, and its gradient stays in the workspace.
+    products.cast = products.add = [](const tensor::Vector&, const tensor::Vector&) {};
     ASSIGN_OR_RETURN(products_, Products::Create(std::move(products)));
     return absl::OkStatus();
   }
@@ -218,7 +219,7 @@ class GpuProductTuner final : public device::ProductTuner {
     const auto total = static_cast<int>(missing.size());
     // Opening the library may take long.
     on_progress(0, total);
-    AlgorithmTable measured;
+    ASSIGN_OR_RETURN(AlgorithmTable measured, KnownForDevice(missing, calls));
     absl::Status status;
     calls.stream->RunAndWait([&] {
       Bench bench(options_, calls);
@@ -227,8 +228,9 @@ class GpuProductTuner final : public device::ProductTuner {
       for (const auto& [product, args] : missing) {
         if (!status.ok()) return;
         on_progress(done++, total);
+        if (measured.Find(product) != nullptr) continue;
         status = bench.Tune(args);
-        // The library need not have every activation for every size. A kernel has.
+        // The library need not have every epilogue for every size. A kernel has.
         if (absl::IsFailedPrecondition(status) && Products::Fuses(args)) {
           measured.Set(product, {.id = kNoAlgorithm});
           status = bench.Tune(ops::WithoutEpilogues(args));
@@ -286,6 +288,63 @@ class GpuProductTuner final : public device::ProductTuner {
     options.allow_tf32 = options_.allow_tf32;
     options.workspace_bytes = kProductWorkspaceBytesHopper;
     return options;
+  }
+
+  // Returns what the table of this kind of device has of the products, as far as this library runs
+  // its algorithms here.
+  absl::StatusOr<AlgorithmTable> KnownForDevice(const Found& missing,
+                                                const device::ProductCalls& calls) const {
+    AlgorithmTable known;
+    if (options_.device_tables.empty()) return known;
+    cudaDeviceProp properties = {};
+    RETURN_IF_ERROR(
+        MEGASCALE_CUDA_CALL(*options_.cuda, cudaGetDeviceProperties(&properties, options_.device)));
+    const absl::StatusOr<DeviceTableChoice> choice = ChooseDeviceTable(
+        options_.device_tables, {.device = properties.name,
+                                 .library_version = options_.cublas_lt->cublasLtGetVersion(),
+                                 .workspace_bytes = kProductWorkspaceBytesHopper});
+    // A test reads all tables: a damaged one is ours, and no reason not to train.
+    if (!choice.ok()) {
+      base::LogWarning(absl::StrCat("measures all products: ", choice.status().message()));
+      return known;
+    }
+    base::LogInfo(choice->line);
+    absl::Status status;
+    calls.stream->RunAndWait([&] {
+      Bench bench(options_, calls);
+      Products::Options products = OptionsOf(calls);
+      products.table = choice->table;
+      status = bench.Open(std::move(products));
+      for (const auto& [product, args] : missing) {
+        if (status.ok()) status = Take(args, calls, choice->table, &bench.products(), &known);
+      }
+    });
+    RETURN_IF_ERROR(status);
+    if (!known.products().empty()) known.set_origin(choice->table.origin());
+    return known;
+  }
+
+  // Adds to `known` the algorithm that `table` has for a product: with its fused epilogue, or
+  // without, where the table says that there is no algorithm for both.
+  absl::Status Take(MatMulArgs args, const device::ProductCalls& calls, const AlgorithmTable& table,
+                    Products* products, AlgorithmTable* known) const {
+    const Products::Options options = OptionsOf(calls);
+    AlgorithmTable taken;
+    for (;;) {
+      ASSIGN_OR_RETURN(const Product product, Products::ProductOf(options, args));
+      const Algorithm* const algorithm = table.Find(product);
+      if (algorithm == nullptr) return absl::OkStatus();
+      taken.Set(product, *algorithm);
+      if (algorithm->id != kNoAlgorithm || !Products::Fuses(args)) break;
+      args = ops::WithoutEpilogues(args);
+    }
+    const absl::Status prepared = products->Prepare(args);
+    if (absl::IsFailedPrecondition(prepared)) {
+      base::LogWarning(absl::StrCat("measures a product anew: ", prepared.message()));
+      return absl::OkStatus();
+    }
+    if (prepared.ok()) known->Add(taken);
+    return prepared;
   }
 
   absl::StatusOr<Found> MissingIn(const AlgorithmTable& table,

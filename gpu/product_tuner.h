@@ -3,17 +3,22 @@
 //
 // A product is measured on numbers of a fixed seed, since how fast a GPU multiplies depends on the
 // numbers. All algorithms that the library's heuristic names are tried, up to 16, unless a product
-// takes so long that a few must do.
+// takes so long that a few must do. Products that a table of this kind of device has
+// (ops/products/device_table.h) are not measured: each algorithm of it is checked, and one that the
+// library refuses here is passed over.
 //
 // Private to gpu/assembly.cc and tests. Threads: as device::ProductTuner.
 #pragma once
 
 #include <memory>
 #include <mutex>
+#include <utility>
 
+#include "absl/types/span.h"
 #include "gpu/cuda/cublas_lt_api.h"
 #include "gpu/cuda/cuda_api.h"
 #include "gpu/ops/products/algorithm_table.h"
+#include "gpu/ops/products/device_table.h"
 #include "runtime/device/product_tuner.h"
 
 namespace megascale::gpu {
@@ -38,8 +43,10 @@ class ProductTableInUse {
 struct ProductTunerOptions {
   const cuda::CudaApi* cuda = nullptr;  // both outlive the tuner
   const cuda::CublasLtApi* cublas_lt = nullptr;
+  int device = 0;  // as CUDA counts them
   bool allow_tf32 = false;
-  std::shared_ptr<ProductTableInUse> table;  // set by Use
+  absl::Span<const DeviceTableFile> device_tables = {};  // outlive the tuner
+  std::shared_ptr<ProductTableInUse> table;              // set by Use
 };
 std::unique_ptr<device::ProductTuner> MakeProductTuner(ProductTunerOptions options);
 

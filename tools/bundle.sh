@@ -4,7 +4,8 @@
 #   OUT.tar.gz  holds the folder NAME: NAME/bin with the programs, NAME/lib with the libraries, NAME with the files
 #   PROGRAM     several are separated by commas; each was linked with the run path $ORIGIN/../lib as DT_RPATH, which is
 #               searched for the libraries' own libraries, too (DT_RUNPATH is not)
-# glibc stays that of the machine, and so do CUDA's libraries, which the program opens by itself.
+# glibc stays that of the machine, and so do CUDA's libraries, which the program opens by itself. With BUNDLE_MIB_MAX set
+# a larger archive is an error.
 set -euo pipefail
 
 [[ $# -ge 3 ]] || {
@@ -38,4 +39,8 @@ for program in "$folder/$name"/bin/*; do
   fi
 done
 tar -C "$folder" -czf "$out" "$name"
+if [[ -n ${BUNDLE_MIB_MAX:-} ]] && (($(stat -c %s "$out") > BUNDLE_MIB_MAX << 20)); then
+  echo "megascale: $out has $(du -h "$out" | cut -f1); expected at most $BUNDLE_MIB_MAX MiB" >&2
+  exit 1
+fi
 echo "$out: $(du -h "$out" | cut -f1), $(ls "$folder/$name/lib" | wc -l) libraries"

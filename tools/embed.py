@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes a C++ source that holds the bytes of files: cuda::KernelImages() and the like.
 
-usage: embed.py --out FILE.cc --function megascale::cuda::KernelImages FILE...
+usage: embed.py --out FILE.cc --function megascale::cuda::KernelImages [FILE...]
 Each element of the span is an aggregate {name, data, size}, of the type and from the header that the options name.
 """
 
@@ -22,6 +22,10 @@ const {type} images[] = {{
 
 absl::Span<const {type}> {function}() {{ return images; }}
 '''
+NO_FILES = '''}}  // namespace
+
+absl::Span<const {type}> {function}() {{ return {{}}; }}
+'''
 BYTES_PER_LINE = 32
 # A string is what compilers read fastest; three octal digits end by themselves.
 ESCAPES = ["\\%03o" % byte for byte in range(256)]
@@ -38,7 +42,7 @@ def main():
     parser.add_argument("--function", required=True, help="the function to define, with its namespace")
     parser.add_argument("--type", default="megascale::cuda::KernelImage")
     parser.add_argument("--header", default="gpu/cuda/kernel_images.h")
-    parser.add_argument("files", nargs="+")
+    parser.add_argument("files", nargs="*")
     options = parser.parse_args()
     entries = []
     with open(options.out, "w", encoding="ascii") as out:
@@ -50,7 +54,8 @@ def main():
             out.writelines(literal(data))
             out.write("    ;\n")
             entries.append(f'    {{"{path.name}", image_{index}, {len(data)}}},\n')
-        out.write(SUFFIX.format(entries="".join(entries), function=options.function, type=options.type))
+        suffix = SUFFIX if entries else NO_FILES
+        out.write(suffix.format(entries="".join(entries), function=options.function, type=options.type))
 
 
 main()

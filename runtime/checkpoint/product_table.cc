@@ -15,7 +15,7 @@
 namespace megascale::checkpoint {
 namespace {
 
-constexpr size_t kFileBytesMax = size_t{64} << 20;
+constexpr size_t kFileBytesMax = 2 * kProductTableBytesMax;
 
 // The file is JSON, and its text around the table is always the same, so that every byte of it is
 // checked.
@@ -68,6 +68,12 @@ absl::StatusOr<std::string> ReadProductTable(const std::string& directory) {
 
 absl::StatusOr<std::string> KeepProductTable(const std::string& directory,
                                              absl::string_view table) {
+  if (table.size() > kProductTableBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the job's table of matrix products has ", table.size(), " bytes, more than ",
+        kProductTableBytesMax, "; let the chunks and micro-batches of the job be alike, ",
+        "so that it has fewer different products"));
+  }
   const std::string path = PathIn(directory);
   const std::string mine = absl::StrCat(path, ".", ::getpid(), ".new");
   RETURN_IF_ERROR(base::WriteFileDurably(mine, FileOf(table)));
@@ -83,6 +89,12 @@ absl::StatusOr<std::string> KeepProductTable(const std::string& directory,
   return ReadProductTable(directory);
 }
 
+absl::Status StoreProductTable(absl::string_view table, const std::string& to,
+                               v1::NumericsFingerprint* fingerprint) {
+  (*fingerprint->mutable_fields())[std::string(kProductTableField)] = base::Sha256Hex(table);
+  return base::WriteFileDurably(PathIn(to), FileOf(table));
+}
+
 absl::Status CopyProductTable(const std::string& from, const std::string& to,
                               v1::NumericsFingerprint* fingerprint) {
   const absl::StatusOr<std::string> table = ReadProductTable(from);
@@ -90,8 +102,7 @@ absl::Status CopyProductTable(const std::string& from, const std::string& to,
     return absl::FailedPreconditionError(MissingProductTable(from));
   }
   if (!table.ok()) return table.status();
-  (*fingerprint->mutable_fields())[std::string(kProductTableField)] = base::Sha256Hex(*table);
-  return base::WriteFileDurably(PathIn(to), FileOf(*table));
+  return StoreProductTable(*table, to, fingerprint);
 }
 
 void TakeProductTable(const v1::NumericsFingerprint& from, v1::NumericsFingerprint* to) {

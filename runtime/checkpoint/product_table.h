@@ -1,11 +1,13 @@
 // The table of matrix products that belongs to a job's numerics (runtime/device/product_tuner.h),
 // as a file: one in the job's folder, made once and never changed, and a copy in each checkpoint,
 // so that a job which begins from that checkpoint computes the same bits. The digest of the table
-// is in the checkpoint's numerics fingerprint.
+// is in the checkpoint's numerics fingerprint. The snapshot memory of rank 0 has a copy, too
+// (snapshot.h).
 //
 // Threads: plain functions.
 #pragma once
 
+#include <cstddef>
 #include <string>
 
 #include "absl/status/status.h"
@@ -19,14 +21,23 @@ inline constexpr absl::string_view kProductTableFile = "products.json";
 // The field of the fingerprint, and the area by which a user allows another table.
 inline constexpr absl::string_view kProductTableField = "products";
 
+// Limit of a table: a thousand products and more. A job has some tens, of about 600 bytes each.
+inline constexpr size_t kProductTableBytesMax = size_t{1} << 20;
+
 // Returns the table in `directory`. Errors: NotFound - there is none (no errno); InvalidArgument -
 // the file is damaged: one line with its name and what to do; else as base::ReadFile.
 absl::StatusOr<std::string> ReadProductTable(const std::string& directory);
 
 // Keeps `table` in `directory` unless there is one already, and returns the one that is there: of
 // several processes that do this at once, even of an attempt that was given up, one wins. It is
-// synced to storage before this returns. Errors: as ReadProductTable and base::WriteFileDurably.
+// synced to storage before this returns. Errors: InvalidArgument - it is larger than
+// kProductTableBytesMax; else as ReadProductTable and base::WriteFileDurably.
 absl::StatusOr<std::string> KeepProductTable(const std::string& directory, absl::string_view table);
+
+// Writes the table into a checkpoint's folder, and its digest into the fingerprint. Errors: as
+// base::WriteFileDurably.
+absl::Status StoreProductTable(absl::string_view table, const std::string& to,
+                               megascale::checkpoint::v1::NumericsFingerprint* fingerprint);
 
 // Copies the table from a job's folder to a checkpoint's, and its digest into the fingerprint.
 // Requires: the job computes by a table. Errors: FailedPrecondition - the table is missing: one

@@ -43,6 +43,14 @@ TEST(ProductTableTest, TheFirstTableIsKeptForEver) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1);
 }
 
+TEST(ProductTableTest, ATableThatIsTooLargeIsRefused) {
+  const std::string folder = NewFolder();
+  const std::string largest(kProductTableBytesMax, 't');
+  EXPECT_EQ(KeepProductTable(folder, largest + "t").status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(KeepProductTable(folder, largest).value(), largest);
+}
+
 TEST(ProductTableTest, EveryDamageIsFoundAndNamedInOneLine) {
   const std::string folder = NewFolder();
   ASSERT_TRUE(KeepProductTable(folder, kTable).ok());

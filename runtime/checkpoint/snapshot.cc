@@ -43,15 +43,23 @@ struct SnapshotRegion {
   std::atomic<uint64_t> last_seal;
   std::array<Buffer, 2> buffers;
 
+  // The table lies behind the buffers.
+  uint64_t table_capacity;
+  std::atomic<uint64_t> table_bytes;  // 0: no table
+  std::atomic<uint64_t> table_checksum;
+
   std::byte* payload(int buffer) {
     return reinterpret_cast<std::byte*>(this) + kPage + static_cast<size_t>(buffer) * capacity;
   }
 
+  char* table() { return reinterpret_cast<char*>(payload(2)); }
+
   static absl::StatusOr<SnapshotRegion*> Open(const base::SharedMemory& memory) {
     static_assert(sizeof(SnapshotRegion) <= kPage);
     auto* region = reinterpret_cast<SnapshotRegion*>(memory.data());
-    if (memory.size_bytes() < kPage || region->magic != kMagic ||
-        region->capacity > (memory.size_bytes() - kPage) / 2) {
+    const size_t room = std::max(memory.size_bytes(), kPage) - kPage;
+    if (memory.size_bytes() < kPage || region->magic != kMagic || region->table_capacity > room ||
+        region->capacity > (room - region->table_capacity) / 2) {
       return absl::InvalidArgumentError(absl::StrCat("snapshot memory of ", memory.size_bytes(),
                                                      " bytes: was not formatted as such"));
     }
@@ -98,18 +106,51 @@ struct SnapshotRegion {
   }
 };
 
-size_t SnapshotBytes(int64_t payload_bytes) {
+size_t SnapshotBytes(int64_t payload_bytes, size_t table_bytes) {
   MEGASCALE_CHECK(payload_bytes >= 0);
-  return kPage + 2 * RoundUp(static_cast<size_t>(payload_bytes));
+  return kPage + 2 * RoundUp(static_cast<size_t>(payload_bytes)) + RoundUp(table_bytes);
 }
 
-void FormatSnapshots(base::SharedMemory& region, int rank) {
-  MEGASCALE_CHECK(region.size_bytes() >= kPage);
+void FormatSnapshots(base::SharedMemory& region, int rank, size_t table_bytes) {
+  const size_t table_capacity = RoundUp(table_bytes);
+  MEGASCALE_CHECK(region.size_bytes() >= kPage + table_capacity);
   std::memset(region.data(), 0, kPage);
   auto* header = reinterpret_cast<SnapshotRegion*>(region.data());
-  header->capacity = (region.size_bytes() - kPage) / 2 / kPage * kPage;
+  header->capacity = (region.size_bytes() - kPage - table_capacity) / 2 / kPage * kPage;
+  header->table_capacity = table_capacity;
   header->rank = rank;
   header->magic = kMagic;
+}
+
+absl::Status KeepTable(base::SharedMemory& region, absl::string_view table) {
+  ASSIGN_OR_RETURN(SnapshotRegion* const opened, SnapshotRegion::Open(region));
+  if (table.size() > opened->table_capacity) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("snapshot memory of rank ", opened->rank, ": has room for a table of ",
+                     opened->table_capacity, " bytes, not ", table.size()));
+  }
+  if (const auto kept = KeptTable(region); kept.ok() && *kept == table) return absl::OkStatus();
+  opened->table_bytes.store(0, std::memory_order_relaxed);
+  // As for buffers: later writes must not become visible before this store.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  std::memcpy(opened->table(), table.data(), table.size());
+  opened->table_checksum.store(base::Xxh3(table.data(), table.size()), std::memory_order_relaxed);
+  opened->table_bytes.store(table.size(), std::memory_order_release);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> KeptTable(const base::SharedMemory& region) {
+  ASSIGN_OR_RETURN(SnapshotRegion* const opened, SnapshotRegion::Open(region));
+  const uint64_t bytes = opened->table_bytes.load(std::memory_order_acquire);
+  const std::string name =
+      absl::StrCat("the table of products in the snapshot memory of rank ", opened->rank);
+  if (bytes == 0) return absl::NotFoundError(absl::StrCat(name, ": there is none"));
+  if (bytes <= opened->table_capacity) {
+    std::string table(opened->table(), bytes);
+    const uint64_t checksum = opened->table_checksum.load(std::memory_order_relaxed);
+    if (base::Xxh3(table.data(), table.size()) == checksum) return table;
+  }
+  return absl::DataLossError(absl::StrCat(name, ": its checksum differs"));
 }
 
 std::vector<SealedSnapshot> ListSealed(const base::SharedMemory& region) {

@@ -8,6 +8,9 @@
 // complete or not sealed. Seal numbers grow and are never reused, so a reader notices that a writer
 // took its buffer.
 //
+// On GPUs the region of rank 0 also keeps the job's table of matrix products (product_table.h): a
+// restart from memory reads nothing from storage.
+//
 // Ownership: writer and readers borrow the region. Threads: one writing process at a time (one
 // thread); any number of readers.
 #pragma once
@@ -16,6 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -27,11 +31,23 @@
 
 namespace megascale::checkpoint {
 
-// Returns the size of a region whose buffers hold `payload_bytes` each (ShardLayout::size_bytes).
-size_t SnapshotBytes(int64_t payload_bytes);
+// Returns the size of a region whose buffers hold `payload_bytes` each (ShardLayout::size_bytes),
+// with room for a table of `table_bytes`.
+size_t SnapshotBytes(int64_t payload_bytes, size_t table_bytes = 0);
 
-// Empties both buffers. Call it once, before other processes get the region.
-void FormatSnapshots(base::SharedMemory& region, int rank);
+// Empties both buffers and the table. Call it once, before other processes get the region.
+// Requires: `table_bytes` is that of SnapshotBytes.
+void FormatSnapshots(base::SharedMemory& region, int rank, size_t table_bytes = 0);
+
+// Keeps `table` in the region, in place of any other. A process that is killed meanwhile leaves the
+// region without a table, or with one that is whole. Threads: those of the writer. Errors:
+// ResourceExhausted - the region has no room for it; InvalidArgument - the region is not formatted
+// as snapshot memory.
+absl::Status KeepTable(base::SharedMemory& region, absl::string_view table);
+
+// Returns the table that the region keeps. Errors: NotFound - none; DataLoss - its checksum
+// differs; InvalidArgument - as KeepTable.
+absl::StatusOr<std::string> KeptTable(const base::SharedMemory& region);
 
 struct SealedSnapshot {
   int rank = 0;

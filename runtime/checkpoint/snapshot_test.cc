@@ -52,6 +52,44 @@ TEST_F(SnapshotTest, AMemoryThatIsNoneIsRefused) {
   EXPECT_TRUE(ListSealed(*region).empty());
 }
 
+TEST_F(SnapshotTest, ATableIsKeptBesideTheSnapshotsUntilAnotherReplacesIt) {
+  constexpr size_t kTableBytes = 9000;
+  auto region = base::SharedMemory::Create("table", SnapshotBytes(kBytes, kTableBytes)).value();
+  FormatSnapshots(*region, 3, kTableBytes);
+  EXPECT_EQ(KeptTable(*region).status().code(), absl::StatusCode::kNotFound);
+  const std::string table(kTableBytes, 't');
+  ASSERT_EQ(KeepTable(*region, table), absl::OkStatus());
+  auto writer = SnapshotWriter::Open(region.get(), 1, 0).value();
+  for (int64_t step = 1; step <= 3; ++step) {
+    const absl::Span<std::byte> buffer = writer.Acquire(kNow).value();
+    EXPECT_GE(buffer.size(), static_cast<size_t>(kBytes));
+    std::memset(buffer.data(), 's', buffer.size());
+    ASSERT_TRUE(writer.Seal(step, kBytes).ok());
+    const auto reader = SnapshotReader::Open(region.get()).value();
+    for (const SealedSnapshot& snapshot : reader.List()) reader.MarkPersisted(snapshot);
+    EXPECT_EQ(KeptTable(*region).value(), table);
+  }
+  ASSERT_EQ(KeepTable(*region, "another"), absl::OkStatus());
+  EXPECT_EQ(KeptTable(*region).value(), "another");
+  const auto too_large = KeepTable(*region, std::string(kTableBytes + 4096, 't'));
+  EXPECT_EQ(too_large.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(KeptTable(*region).value(), "another");
+  EXPECT_EQ(SnapshotReader::Open(region.get())->Read(3).value(), std::string(kBytes, 's'));
+}
+
+TEST_F(SnapshotTest, AMemoryWithoutRoomKeepsNoTable) {
+  EXPECT_EQ(KeepTable(*region_, "table").code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(KeptTable(*region_).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(SnapshotTest, ADamagedTableIsDataLoss) {
+  auto region = base::SharedMemory::Create("table", SnapshotBytes(kBytes, 100)).value();
+  FormatSnapshots(*region, 0, 100);
+  ASSERT_EQ(KeepTable(*region, "table"), absl::OkStatus());
+  region->data()[SnapshotBytes(kBytes)] ^= std::byte{1};
+  EXPECT_EQ(KeptTable(*region).status().code(), absl::StatusCode::kDataLoss);
+}
+
 TEST_F(SnapshotTest, WhatIsSealedIsListedAndRead) {
   auto writer = Writer(2, 0);
   EXPECT_TRUE(Steps().empty());

@@ -99,6 +99,9 @@ class Engine : public RankEngine {
   void EndStep(const plan::StepContext& context, const absl::Status& status);
   absl::Status Explain(const plan::StepContext& context, const absl::Status& diverged);
   stream::Stream& compute() const { return streams_->compute(); }
+  absl::Duration start_timeout() const {
+    return job::ToDuration(options_.spec.fault().start_timeout());
+  }
   absl::Duration progress_timeout() const {
     return job::ToDuration(options_.spec.fault().progress_timeout());
   }
@@ -271,7 +274,7 @@ absl::Status Engine::PrepareCommunicators() {
   } else {
     fabric.tcp_address = options_.interface;
   }
-  fabric.connect_timeout = job::ToDuration(options_.spec.fault().start_timeout());
+  fabric.connect_timeout = start_timeout();
   fabric.default_timeout = timeout();
   ASSIGN_OR_RETURN(communicators_,
                    RankCommunicators::Create(std::move(fabric), options_.spec, part_.mesh));
@@ -320,7 +323,7 @@ absl::StatusOr<std::string> Engine::Restore(const RestorePoint& restore) {
        .world = communicators_->world(),
        .window = &window,
        .layout_of = [this](int rank) { return layout::StateLayoutOf(options_.spec, rank); },
-       .timeout = job::ToDuration(options_.spec.fault().start_timeout()) * kRestorePatience,
+       .timeout = start_timeout() * kRestorePatience,
        .heartbeat = options_.heartbeat},
       StateOf(chunks_));
 }
@@ -342,17 +345,17 @@ absl::Status Engine::ChooseProducts(const RestorePoint& restore) {
                             chunk->AddGradientsTo(gradients.elements, gradients.range.begin);
                           },
                       .first_layer_of = [this](const auto& i) { return stage_->FirstLayer(i); }}));
-  return AgreeOnProducts(
-      {.job_id = options_.job_id,
-       .directory = options_.job_directory,
-       .restore = restore,
-       .may_differ = options_.products_may_differ,
-       .rank = options_.rank,
-       .num_ranks = static_cast<int>(options_.placements.size()),
-       .store = options_.store,
-       .timeout = job::ToDuration(options_.spec.fault().start_timeout()) * kRestorePatience,
-       .heartbeat = options_.heartbeat},
-      calls, tuner);
+  return AgreeOnProducts({.job_id = options_.job_id,
+                          .directory = options_.job_directory,
+                          .restore = restore,
+                          .may_differ = options_.products_may_differ,
+                          .world = communicators_->world(),
+                          .store = options_.store,
+                          .snapshots = options_.snapshots,
+                          .timeout = start_timeout() * kRestorePatience,
+                          .store_timeout = start_timeout(),
+                          .heartbeat = options_.heartbeat},
+                         calls, tuner);
 }
 
 absl::StatusOr<std::string> Engine::Load(const RestorePoint& restore) {

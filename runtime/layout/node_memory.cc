@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "runtime/base/status.h"
+#include "runtime/checkpoint/product_table.h"
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/comm/host/region.h"
 #include "runtime/data/batches/batch_ring.h"
@@ -69,6 +70,13 @@ std::vector<LocalRank> LocalRanks(const NodeRequest& request) {
   return ranks;
 }
 
+// Returns the room for the job's table of matrix products in a rank's snapshot memory: jobs on GPUs
+// alone have one, and rank 0 keeps it.
+size_t ProductTableBytes(const job::v1::JobSpec& spec, int rank) {
+  const bool keeps_table = spec.device() == job::v1::DEVICE_CUDA && rank == 0;
+  return keeps_table ? checkpoint::kProductTableBytesMax : 0;
+}
+
 }  // namespace
 
 int64_t NodeMemory::sum() const {
@@ -106,7 +114,8 @@ absl::StatusOr<NodeMemory> MemoryOfNode(const job::v1::JobSpec& spec,
     memory.ranks.back().memory.communicators =
         static_cast<int64_t>(comm::StreamBytes(region.groups, region.placements, local.rank));
     ASSIGN_OR_RETURN(const int64_t payload, SnapshotPayloadBytes(spec, local.rank));
-    memory.snapshots += static_cast<int64_t>(checkpoint::SnapshotBytes(payload));
+    memory.snapshots += static_cast<int64_t>(
+        checkpoint::SnapshotBytes(payload, ProductTableBytes(spec, local.rank)));
   }
   memory.collectives =
       static_cast<int64_t>(comm::RegionBytes(region.groups, region.placements, request.node_id));
@@ -232,9 +241,10 @@ absl::StatusOr<AttemptMemory> MakeAttemptMemory(const NodeRequest& request) {
 absl::StatusOr<std::unique_ptr<SharedMemory>> MakeSnapshotMemory(const job::v1::JobSpec& spec,
                                                                  int rank) {
   ASSIGN_OR_RETURN(const int64_t payload, SnapshotPayloadBytes(spec, rank));
+  const size_t table = ProductTableBytes(spec, rank);
   ASSIGN_OR_RETURN(auto region, SharedMemory::Create(absl::StrCat("megascale-snapshots-", rank),
-                                                     checkpoint::SnapshotBytes(payload)));
-  checkpoint::FormatSnapshots(*region, rank);
+                                                     checkpoint::SnapshotBytes(payload, table)));
+  checkpoint::FormatSnapshots(*region, rank, table);
   return region;
 }
 

@@ -16,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
+#include "runtime/checkpoint/snapshot.h"
 #include "runtime/device/staged_communicator.h"
 #include "runtime/device/testing/strict_device.h"
 #include "runtime/engine/testing/test_job.h"
@@ -483,7 +484,7 @@ TEST(NodeMemory, AJobOfGpusNeedsWorkspacesAContextAndNcclsBuffersOnTheDevice) {
 }
 
 TEST(NodeMemory, SharedPartsAreTheBytesOfTheRegionsThatAreMade) {
-  const job::v1::JobSpec spec = LargerJob(2, 2, job::v1::PRECISION_FP32);
+  job::v1::JobSpec spec = LargerJob(2, 2, job::v1::PRECISION_FP32);
   NodeRequest request;
   request.job_id = "job";
   request.spec = &spec;
@@ -500,11 +501,20 @@ TEST(NodeMemory, SharedPartsAreTheBytesOfTheRegionsThatAreMade) {
   EXPECT_EQ(computed.batch_ring, static_cast<int64_t>(made.ring->size_bytes()));
   EXPECT_EQ(computed.telemetry,
             static_cast<int64_t>(made.heartbeats->size_bytes() + made.spans->size_bytes()));
-  int64_t snapshots = 0;
-  for (int rank = 0; rank < 3; ++rank) {
-    snapshots += static_cast<int64_t>(MakeSnapshotMemory(spec, rank).value()->size_bytes());
-  }
-  EXPECT_EQ(computed.snapshots, snapshots);
+  const auto made_snapshots = [&] {
+    int64_t bytes = 0;
+    for (int rank = 0; rank < 3; ++rank) {
+      bytes += static_cast<int64_t>(MakeSnapshotMemory(spec, rank).value()->size_bytes());
+    }
+    return bytes;
+  };
+  EXPECT_EQ(computed.snapshots, made_snapshots());
+  // Rank 0 keeps the table of matrix products, where there is one.
+  spec.set_device(job::v1::DEVICE_CUDA);
+  const int64_t on_gpus = MemoryOfNode(spec, {0, 1, 2}).value().snapshots;
+  EXPECT_EQ(on_gpus, made_snapshots());
+  EXPECT_EQ(on_gpus - computed.snapshots, int64_t{1} << 20);
+  EXPECT_EQ(checkpoint::KeepTable(*MakeSnapshotMemory(spec, 0).value(), "table"), absl::OkStatus());
 }
 
 TEST(NodeMemory, MoreThanIsLeftIsRefusedWithSumAndLimitAndItsSource) {

@@ -51,6 +51,12 @@ constexpr Budgets kQuick = {64 * kMiB,
 constexpr Budgets kFull = {1024 * kMiB,      absl::Seconds(8), absl::Seconds(4), absl::Seconds(3),
                            absl::Seconds(2), absl::Seconds(3), absl::Seconds(1), 256 * kMiB};
 
+DeviceExchangeOptions DeviceExchangeOf(bool is_full) {
+  DeviceExchangeOptions options;
+  if (is_full) options.elements = int64_t{32} << 20;
+  return options;
+}
+
 // An eighth of what the agent's processes may use, at most: the machine may have little.
 size_t MemoryBytes(const Budgets& budgets) {
   const std::optional<base::MemoryLimit> limit = base::SmallestMemoryLimit();
@@ -131,6 +137,19 @@ std::vector<TestResult> CheckOneDevice(device::Device* device, int index,
   return results;
 }
 
+// What ranks on the devices do together.
+void CheckDevicesTogether(const std::vector<std::unique_ptr<device::Device>>& devices,
+                          const CheckOptions& options, bool is_full, MachineTest* test) {
+  std::vector<device::Device*> members;
+  for (const auto& device : devices) members.push_back(device.get());
+  const absl::Duration begin = base::RealClock().Monotonic();
+  const PartResult result =
+      CheckDeviceExchange(members, options.device_exchange.value_or(DeviceExchangeOf(is_full)));
+  AddResult(Told(absl::StrCat("all-reduce among ", devices.size(), " devices"), result,
+                 base::RealClock().Monotonic() - begin),
+            test);
+}
+
 // All devices at once: a machine has up to eight, and a job uses them together.
 void CheckDevices(const CheckOptions& options, bool is_full, MachineTest* test) {
   const absl::Duration begin = base::RealClock().Monotonic();
@@ -153,6 +172,7 @@ void CheckDevices(const CheckOptions& options, bool is_full, MachineTest* test) 
   for (std::vector<TestResult>& of_device : results) {
     for (TestResult& told : of_device) AddResult(std::move(told), test);
   }
+  if (devices->size() > 1) CheckDevicesTogether(*devices, options, is_full, test);
 }
 
 // What a full exchange does more slowly than a quick one (peer_check.h).

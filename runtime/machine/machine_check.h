@@ -15,6 +15,7 @@
 #include "proto/agent.pb.h"
 #include "runtime/device/check/device_check.h"
 #include "runtime/device/device.h"
+#include "runtime/machine/device_exchange_check.h"
 
 namespace megascale::machine {
 
@@ -24,9 +25,11 @@ using MakeDevices = std::function<absl::StatusOr<std::vector<std::unique_ptr<dev
 
 struct CheckOptions {
   megascale::agent::v1::MachineTestRequest request;
-  std::string own_directory;                                     // on a disk of this machine
-  MakeDevices make_devices = {};                                 // empty: there are none
-  std::optional<device::check::CheckOptions> device_check = {};  // for tests; unset: by the kind
+  std::string own_directory;      // on a disk of this machine
+  MakeDevices make_devices = {};  // empty: there are none
+  // For tests; unset: by the kind.
+  std::optional<device::check::CheckOptions> device_check = {};
+  std::optional<DeviceExchangeOptions> device_exchange = {};
 };
 
 // Runs all parts and returns their results, PASSED or FAILED. `on_part` is called before each part,

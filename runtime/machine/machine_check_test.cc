@@ -213,6 +213,7 @@ class DevicesTest : public ::testing::Test {
     small.copies = {.size_bytes = 1 << 18, .budget = {}};
     small.products = {.size = 32, .budget = {}};
     options_.device_check = small;
+    options_.device_exchange = DeviceExchangeOptions{.elements = 1000, .rounds = 2};
   }
   MachineTest Check() const {
     return CheckMachine(options_, [](const MachineTest& /*running*/) {});
@@ -224,11 +225,30 @@ class DevicesTest : public ::testing::Test {
 TEST_F(DevicesTest, EachIsTestedAndItsRatesAreTold) {
   const MachineTest test = Check();
   EXPECT_EQ(test.state(), MachineTest::STATE_PASSED) << test.evidence();
-  ASSERT_EQ(test.results_size(), 5 + 2 * 5);
+  ASSERT_EQ(test.results_size(), 5 + 2 * 5 + 1);
   const auto& copies = test.results(12);
   EXPECT_THAT(copies.part(), AllOf(HasSubstr("device 1 ("), HasSubstr("), copies to the host")));
   EXPECT_GT(copies.bytes_per_second(), 0);
   EXPECT_GT(test.results(14).flops_per_second(), 0) << test.results(14).part();
+  EXPECT_EQ(test.results(15).part(), "all-reduce among 2 devices");
+  EXPECT_GT(test.results(15).bytes_per_second(), 0);
+}
+
+TEST_F(DevicesTest, AWrongSumOfAllDevicesFailsTheMachineWithItsPlace) {
+  options_.device_exchange->tamper = FlipAt(4 * 700 + 3, 8);
+  const MachineTest test = Check();
+  EXPECT_EQ(test.state(), MachineTest::STATE_FAILED);
+  EXPECT_THAT(test.evidence(), HasSubstr("all-reduce among 2 devices: device 0: the sum of element "
+                                         "700 is "));
+}
+
+TEST_F(DevicesTest, OneDeviceExchangesNothing) {
+  options_.make_devices = [] {
+    std::vector<std::unique_ptr<device::Device>> devices;
+    devices.push_back(device::MakeCpuDevice());
+    return devices;
+  };
+  EXPECT_EQ(Check().results_size(), 5 + 5);
 }
 
 TEST_F(DevicesTest, OneThatGivesWrongBytesFailsTheMachineWithItsNumberAndPart) {

@@ -3,11 +3,14 @@
 // between host and device run last of all work that is ready.
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "gpu/emulator/assembled/emulated_gpu.h"
+#include "runtime/device/device.h"
 #include "runtime/engine/testing/test_job.h"
+#include "runtime/machine/device_exchange_check.h"
 
 namespace megascale::engine {
 namespace {
@@ -89,6 +92,22 @@ TEST(NcclJobTest, ASnapshotBesideAStepIsThatOfTheStepBefore) {
   RunOptions beside = OnGpus({.data = 2}, /*through_nccl=*/true);
   beside.snapshot_beside_step_after = 1;
   EXPECT_EQ(RunJob(beside).digest, wanted);
+}
+
+// As the test of a machine before it gets ranks.
+TEST(NcclDevicesTest, TheDevicesOfAMachineAddExactlyTogether) {
+  constexpr int kDevices = 3;
+  std::vector<std::unique_ptr<device::Device>> devices;
+  std::vector<device::Device*> members;
+  for (int i = 0; i < kDevices; ++i) {
+    devices.push_back(emulator::MakeEmulatedNcclGpu({.local_rank = i}, /*seed=*/1).value());
+    members.push_back(devices.back().get());
+  }
+  const machine::PartResult result =
+      machine::CheckDeviceExchange(members, {.elements = 1001, .rounds = 2});
+  EXPECT_EQ(result.failure, "");
+  EXPECT_EQ(result.note, "");
+  EXPECT_GT(result.bytes_per_second, 0);
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "gpu/emulator/cublas_lt/emulated_cublas_lt.h"
 #include "gpu/emulator/emulated_cuda.h"
 #include "gpu/ops/products/algorithm_table.h"
+#include "gpu/ops/products/device_table.h"
 #include "runtime/base/fd.h"
 #include "runtime/checkpoint/product_table.h"
 #include "runtime/engine/testing/test_job.h"
@@ -130,6 +131,37 @@ TEST(ProductJobTest, AJobThatBeginsFromACheckpointTakesItsTable) {
             checkpoint::ReadProductTable(first).value());
 }
 
+// The folder is away as the attempt starts, as with a file system that cannot be read.
+TEST(ProductJobTest, ARestartFromMemoryHasItsTableInMemory) {
+  const EmulatedMachine machine;
+  const Layout layout = {.data = 2};
+  const std::string folder = NewFolder("job");
+  SnapshotMemory snapshots;
+  const auto on_gpus = [&](SnapshotMemory* memory) {
+    RunOptions options = JobIn(folder, layout);
+    options.spec.set_device(job::v1::DEVICE_CUDA);
+    options.snapshots = memory;
+    return options;
+  };
+  const RunResult calm = RunJob(on_gpus(nullptr));
+  const RunResult stopped = RunJob(on_gpus(&snapshots).StopAfter(2));
+  const std::string table = checkpoint::ReadProductTable(folder).value();
+  std::filesystem::remove_all(folder);
+
+  RunOptions options = From(on_gpus(&snapshots), stopped);
+  options.restore.set_source(RestorePoint::SOURCE_MEMORY);
+  options.restore.clear_directory();
+  options.on_load = [&](int, const absl::StatusOr<std::string>& loaded) {
+    EXPECT_EQ(loaded.status(), absl::OkStatus());
+    // It is back, for the checkpoint.
+    EXPECT_EQ(base::MakeDirectories(folder), absl::OkStatus());
+    EXPECT_EQ(checkpoint::KeepProductTable(folder, table).value(), table);
+  };
+  RunResult resumed;
+  EXPECT_EQ(QuestionsOf(options, &resumed), 0);
+  EXPECT_EQ(resumed.digest, calm.digest);
+}
+
 gpu::AlgorithmTable TableIn(const std::string& folder) {
   return gpu::AlgorithmTable::FromJson(checkpoint::ReadProductTable(folder).value()).value();
 }
@@ -140,7 +172,30 @@ bool MakesGelu(const gpu::AlgorithmTable& table) {
   });
 }
 
+bool MakesBiasGradients(const gpu::AlgorithmTable& table) {
+  return std::any_of(table.products().begin(), table.products().end(), [](const auto& entry) {
+    return entry.first.epilogue == gpu::Epilogue::kBiasGradient &&
+           entry.second.id != gpu::kNoAlgorithm;
+  });
+}
+
 // What the table says counts, even where the library could do better later.
+TEST(ProductJobTest, GradientsOfBiasesThatTheLibraryLacksAreSumsOfColumnsInAllAttempts) {
+  const EmulatedMachine machine;
+  const std::string with = NewFolder("with"), without = NewFolder("without");
+  RunResult fused, first, resumed;
+  QuestionsOf(JobIn(with, {}), &fused);
+  EXPECT_TRUE(MakesBiasGradients(TableIn(with)));
+  emulator::CublasLtFaults faults;
+  faults.has_bias_gradients = false;
+  emulator::SetFaultsOfCublasLt(faults);
+  QuestionsOf(JobIn(without, {}).StopAfter(2), &first);
+  emulator::SetFaultsOfCublasLt({});
+  EXPECT_FALSE(MakesBiasGradients(TableIn(without)));
+  EXPECT_TRUE(MakesGelu(TableIn(without)));
+  EXPECT_EQ(QuestionsOf(From(JobIn(without, {}), first), &resumed), 0);
+}
+
 TEST(ProductJobTest, AnActivationThatTheLibraryLacksIsMadeByAKernelInAllAttempts) {
   const EmulatedMachine machine;
   const std::string with = NewFolder("with"), without = NewFolder("without");
@@ -156,6 +211,86 @@ TEST(ProductJobTest, AnActivationThatTheLibraryLacksIsMadeByAKernelInAllAttempts
   EXPECT_EQ(QuestionsOf(From(JobIn(without, {}), first), &resumed), 0);
   // Rounded once instead of twice.
   EXPECT_NE(resumed.digest, fused.digest);
+}
+
+// Tables of kinds of devices, as the program would have them.
+class DeviceTables {
+ public:
+  void Add(const std::string& device, const std::string& table) {
+    texts_.push_back(absl::StrCat(
+        R"({"device": ")", device, R"(", "cublas_lt": 130100, "workspace_bytes": 33554432, )",
+        R"("driver": "none", "date": "today", "commit": "this", )", R"("table": )", table, "}"));
+  }
+  // Returns a job whose devices have the tables. They outlive it.
+  RunOptions JobIn(const std::string& folder) {
+    files_.clear();
+    for (const std::string& text : texts_) files_.push_back({"test", text.data(), text.size()});
+    RunOptions options = engine::JobIn(folder, {});
+    options.make_device = [this](int rank) {
+      gpu::GpuTables tables = emulator::EmulatedTables();
+      tables.device_tables = files_;
+      return gpu::AssembleGpuDevice(tables, {.local_rank = rank, .may_share = true}).value();
+    };
+    return options;
+  }
+
+ private:
+  std::vector<std::string> texts_;
+  std::vector<gpu::DeviceTableFile> files_;
+};
+
+TEST(ProductJobTest, ATableOfThisKindOfDeviceIsUsedInPlaceOfMeasuring) {
+  const EmulatedMachine machine;
+  const std::string measured = NewFolder("measured"), given = NewFolder("given");
+  RunResult by_measuring, by_table;
+  EXPECT_GT(QuestionsOf(JobIn(measured, {}), &by_measuring), 0);
+  DeviceTables tables;
+  tables.Add("Another GPU", gpu::AlgorithmTable().ToJson());
+  tables.Add(emulator::EmulatedOptions().device_name,
+             checkpoint::ReadProductTable(measured).value());
+  EXPECT_EQ(QuestionsOf(tables.JobIn(given), &by_table), 0);
+  EXPECT_EQ(TableIn(given).products(), TableIn(measured).products());
+  EXPECT_THAT(TableIn(given).origin(), HasSubstr(emulator::EmulatedOptions().device_name));
+  EXPECT_EQ(TableIn(measured).origin(), "");
+  EXPECT_EQ(by_table.digest, by_measuring.digest);
+}
+
+TEST(ProductJobTest, WhatATableOfAnotherDeviceOrLibraryHasIsMeasured) {
+  const EmulatedMachine machine;
+  const std::string measured = NewFolder("measured");
+  RunResult none;
+  QuestionsOf(JobIn(measured, {}), &none);
+  DeviceTables of_another, of_this;
+  of_another.Add("Another GPU", checkpoint::ReadProductTable(measured).value());
+  of_this.Add(emulator::EmulatedOptions().device_name,
+              checkpoint::ReadProductTable(measured).value());
+  EXPECT_GT(QuestionsOf(of_another.JobIn(NewFolder("device")), &none), 0);
+  emulator::CublasLtFaults newer;
+  newer.version = 130200;
+  emulator::SetFaultsOfCublasLt(newer);
+  EXPECT_GT(QuestionsOf(of_this.JobIn(NewFolder("library")), &none), 0);
+  emulator::SetFaultsOfCublasLt({});
+}
+
+TEST(ProductJobTest, AnAlgorithmOfTheTableThatTheLibraryRefusesIsMeasuredAnew) {
+  const EmulatedMachine machine;
+  const std::string measured = NewFolder("measured"), given = NewFolder("given");
+  RunResult none;
+  QuestionsOf(JobIn(measured, {}), &none);
+  DeviceTables tables;
+  tables.Add(emulator::EmulatedOptions().device_name,
+             checkpoint::ReadProductTable(measured).value());
+  emulator::CublasLtFaults faults;
+  faults.refused_algorithm = TableIn(measured).products().begin()->second.id;
+  emulator::SetFaultsOfCublasLt(faults);
+  EXPECT_GT(QuestionsOf(tables.JobIn(given), &none), 0);
+  emulator::SetFaultsOfCublasLt({});
+  const gpu::AlgorithmTable before = TableIn(measured);
+  for (const auto& [product, algorithm] : TableIn(given).products()) {
+    EXPECT_NE(algorithm.id, faults.refused_algorithm);
+    const gpu::Algorithm* const known = before.Find(product);
+    if (known != nullptr && known->id != faults.refused_algorithm) EXPECT_EQ(algorithm, *known);
+  }
 }
 
 TEST(ProductJobTest, TheTuningLeavesNoTraceInTheBits) {

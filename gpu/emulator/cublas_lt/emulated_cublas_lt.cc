@@ -113,9 +113,10 @@ cublasStatus_t CheckTypes(const Problem& p, const Object& operation) {
   if (p.a.type != p.b.type || p.c.type != p.d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (p.d.type != p.a.type && p.d.type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (is_tf32 && p.a.type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
-  // A bias has the type of the result.
+  // A bias and its gradient have the type of the result.
   const auto bias_type = static_cast<int32_t>(operation.Get(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE));
-  if (p.has_bias && bias_type != -1 && bias_type != p.d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
+  const bool has_either = p.has_bias || p.has_bias_gradient;
+  if (has_either && bias_type != -1 && bias_type != p.d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -152,6 +153,11 @@ bool ReadEpilogue(const Object& operation, Problem* to) {
   const auto pointer = [&](cublasLtMatmulDescAttributes_t id) {
     return reinterpret_cast<void*>(static_cast<uintptr_t>(operation.Get(id)));
   };
+  if (operation.Get(CUBLASLT_MATMUL_DESC_EPILOGUE) == CUBLASLT_EPILOGUE_BGRADB) {
+    to->has_bias_gradient = true;
+    to->bias_gradient = pointer(CUBLASLT_MATMUL_DESC_BIAS_POINTER);
+    return TheLibrary().faults.has_bias_gradients;
+  }
   for (const Known& known : kKnown) {
     if (known.epilogue != operation.Get(CUBLASLT_MATMUL_DESC_EPILOGUE)) continue;
     if (known.activation != Activation::kNone && !TheLibrary().faults.has_activations) return false;
@@ -433,6 +439,7 @@ cublasStatus_t Matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation, c
     if (owned > workspace_bytes || (workspace == nullptr && workspace_bytes > 0) ||
         reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment != 0 ||
         (problem.has_bias && problem.bias == nullptr) ||
+        (problem.has_bias_gradient && problem.bias_gradient == nullptr) ||
         (problem.activation != CublasLtActivation::kNone && problem.aux == nullptr) ||
         (c_data == d_data && problem.c.distance != problem.d.distance)) {
       return CUBLAS_STATUS_INVALID_VALUE;

@@ -43,7 +43,8 @@ struct CublasLtFaults {
   size_t version = 130100;     // of cublasLtGetVersion
   int refused_algorithm = -1;  // id of an algorithm that this device does not run
   bool has_heuristic = true;
-  bool has_activations = true;  // GELU and its gradient as epilogues
+  bool has_activations = true;     // GELU and its gradient as epilogues
+  bool has_bias_gradients = true;  // as epilogues
   cublasStatus_t create_status = CUBLAS_STATUS_SUCCESS;
   cublasStatus_t product_status = CUBLAS_STATUS_SUCCESS;
 };

@@ -90,6 +90,16 @@ double GeluSlope(double x) {
   return (1 + t) / 2 + x * (1 - t * t) / 2 * kGeluScale * (1 + 3 * kGeluCube * x * x);
 }
 
+// Stores the sum of op(B) over k.
+void StoreSums(const CublasLtProblem& p, const std::vector<double>& b_KN) {
+  auto* const to = static_cast<char*>(const_cast<void*>(Translate(p.bias_gradient, 1, 1)));
+  for (int64_t j = 0; j < p.n; ++j) {
+    double sum = 0;
+    for (int64_t i = 0; i < p.k; ++i) sum += b_KN[static_cast<size_t>(i * p.n + j)];
+    Store(sum, p.d.type, to + j * static_cast<int64_t>(p.d.element_bytes()));
+  }
+}
+
 }  // namespace
 
 void ComputeProduct(const CublasLtProblem& p) {
@@ -99,6 +109,7 @@ void ComputeProduct(const CublasLtProblem& p) {
   auto* const d = static_cast<char*>(const_cast<void*>(Translate(p.d_data, 1, 1)));
   auto* const aux =
       p.aux == nullptr ? nullptr : static_cast<char*>(const_cast<void*>(Translate(p.aux, 1, 1)));
+  if (p.has_bias_gradient) StoreSums(p, b_KN);
   std::vector<double> sums_M(static_cast<size_t>(p.m));
   for (int64_t j = 0; j < p.n; ++j) {
     std::fill(sums_M.begin(), sums_M.end(), 0.0);

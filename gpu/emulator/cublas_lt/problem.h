@@ -31,6 +31,8 @@ struct CublasLtProblem {
   CublasLtOperand a, b, c, d;
   bool has_bias = false;
   const void* bias = nullptr;  // [m], of the type of D
+  bool has_bias_gradient = false;
+  void* bias_gradient = nullptr;  // [n], of the type of D: overwritten with the sum of op(B) over k
   CublasLtActivation activation = CublasLtActivation::kNone;
   void* aux = nullptr;  // [m, n], of the type of D, column-major
   int64_t aux_distance = 0;

@@ -33,6 +33,8 @@ const char* NameOf(Epilogue epilogue) {
       return "bias and gelu";
     case Epilogue::kGeluGradient:
       return "gradient of gelu";
+    case Epilogue::kBiasGradient:
+      return "gradient of bias";
   }
   return "";
 }
@@ -223,6 +225,10 @@ absl::StatusOr<AlgorithmTable> ParseTable(const Json& json) {
         absl::StrCat("\"format\" is ", format, "; this version reads ", kFormat));
   }
   if (!products->is_array()) return absl::InvalidArgumentError("\"products\" is no array");
+  if (json.contains("origin")) {
+    table.set_origin(reader.String("origin"));
+    RETURN_IF_ERROR(reader.status());
+  }
   int index = 0;
   for (const Json& entry : *products) {
     const absl::Status status = ParseEntry(entry, &table);
@@ -262,7 +268,9 @@ void AlgorithmTable::Set(const Product& product, const Algorithm& algorithm) {
 }
 
 std::string AlgorithmTable::ToJson() const {
-  std::string text = absl::StrCat("{\"format\": ", kFormat, ", \"products\": [");
+  std::string text = absl::StrCat("{\"format\": ", kFormat);
+  if (!origin_.empty()) absl::StrAppend(&text, ", \"origin\": ", Json(origin_).dump());
+  absl::StrAppend(&text, ", \"products\": [");
   const char* separator = "\n";
   for (const auto& [product, algorithm] : products_) {
     const Json entry = {{"product", gpu::ToJson(product)}, {"algorithm", gpu::ToJson(algorithm)}};

@@ -19,12 +19,14 @@
 
 namespace megascale::gpu {
 
-// What is done to a product before it is stored. GELU is that by tanh, and also stores its input;
-// its gradient is multiplied by the product. Others are added here, in algorithm_table.cc (their
-// name in the text), and in products.cc (EpilogueOf).
-enum class Epilogue : uint8_t { kNone, kBias, kGelu, kBiasGelu, kGeluGradient };
-inline constexpr std::array kEpilogues = {Epilogue::kNone, Epilogue::kBias, Epilogue::kGelu,
-                                          Epilogue::kBiasGelu, Epilogue::kGeluGradient};
+// What is done to a product before it is stored, or with its operands meanwhile. GELU is that by
+// tanh, and also stores its input; its gradient is multiplied by the product; the gradient of a
+// bias is the sum of op(a) over k. Others are added here, in algorithm_table.cc (their name in the
+// text), and in products.cc (EpilogueOf).
+enum class Epilogue : uint8_t { kNone, kBias, kGelu, kBiasGelu, kGeluGradient, kBiasGradient };
+inline constexpr std::array kEpilogues = {Epilogue::kNone,         Epilogue::kBias,
+                                          Epilogue::kGelu,         Epilogue::kBiasGelu,
+                                          Epilogue::kGeluGradient, Epilogue::kBiasGradient};
 
 // The greatest alignment that is told apart, in bytes. No kernel loads more than 16 bytes at once,
 // so that a choice does not depend on where an allocator places a tensor beyond that.
@@ -84,8 +86,9 @@ struct Algorithm {
   auto operator<=>(const Algorithm&) const = default;
 };
 
-// The id in the entry of a product with an activation for which the library had no algorithm when
-// the table was made: the product is made without it, by an entry of its own, and a kernel follows.
+// The id in the entry of a product with an activation, or the gradient of a bias, for which the
+// library had no algorithm when the table was made: the product is made without it, by an entry of
+// its own, and a kernel follows.
 inline constexpr int32_t kNoAlgorithm = -1;
 
 class AlgorithmTable {
@@ -96,10 +99,16 @@ class AlgorithmTable {
   // Adds or replaces. Requires (CHECK): m, n, k > 0.
   void Set(const Product& product, const Algorithm& algorithm);
 
-  // Adds the products of another table that this one lacks.
+  // Adds the products of another table that this one lacks, and its origin if this one has none.
   void Add(const AlgorithmTable& other) {
     products_.insert(other.products_.begin(), other.products_.end());
+    if (origin_.empty()) origin_ = other.origin_;
   }
+
+  // For people: where the algorithms come from that were not measured by the job itself
+  // (device_table.h). Empty: it measured all.
+  const std::string& origin() const { return origin_; }
+  void set_origin(std::string origin) { origin_ = std::move(origin); }
 
   const std::map<Product, Algorithm>& products() const { return products_; }
 
@@ -112,6 +121,7 @@ class AlgorithmTable {
 
  private:
   std::map<Product, Algorithm> products_;
+  std::string origin_;
 };
 
 }  // namespace megascale::gpu

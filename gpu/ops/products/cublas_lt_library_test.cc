@@ -190,7 +190,7 @@ TEST_F(CublasLtLibrary, ProductsTakeTheirTableBackOrSayThatThereIsNoDevice) {
     options.workspace = somewhere(1);
     options.workspace_bytes = kProductWorkspaceBytes;
     options.fill_zero = [](void*, size_t) {};
-    options.cast = [](const tensor::Vector&, const tensor::Vector&) {};
+    options.cast = options.add = [](const tensor::Vector&, const tensor::Vector&) {};
     options.table = std::move(table);
     return Products::Create(std::move(options));
   };

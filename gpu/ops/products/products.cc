@@ -29,8 +29,7 @@ cublasComputeType_t ComputeTypeOf(const Product& product) {
   return product.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
 }
 
-// cuBLASLt's gradients of biases (BGRADA, DGELU_BGRAD) overwrite, where those of ops.h are added,
-// so they stay kernels of their own.
+// Its B is our a: see Call.
 cublasLtEpilogue_t EpilogueOf(Epilogue epilogue) {
   switch (epilogue) {
     case Epilogue::kNone:
@@ -43,6 +42,8 @@ cublasLtEpilogue_t EpilogueOf(Epilogue epilogue) {
       return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
     case Epilogue::kGeluGradient:
       return CUBLASLT_EPILOGUE_DGELU;
+    case Epilogue::kBiasGradient:
+      return CUBLASLT_EPILOGUE_BGRADB;
   }
   return CUBLASLT_EPILOGUE_DEFAULT;
 }
@@ -63,6 +64,13 @@ int AlignmentOf(const Matrix& matrix) {
   const auto row_bytes = static_cast<uintptr_t>(matrix.stride) * tensor::SizeOf(matrix.dtype);
   return AlignmentOf(
       reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(matrix.data) | row_bytes));
+}
+
+// The product reads `a` anyway. Where it is of another size, or there is nothing to multiply, sums
+// of columns may be left to do.
+bool FusesBiasGradient(const MatMulArgs& args) {
+  return args.a.dtype == DType::kBF16 && args.c.dtype == DType::kF32 && args.c.rows > 0 &&
+         args.c.cols > 0 && args.a.rows > 0;
 }
 
 bool LacksAlgorithm(const AlgorithmTable& table, const Product& product) {
@@ -121,6 +129,8 @@ struct Products::Call {
   void* zeros = nullptr;
   size_t zeros_bytes = 0;
   tensor::Vector bias_from, bias_to;
+  // The gradient of a bias, in the workspace, and what it is added to afterwards.
+  tensor::Vector sums, sums_to;
   size_t workspace_bytes = 0;  // that is left for the algorithm
 };
 
@@ -150,7 +160,7 @@ Products::~Products() {
 }
 
 absl::StatusOr<std::unique_ptr<Products>> Products::Create(Options options) {
-  MEGASCALE_CHECK(options.api != nullptr && options.fill_zero && options.cast);
+  MEGASCALE_CHECK(options.api != nullptr && options.fill_zero && options.cast && options.add);
   MEGASCALE_CHECK(options.compute == DType::kF32 || options.compute == DType::kBF16);
   MEGASCALE_CHECK(reinterpret_cast<uintptr_t>(options.workspace) % kWorkspaceAlignment == 0);
   MEGASCALE_CHECK(options.workspace != nullptr || options.workspace_bytes == 0);
@@ -207,6 +217,7 @@ absl::Status Products::Tune(const MatMulArgs& args, const Timer& timer, int num_
 }
 
 bool Products::Fuses(const MatMulArgs& args) {
+  if (args.d_bias) return FusesBiasGradient(args);
   constexpr int64_t kAuxStrideUnit = 8;  // cublasLt.h, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD
   const bool is_forward = static_cast<bool>(args.activated);
   // DGELU has no form with a bias.
@@ -238,8 +249,7 @@ bool Products::MakesEpilogue(const MatMulArgs& args) const {
 absl::StatusOr<Products::Call> Products::MakeCall(const MatMulArgs& args) const {
   ops::CheckArguments(args, options_.compute);
   const bool is_fused = Fuses(args);
-  MEGASCALE_CHECK(is_fused || (!args.activated && !args.d_activation_in));
-  MEGASCALE_CHECK(!args.d_bias);
+  MEGASCALE_CHECK(is_fused || (!args.activated && !args.d_activation_in && !args.d_bias));
   Call call;
   Product& p = call.product;
   p.compute = options_.compute;
@@ -255,6 +265,8 @@ absl::StatusOr<Products::Call> Products::MakeCall(const MatMulArgs& args) const 
   if (is_fused && args.activated) {
     p.epilogue = args.bias ? Epilogue::kBiasGelu : Epilogue::kGelu;
     call.aux = args.c, call.c = args.activated;
+  } else if (is_fused && args.d_bias) {
+    p.epilogue = Epilogue::kBiasGradient;
   } else if (is_fused) {
     p.epilogue = Epilogue::kGeluGradient;
     call.aux = args.activation_in, call.c = args.d_activation_in;
@@ -284,6 +296,11 @@ absl::StatusOr<Products::Call> Products::MakeCall(const MatMulArgs& args) const 
     call.bias_from = args.bias;
     call.bias_to = {reserve(p.n, p.result), p.result, p.n};
     call.bias = call.bias_to.data;
+  }
+  if (p.epilogue == Epilogue::kBiasGradient) {
+    call.sums = {reserve(p.m, DType::kF32), DType::kF32, p.m};
+    call.sums_to = args.d_bias;
+    call.bias = call.sums.data;
   }
   if (reserved > options_.workspace_bytes) {
     return absl::FailedPreconditionError(
@@ -339,6 +356,10 @@ absl::StatusOr<std::unique_ptr<Products::Plan>> Products::MakePlan(const Call& c
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<uint32_t>(EpilogueOf(call.product.epilogue))));
   // The heuristic looks at the alignment of this address.
   if (call.bias != nullptr) RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, call.bias));
+  if (call.sums) {
+    RETURN_IF_ERROR(
+        set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(TypeOf(call.sums.dtype))));
+  }
   if (call.aux) {
     RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, int64_t{call.aux.stride}));
     RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, call.aux.data));
@@ -446,8 +467,12 @@ absl::Status Products::Start(const Call& call, const Plan& plan) const {
                            .aux = call.aux.data,
                            .c = call.c.data,
                            .workspace_bytes = call.workspace_bytes};
-  if (options_.work == nullptr) return Run(&started, options_.stream);
-  options_.work->Add(&Run, started);
+  if (options_.work == nullptr) {
+    RETURN_IF_ERROR(Run(&started, options_.stream));
+  } else {
+    options_.work->Add(&Run, started);
+  }
+  if (call.sums) options_.add(call.sums, call.sums_to);
   return absl::OkStatus();
 }
 

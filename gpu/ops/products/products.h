@@ -58,9 +58,11 @@ class Products {
     AlgorithmTable table;
     // What cuBLASLt cannot do, on the same stream. `fill_zero` serves products whose k is 0; `cast`
     // (bf16 to fp32) serves a bias whose product is fp32 in bf16 compute: cuBLASLt adds a bias only
-    // in the type of the result, so a copy of it is made in the workspace.
+    // in the type of the result, so a copy of it is made in the workspace. `add` adds the gradient
+    // of a bias (fp32) to those of earlier micro-batches: cuBLASLt overwrites it, in the workspace.
     std::function<void(void* data, size_t bytes)> fill_zero;
     std::function<void(const tensor::Vector& from, const tensor::Vector& to)> cast;
+    std::function<void(const tensor::Vector& from, const tensor::Vector& to)> add;
   };
 
   // Errors: FailedPrecondition - the library finds no device that it can use.
@@ -70,8 +72,9 @@ class Products {
   Products& operator=(const Products&) = delete;
 
   // Whether an epilogue of these arguments is made in the same launch as the product: GELU by tanh,
-  // or its gradient, of matrices in bf16 whose rows begin at multiples of 16 bytes. They are then
-  // rounded once. Depends on nothing else, so all ranks and attempts round alike.
+  // or its gradient, of matrices in bf16 whose rows begin at multiples of 16 bytes, which are then
+  // rounded once; and the gradient of a bias, with the fp32 gradient of a weight from bf16. Depends
+  // on nothing else, so all ranks and attempts round alike.
   static bool Fuses(const ops::MatMulArgs& args);
   // Returns the product with the epilogue that it fuses, if it does and the table does not have
   // kNoAlgorithm for that epilogue, and with no other one. `options`: as for ProductOf.

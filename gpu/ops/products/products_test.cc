@@ -40,6 +40,12 @@ void CastOnHost(const tensor::Vector& from, const tensor::Vector& to) {
   }
 }
 
+void AddOnHost(const tensor::Vector& from, const tensor::Vector& to) {
+  ASSERT_EQ(from.dtype, DType::kF32);
+  ASSERT_EQ(to.dtype, DType::kF32);
+  for (int64_t i = 0; i < from.size; ++i) to.as<float>()[i] += from.as<float>()[i];
+}
+
 bool AreSame(const cublasLtMatmulAlgo_t& a, const cublasLtMatmulAlgo_t& b) {
   return std::memcmp(&a, &b, sizeof(a)) == 0;
 }
@@ -60,6 +66,7 @@ class ProductsTest : public ::testing::Test {
     options.workspace_bytes = kWorkspaceBytes;
     options.fill_zero = [](void* data, size_t bytes) { std::memset(data, 0, bytes); };
     options.cast = CastOnHost;
+    options.add = AddOnHost;
     return options;
   }
   std::unique_ptr<Products> Make(Products::Options options) {
@@ -214,6 +221,59 @@ TEST_F(ProductsTest, GeluAndItsGradientAreMadeWithTheProduct) {
       EXPECT_EQ(*AlgorithmTable::FromJson(products->table().ToJson()), products->table());
     }
   }
+}
+
+// It is added to what is there, as over the micro-batches of a step, whether the weight's gradient
+// is or not.
+TEST_F(ProductsTest, TheGradientOfABiasIsMadeWithThatOfItsWeight) {
+  const auto exact_ops = ops::MakeReferenceOps();
+  const auto products = Make(Options(DType::kBF16));
+  for (const bool accumulate : {false, true}) {
+    for (const auto& [m, n, k] : {ProductShape{17, 24, 40}, {64, 32, 512}, {1, 3, 1}}) {
+      SCOPED_TRACE(::testing::Message() << m << ", " << n << ", " << k << " adds " << accumulate);
+      Twins twins(DType::kBF16);
+      const TwinMatrix d_out = twins.Input(k, m, 3), in = twins.Input(k, n, 5);
+      const TwinMatrix d_weight = accumulate ? twins.Float(m, n, 3) : twins.FloatOutput(m, n, 3);
+      const TwinVector d_bias = twins.FloatVector(m);
+      const auto call = [&](auto side) {
+        return MatMulArgs{.a = side(d_out),
+                          .b = side(in),
+                          .c = side(d_weight),
+                          .transpose_a = Transpose::kYes,
+                          .accumulate = accumulate,
+                          .bias = {},
+                          .d_bias = side(d_bias)};
+      };
+      exact_ops->MatMul(call([](const auto& twin) { return twin.exact; }));
+      const MatMulArgs args = call([](const auto& twin) { return twin.tested; });
+      ASSERT_TRUE(Products::Fuses(args));
+      ASSERT_EQ(products->MatMul(args), absl::OkStatus());
+      twins.ExpectClose("MatMul", d_weight);
+      twins.ExpectClose("ColumnSums", d_bias);
+    }
+  }
+  for (const auto& [product, algorithm] : products->table().products()) {
+    EXPECT_EQ(product.epilogue, Epilogue::kBiasGradient);
+  }
+  EXPECT_EQ(*AlgorithmTable::FromJson(products->table().ToJson()), products->table());
+}
+
+TEST_F(ProductsTest, AGradientOfABiasIsNotFusedWhereItsProductIsEmptyOrOfAnotherType) {
+  const auto fuses = [&](DType compute, DType result, int64_t m, int64_t n, int64_t k) {
+    MatMulArgs args = Zeros(compute, m, n, k);
+    std::swap(args.a.rows, args.a.cols);
+    args.a.stride = args.a.cols;
+    args.transpose_a = Transpose::kYes;
+    args.c.dtype = result;
+    args.d_bias = {zeros_.front().data(), DType::kF32, m};
+    return Products::Fuses(args);
+  };
+  EXPECT_TRUE(fuses(DType::kBF16, DType::kF32, 8, 16, 8));
+  EXPECT_FALSE(fuses(DType::kF32, DType::kF32, 8, 16, 8));
+  EXPECT_FALSE(fuses(DType::kBF16, DType::kBF16, 8, 16, 8));
+  EXPECT_FALSE(fuses(DType::kBF16, DType::kF32, 0, 16, 8));
+  EXPECT_FALSE(fuses(DType::kBF16, DType::kF32, 8, 0, 8));
+  EXPECT_FALSE(fuses(DType::kBF16, DType::kF32, 8, 16, 0));
 }
 
 TEST_F(ProductsTest, OtherActivationsTypesAndLayoutsAreNotFused) {

@@ -1,77 +1,128 @@
 #include "runtime/engine/products/product_agreement.h"
 
+#include <algorithm>
+#include <array>
+#include <compare>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <set>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/strip.h"
+#include "absl/types/span.h"
 #include "runtime/base/checksum.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/product_table.h"
+#include "runtime/checkpoint/snapshot.h"
 #include "runtime/plan/instruction.h"
 #include "runtime/telemetry/doing.h"
+#include "runtime/tensor/tensor.h"
 
 namespace megascale::engine {
 namespace {
 
 using megascale::agent::v1::RestorePoint;
 
-// Keys in the store. kStart holds "kept\n" or "known\n", then a table.
-constexpr char kStart[] = "products/start";
-constexpr char kClaim[] = "products/claim/";  // then the digest of a set of products
-constexpr char kNumParts[] = "products/num_parts";
-constexpr char kNumRanks[] = "products/num_ranks";  // that have claimed their set, or need none
-constexpr char kAllParts[] = "products/all_parts";  // num_parts, once all ranks have
-constexpr char kPart[] = "products/part/";          // then its number, from 1
-constexpr char kTable[] = "products/table";
+constexpr char kDigest[] = "products/digest";  // in the store: that of the job's table
 
-constexpr absl::string_view kKept = "kept\n";
-constexpr absl::string_view kKnown = "known\n";
+// The id of all that ranks exchange here. The communicator is that of the norm.
+plan::InstructionId Exchange() { return plan::InstructionId(plan::OpKind::kReduceNorm); }
+
+// What rank 0 tells all others.
+struct Proposal {
+  bool is_kept = false;  // the job's table; else what is known before anything is measured
+  std::string table;
+};
+
+// Names a set of products; zeros: the empty set.
+struct SetName {
+  alignas(double) std::array<char, 32> digits = {};
+  auto operator<=>(const SetName&) const = default;
+};
+
+SetName NameOf(const std::vector<std::string>& products) {
+  SetName name;
+  if (products.empty()) return name;
+  const std::string digest = base::Sha256Hex(absl::StrJoin(products, "\n"));
+  std::copy_n(digest.begin(), name.digits.size(), name.digits.begin());
+  return name;
+}
+
+// Returns the first member of each set, ascending.
+std::vector<int> FirstOfEachSet(const std::vector<SetName>& set_of_rank) {
+  std::vector<int> first;
+  std::set<SetName> seen = {SetName{}};
+  for (size_t rank = 0; rank < set_of_rank.size(); ++rank) {
+    if (seen.insert(set_of_rank[rank]).second) first.push_back(static_cast<int>(rank));
+  }
+  return first;
+}
+
+// The bytes travel as 64-bit numbers; a broadcast and an all-gather only copy them.
+template <typename T>
+tensor::HostVector Words(absl::Span<T> objects) {
+  static_assert(sizeof(T) % sizeof(double) == 0);
+  return tensor::HostVector::OfBytes(objects, tensor::DType::kF64);
+}
+
+absl::Span<const std::byte> BytesOf(const void* data, size_t size) {
+  return {static_cast<const std::byte*>(data), size};
+}
+absl::Span<std::byte> BytesOf(void* data, size_t size) {
+  return {static_cast<std::byte*>(data), size};
+}
 
 class Agreement {
  public:
   Agreement(const ProductAgreementOptions& options, const device::ProductCalls& calls,
             device::ProductTuner* tuner)
-      : options_(options), calls_(calls), tuner_(*tuner) {}
+      : options_(options), calls_(calls), tuner_(*tuner), world_(*options.world) {}
 
   absl::StatusOr<std::string> Run();
 
  private:
-  absl::StatusOr<std::string> Begin() const;
+  absl::StatusOr<Proposal> Begin() const;
   absl::StatusOr<std::string> KnownTable() const;
   absl::Status CheckKept(const std::string& table) const;
   bool IsOwn(const checkpoint::v1::Manifest& checkpoint) const {
     return checkpoint.job_id() == options_.job_id;
   }
-  absl::Status ClaimAndMeasure(const std::string& known);
-  absl::Status Measure(const std::string& known);
-  absl::StatusOr<std::string> JoinParts(const std::string& known) const;
-  absl::StatusOr<int64_t> AddOne(const std::string& key) const {
-    return options_.store->Add(key, 1, absl::StrCat(key, "/", options_.rank));
+  absl::Status Share(Proposal* proposal);
+  absl::Status CheckDigest(const std::string& table) const;
+  absl::StatusOr<std::string> Measure(const std::string& known);
+  absl::Status SendPart(const std::string& part);
+  absl::StatusOr<std::string> ReceivePart(int rank);
+
+  bool is_root() const { return world_.rank() == 0; }
+  comm::CallInfo call() const {
+    return {.instruction_id = Exchange().packed(), .timeout = options_.timeout};
   }
-  absl::StatusOr<std::string> Wait(const std::string& key) const;
 
   const ProductAgreementOptions& options_;
   const device::ProductCalls& calls_;
   device::ProductTuner& tuner_;
+  comm::HostCommunicator& world_;
 };
 
-absl::StatusOr<std::string> Agreement::Wait(const std::string& key) const {
-  telemetry::ShowDoing(options_.heartbeat,
-                       {.activity = telemetry::v1::ACTIVITY_WAIT_FOR_PRODUCTS,
-                        .instruction = plan::InstructionId(plan::OpKind::kReduceNorm)});
-  absl::StatusOr<std::string> value = options_.store->Wait(key, options_.timeout);
-  // From here on no peer is to blame if this rank stalls.
-  telemetry::ShowDoing(options_.heartbeat, {});
-  if (value.ok() || !absl::IsDeadlineExceeded(value.status())) return value;
-  return absl::DeadlineExceededError(
-      absl::StrCat("matrix products: other ranks did not publish ", key, " within ",
-                   absl::FormatDuration(options_.timeout), ": ", value.status().message()));
-}
+// Shows that a rank waits for its peers, while this lives. Afterwards no peer is to blame if the
+// rank stalls.
+class Waiting {
+ public:
+  explicit Waiting(telemetry::HeartbeatWriter* heartbeat) : heartbeat_(heartbeat) {
+    telemetry::ShowDoing(heartbeat_, {.activity = telemetry::v1::ACTIVITY_WAIT_FOR_PRODUCTS,
+                                      .instruction = Exchange()});
+  }
+  ~Waiting() { telemetry::ShowDoing(heartbeat_, {}); }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+ private:
+  telemetry::HeartbeatWriter* const heartbeat_;
+};
 
 // Returns what is known before anything is measured.
 absl::StatusOr<std::string> Agreement::KnownTable() const {
@@ -103,73 +154,134 @@ absl::Status Agreement::CheckKept(const std::string& table) const {
                    options_.restore.directory(), " over it"));
 }
 
-absl::StatusOr<std::string> Agreement::Begin() const {
-  if (options_.rank != 0) return Wait(kStart);
+absl::StatusOr<Proposal> Agreement::Begin() const {
+  if (options_.restore.source() == RestorePoint::SOURCE_MEMORY && options_.snapshots != nullptr) {
+    // Nothing is read from storage: it may be why the job goes on from memory.
+    absl::StatusOr<std::string> in_memory = checkpoint::KeptTable(*options_.snapshots);
+    if (in_memory.ok()) return Proposal{true, *std::move(in_memory)};
+    base::LogInfo(absl::StrCat(in_memory.status().message(), "; reads that of the job's folder"));
+  }
   absl::StatusOr<std::string> kept = checkpoint::ReadProductTable(options_.directory);
   const bool is_kept = kept.ok();
   if (is_kept) RETURN_IF_ERROR(CheckKept(*kept));
   if (absl::IsNotFound(kept.status())) kept = KnownTable();
   if (!kept.ok()) return kept.status();
-  std::string start = absl::StrCat(is_kept ? kKept : kKnown, *kept);
-  RETURN_IF_ERROR(options_.store->Set(kStart, start));
-  return start;
+  return Proposal{is_kept, *std::move(kept)};
 }
 
-absl::Status Agreement::Measure(const std::string& known) {
-  ASSIGN_OR_RETURN(const int64_t number, AddOne(kNumParts));
-  const auto show = [this](int done, int total) {
-    telemetry::ShowDoing(
-        options_.heartbeat,
-        {.activity = telemetry::v1::ACTIVITY_TUNE_PRODUCTS, .done = done, .total = total});
-  };
-  ASSIGN_OR_RETURN(const std::string part, tuner_.Measure(known, calls_, show));
-  return options_.store->Set(absl::StrCat(kPart, number), part);
+absl::Status Agreement::CheckDigest(const std::string& table) const {
+  const std::string digest = base::Sha256Hex(table);
+  const absl::StatusOr<std::string> published =
+      options_.store->Wait(kDigest, options_.store_timeout);
+  if (absl::IsDeadlineExceeded(published.status())) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        "matrix products: the store did not show ", kDigest, " within ",
+        absl::FormatDuration(options_.store_timeout), ": ", published.status().message()));
+  }
+  if (!published.ok()) return published.status();
+  if (*published == digest) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("matrix products: rank 0 sent a table with the digest ",
+                                          digest, ", but the store has ", *published,
+                                          "; the next attempt agrees anew"));
 }
 
-absl::Status Agreement::ClaimAndMeasure(const std::string& known) {
+// Overwrites `proposal` on all ranks with that of rank 0.
+absl::Status Agreement::Share(Proposal* proposal) {
+  if (is_root() && proposal->is_kept) {
+    RETURN_IF_ERROR(options_.store->Set(kDigest, base::Sha256Hex(proposal->table)));
+  }
+  const Waiting waiting(options_.heartbeat);
+  std::array<uint64_t, 2> head = {proposal->is_kept ? uint64_t{1} : 0, proposal->table.size()};
+  RETURN_IF_ERROR(world_.Broadcast(Words(absl::MakeSpan(head)), 0, call()));
+  const uint64_t bytes = head[1];
+  if (bytes > checkpoint::kProductTableBytesMax) {
+    return absl::InternalError(absl::StrCat("matrix products: a table of ", bytes, " bytes"));
+  }
+  std::vector<uint64_t> words((bytes + sizeof(uint64_t) - 1) / sizeof(uint64_t));
+  if (is_root()) proposal->table.copy(reinterpret_cast<char*>(words.data()), bytes);
+  if (!words.empty()) {
+    RETURN_IF_ERROR(world_.Broadcast(Words(absl::MakeSpan(words)), 0, call()));
+  }
+  if (is_root()) return absl::OkStatus();
+  proposal->is_kept = head[0] != 0;
+  proposal->table.assign(reinterpret_cast<const char*>(words.data()), bytes);
+  return proposal->is_kept ? CheckDigest(proposal->table) : absl::OkStatus();
+}
+
+absl::Status Agreement::SendPart(const std::string& part) {
+  const Waiting waiting(options_.heartbeat);
+  const uint64_t bytes = part.size();
+  RETURN_IF_ERROR(world_.Send(0, BytesOf(&bytes, sizeof(bytes)), call()));
+  return world_.Send(0, BytesOf(part.data(), part.size()), call());
+}
+
+absl::StatusOr<std::string> Agreement::ReceivePart(int rank) {
+  const Waiting waiting(options_.heartbeat);
+  uint64_t bytes = 0;
+  RETURN_IF_ERROR(world_.Recv(rank, BytesOf(&bytes, sizeof(bytes)), call()));
+  if (bytes > checkpoint::kProductTableBytesMax) {
+    return absl::InternalError(
+        absl::StrCat("matrix products: rank ", rank, " measured a table of ", bytes, " bytes"));
+  }
+  std::string part(bytes, '\0');
+  RETURN_IF_ERROR(world_.Recv(rank, BytesOf(part.data(), part.size()), call()));
+  return part;
+}
+
+// Returns the job's table on rank 0, and nothing on others.
+absl::StatusOr<std::string> Agreement::Measure(const std::string& known) {
   ASSIGN_OR_RETURN(const std::vector<std::string> missing, tuner_.Missing(known, calls_));
-  bool is_mine = false;
-  if (!missing.empty()) {
-    const std::string digest = base::Sha256Hex(absl::StrJoin(missing, "\n"));
-    ASSIGN_OR_RETURN(const int64_t place, AddOne(absl::StrCat(kClaim, digest)));
-    is_mine = place == 1;
+  SetName mine = NameOf(missing);
+  std::vector<SetName> sets(static_cast<size_t>(world_.size()));
+  {
+    const Waiting waiting(options_.heartbeat);
+    RETURN_IF_ERROR(
+        world_.AllGather(Words(absl::MakeSpan(&mine, 1)), Words(absl::MakeSpan(sets)), call()));
   }
-  if (is_mine) {
+  const std::vector<int> measuring = FirstOfEachSet(sets);
+  std::string part;
+  if (std::find(measuring.begin(), measuring.end(), world_.rank()) != measuring.end()) {
     base::LogInfo(absl::StrCat("tunes ", missing.size(), " matrix products"));
-    RETURN_IF_ERROR(Measure(known));
+    const auto show = [this](int done, int total) {
+      telemetry::ShowDoing(
+          options_.heartbeat,
+          {.activity = telemetry::v1::ACTIVITY_TUNE_PRODUCTS, .done = done, .total = total});
+    };
+    ASSIGN_OR_RETURN(part, tuner_.Measure(known, calls_, show));
+    if (!is_root()) RETURN_IF_ERROR(SendPart(part));
   }
-  ASSIGN_OR_RETURN(const int64_t num_ranks, AddOne(kNumRanks));
-  if (num_ranks < options_.num_ranks) return absl::OkStatus();
-  // Every part was numbered before its rank was counted.
-  ASSIGN_OR_RETURN(const int64_t num_parts, options_.store->Add(kNumParts, 0, "products/count"));
-  return options_.store->Set(kAllParts, absl::StrCat(num_parts));
-}
-
-absl::StatusOr<std::string> Agreement::JoinParts(const std::string& known) const {
-  ASSIGN_OR_RETURN(const std::string text, Wait(kAllParts));
-  int64_t num_parts = 0;
-  if (!absl::SimpleAtoi(text, &num_parts)) {
-    return absl::InternalError(absl::StrCat("store: ", kAllParts, " is '", text, "', no number"));
-  }
+  if (!is_root()) return "";
   std::vector<std::string> tables = {known};
-  for (int64_t part = 1; part <= num_parts; ++part) {
-    ASSIGN_OR_RETURN(tables.emplace_back(), Wait(absl::StrCat(kPart, part)));
+  for (const int rank : measuring) {
+    if (rank == 0) {
+      tables.push_back(part);
+    } else {
+      ASSIGN_OR_RETURN(tables.emplace_back(), ReceivePart(rank));
+    }
   }
   ASSIGN_OR_RETURN(const std::string table, tuner_.Join(tables));
   return checkpoint::KeepProductTable(options_.directory, table);
 }
 
 absl::StatusOr<std::string> Agreement::Run() {
-  ASSIGN_OR_RETURN(const std::string start, Begin());
-  absl::string_view table = start;
-  if (absl::ConsumePrefix(&table, kKept)) return std::string(table);
-  absl::ConsumePrefix(&table, kKnown);
-  const std::string known(table);
-  RETURN_IF_ERROR(ClaimAndMeasure(known));
-  if (options_.rank != 0) return Wait(kTable);
-  ASSIGN_OR_RETURN(std::string joined, JoinParts(known));
-  RETURN_IF_ERROR(options_.store->Set(kTable, joined));
-  return joined;
+  Proposal proposal;
+  if (is_root()) {
+    ASSIGN_OR_RETURN(proposal, Begin());
+  }
+  RETURN_IF_ERROR(Share(&proposal));
+  if (proposal.is_kept) return proposal.table;
+  ASSIGN_OR_RETURN(std::string table, Measure(proposal.table));
+  Proposal agreed = {true, std::move(table)};
+  RETURN_IF_ERROR(Share(&agreed));
+  return agreed.table;
+}
+
+// A copy that cannot be made costs a restart from memory the reading of a file, no more.
+void KeepInMemory(base::SharedMemory* snapshots, const std::string& table) {
+  if (snapshots == nullptr) return;
+  const absl::Status kept = checkpoint::KeepTable(*snapshots, table);
+  // Most ranks have no room.
+  if (!kept.ok() && !absl::IsResourceExhausted(kept)) base::LogWarning(kept.message());
 }
 
 // What the user has to mend is InvalidArgument; a failed system call may end by itself.
@@ -186,6 +298,7 @@ absl::Status AgreeOnProducts(const ProductAgreementOptions& options,
   if (!table.ok()) return ForTheUser(table.status());
   const std::string file = absl::StrCat(options.directory, "/", checkpoint::kProductTableFile);
   const absl::Status used = base::Annotate(tuner->Use(*table, calls), file);
+  if (used.ok()) KeepInMemory(options.snapshots, *table);
   if (options.heartbeat != nullptr) options.heartbeat->SetDoing({});
   return ForTheUser(used);
 }

@@ -1,19 +1,25 @@
 // How the ranks of a job agree on the algorithms of matrix products
 // (runtime/device/product_tuner.h), before the first step of each attempt:
 //
-//   - The job's folder has a table: rank 0 reads it and publishes it in the store. This is so in
-//     each attempt but the first: a restart never measures anything. A table that is not the one of
-//     the job's own checkpoint is refused.
-//   - It has none: the job starts. Rank 0 publishes what is known already, which is the table of
-//     the checkpoint that the job begins from, or nothing. The ranks whose products it lacks form
-//     sets of equal products; of each set the rank that is first at the store measures them and
-//     publishes its part. Rank 0 joins the parts, keeps the table in the job's folder, and only
-//     then publishes it.
+//   - The job has a table: rank 0 reads it from the job's folder, or as the attempt goes on from
+//     memory, from its snapshot memory, and sends it to all. This is so in each attempt but the
+//     first: a restart never measures anything. A table that is not the one of the job's own
+//     checkpoint is refused.
+//   - It has none: the job starts. Rank 0 sends what is known already, which is the table of the
+//     checkpoint that the job begins from, or nothing. The ranks whose products it lacks form sets
+//     of equal products; an all-gather tells every rank all sets. The first rank of each set
+//     measures it and sends its part to rank 0, which joins the parts, keeps the table in the job's
+//     folder, and only then sends it to all.
+//
+// Rank 0 publishes the digest of the job's table in the store, and every rank compares its copy.
+// The tables themselves go from rank to rank: thousands of copies would keep the driver busy. A
+// driver that is restarted meanwhile changes nothing: the digest is the only key, one rank writes
+// it, and agents repeat it to the new driver.
 //
 // So no rank computes by a table that is not kept. Measured times differ from run to run, and
 // therefore tables do; a job has one table for ever, and its checkpoints have copies.
 //
-// Threads: one. Blocking: on the store, storage and the device.
+// Threads: one. Blocking: on peers, the store, storage and the device.
 #pragma once
 
 #include <string>
@@ -22,6 +28,8 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "proto/agent.pb.h"
+#include "runtime/base/process/shared_memory.h"
+#include "runtime/comm/host/host_communicator.h"
 #include "runtime/comm/store/store.h"
 #include "runtime/device/product_tuner.h"
 #include "runtime/telemetry/heartbeat.h"
@@ -35,20 +43,25 @@ struct ProductAgreementOptions {
   // The user allows other algorithms than those of the checkpoint that the job begins from. The
   // job's own checkpoints go on with their table all the same.
   bool may_differ = false;
-  int rank = 0;
-  int num_ranks = 1;
+  comm::HostCommunicator* world = nullptr;  // has all ranks in order; no step may be running
   comm::Store* store = nullptr;
+  // This rank's snapshot memory. Where it has room for a table, it gets a copy; null: none.
+  base::SharedMemory* snapshots = nullptr;
   // Limit of each wait for other ranks. Longer than the failure detector's limit for a rank that
   // loads: a rank that stalls while it measures is then blamed before the ranks that wait for it.
   absl::Duration timeout = absl::Minutes(10);
+  // Limit of the wait for the digest, which is in the store before the table is sent.
+  absl::Duration store_timeout = absl::Minutes(2);
   telemetry::HeartbeatWriter* heartbeat = nullptr;  // null: progress is not shown
 };
 
 // Makes the operators of this rank's device compute `calls` by the job's table. Errors, one line
 // each: InvalidArgument - the table is damaged or missing, or this device or library cannot run one
-// of its algorithms: the user has to act; DeadlineExceeded - other ranks did not come; else those
-// of the store, of storage and of ProductTuner::Measure. Cost: two additions at the store per rank
-// in the first attempt, one wait per rank in each.
+// of its algorithms: the user has to act; DeadlineExceeded - other ranks or the digest did not
+// come; Aborted - another rank gave up; Internal - the digest is that of another table; else those
+// of the store, of storage and of ProductTuner::Measure. Cost: two broadcasts in each attempt, 16
+// bytes and the table; in the first attempt as much again, an all-gather of 32 bytes per rank, and
+// a message for each set of products.
 absl::Status AgreeOnProducts(const ProductAgreementOptions& options,
                              const device::ProductCalls& calls, device::ProductTuner* tuner);
 

@@ -1,17 +1,19 @@
-// Ranks of threads with a real store and a real folder. What they measure is made up: each rank
-// finds another algorithm fastest, so that ranks that did not agree would differ.
+// Ranks of threads with a real store, a real folder and real communicators between two machines.
+// What they measure is made up: each rank finds another algorithm fastest, so that ranks that did
+// not agree would differ.
 #include "runtime/engine/products/product_agreement.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -23,8 +25,11 @@
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/format/message_json.h"
 #include "runtime/checkpoint/product_table.h"
+#include "runtime/checkpoint/snapshot.h"
+#include "runtime/comm/host/fabric.h"
 #include "runtime/comm/store/embedded_store.h"
 #include "runtime/comm/store/link_store.h"
+#include "runtime/comm/testing/test_world.h"
 #include "runtime/telemetry/heartbeat.h"
 
 namespace megascale::engine {
@@ -99,12 +104,65 @@ class MadeUpTuner final : public device::ProductTuner {
   const std::function<void()> on_call_;
 };
 
+// The driver's store, as the links of ranks see it. A driver that is restarted has an empty store,
+// and agents repeat to it what their ranks have written and what they wait for.
+class RestartingStore {
+ public:
+  RestartingStore(int num_ranks, int64_t attempt, int restart_before)
+      : restart_before_(restart_before), core_(std::make_unique<comm::EmbeddedStore>()) {
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      links_.push_back(std::make_unique<comm::LinkStore>(
+          comm::LinkStoreOptions{
+              .job_id = "job", .attempt = attempt, .client = absl::StrCat("rank-", rank)},
+          [this, rank](const agent::v1::StoreRequest& request) {
+            Handle(rank, request);
+            return absl::OkStatus();
+          }));
+    }
+  }
+
+  comm::Store* link(int rank) { return links_.at(static_cast<size_t>(rank)).get(); }
+  int num_requests() const { return static_cast<int>(requests_.size()); }
+  // The store forgets all that is written, and agents repeat nothing.
+  void LoseWrites() { loses_writes_ = true; }
+
+ private:
+  void Handle(int rank, const agent::v1::StoreRequest& request) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    requests_.emplace_back(rank, request);
+    if (loses_writes_ && request.operation() == agent::v1::StoreRequest::OPERATION_SET) {
+      agent::v1::StoreReply done;
+      done.set_request_id(request.request_id());
+      return links_.at(static_cast<size_t>(rank))->OnReply(done);
+    }
+    if (num_requests() != restart_before_) return Ask(rank, request);
+    core_ = std::make_unique<comm::EmbeddedStore>();
+    // The agents come back in any order.
+    for (auto repeated = requests_.rbegin(); repeated != requests_.rend(); ++repeated) {
+      Ask(repeated->first, repeated->second);
+    }
+  }
+  void Ask(int rank, const agent::v1::StoreRequest& request) {
+    core_->Handle(request, [this, rank](const agent::v1::StoreReply& reply) {
+      links_.at(static_cast<size_t>(rank))->OnReply(reply);
+    });
+  }
+
+  const int restart_before_;  // the number of the request that finds a new store; 0: none
+  bool loses_writes_ = false;
+  std::vector<std::unique_ptr<comm::LinkStore>> links_;
+  std::mutex mutex_;
+  std::vector<std::pair<int, agent::v1::StoreRequest>> requests_;
+  std::unique_ptr<comm::EmbeddedStore> core_;
+};
+
 class ProductAgreementTest : public ::testing::Test {
  protected:
   ProductAgreementTest() {
     std::filesystem::remove_all(folder_);
     EXPECT_TRUE(base::MakeDirectories(folder_).ok());
     restore_.set_source(RestorePoint::SOURCE_INITIAL);
+    checkpoint::FormatSnapshots(*snapshots_, 0, kTableBytes);
   }
 
   struct Outcome {
@@ -113,61 +171,57 @@ class ProductAgreementTest : public ::testing::Test {
     int num_measured = 0;
     // Calls of the tuner at which a rank showed that it waits for peers.
     int num_calls_as_waiting = 0;
+    int num_requests = 0;  // to the store
   };
   // Runs one attempt, whose ranks have the given products.
   Outcome Attempt(const std::vector<std::vector<int>>& products_of_ranks) {
     ++attempt_;
-    const size_t num_ranks = products_of_ranks.size();
-    Outcome outcome = {.status = std::vector<absl::Status>(num_ranks),
-                       .used = std::vector<std::string>(num_ranks)};
+    const auto num_ranks = static_cast<int>(products_of_ranks.size());
+    Outcome outcome = {.status = std::vector<absl::Status>(products_of_ranks.size()),
+                       .used = std::vector<std::string>(products_of_ranks.size())};
     std::mutex mutex;
-    std::vector<std::thread> threads;
-    auto region = base::SharedMemory::Create("heartbeats",
-                                             telemetry::HeartbeatBytes(static_cast<int>(num_ranks)))
-                      .value();
+    auto region =
+        base::SharedMemory::Create("heartbeats", telemetry::HeartbeatBytes(num_ranks)).value();
     telemetry::FormatHeartbeats(*region);
-    for (size_t rank = 0; rank < num_ranks; ++rank) {
-      threads.emplace_back([&, rank] {
-        comm::LinkStore* raw = nullptr;
-        comm::LinkStore link(
-            {.job_id = "job", .attempt = attempt_, .client = absl::StrCat("rank-", rank)},
-            [&](const agent::v1::StoreRequest& request) {
-              store_.Handle(request,
-                            [raw](const agent::v1::StoreReply& reply) { raw->OnReply(reply); });
-              return absl::OkStatus();
-            });
-        raw = &link;
-        device::ProductCalls calls;
-        for (const int product : products_of_ranks[rank]) {
-          calls.calls.emplace_back().c.rows = product;
-        }
-        const int slot = static_cast<int>(rank);
-        telemetry::HeartbeatWriter heartbeat(region.get(), slot);
-        const auto on_call = [&] {
-          const auto shown = telemetry::ReadHeartbeat(*region, slot, absl::ZeroDuration());
-          const std::lock_guard<std::mutex> lock(mutex);
-          if (shown.instruction() != 0) ++outcome.num_calls_as_waiting;
-        };
-        MadeUpTuner tuner(slot, rank == 1 ? failure_of_rank_1_ : absl::Status(), on_call);
-        const absl::Status status = AgreeOnProducts({.job_id = "job",
-                                                     .directory = folder_,
-                                                     .restore = restore_,
-                                                     .may_differ = may_differ_,
-                                                     .rank = slot,
-                                                     .num_ranks = static_cast<int>(num_ranks),
-                                                     .store = &link,
-                                                     .timeout = timeout_,
-                                                     .heartbeat = &heartbeat},
-                                                    calls, &tuner);
+    RestartingStore store(num_ranks, attempt_, restart_store_before_);
+    if (store_loses_writes_) store.LoseWrites();
+    comm::ThreadWorld world(comm::OneGroup(num_ranks, 2, 4096));
+    world.RunConnected([&](int rank, comm::Fabric& fabric) {
+      const auto communicator = fabric.Make("all").value();
+      const auto index = static_cast<size_t>(rank);
+      device::ProductCalls calls;
+      for (const int product : products_of_ranks[index]) {
+        calls.calls.emplace_back().c.rows = product;
+      }
+      telemetry::HeartbeatWriter heartbeat(region.get(), rank);
+      const auto on_call = [&] {
+        const auto shown = telemetry::ReadHeartbeat(*region, rank, absl::ZeroDuration());
         const std::lock_guard<std::mutex> lock(mutex);
-        outcome.status[rank] = status;
-        outcome.used[rank] = tuner.used;
-        outcome.num_measured += tuner.num_measured;
-        // Its peers would wait in vain: the driver ends the attempt of a rank that failed.
-        if (!status.ok()) store_.DropAttemptsBefore("job", attempt_ + 1);
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
+        if (shown.instruction() != 0) ++outcome.num_calls_as_waiting;
+      };
+      MadeUpTuner tuner(rank, rank == 1 ? failure_of_rank_1_ : absl::Status(), on_call);
+      const absl::Status status =
+          AgreeOnProducts({.job_id = "job",
+                           .directory = folder_,
+                           .restore = restore_,
+                           .may_differ = may_differ_,
+                           .world = communicator.get(),
+                           .store = store.link(rank),
+                           .snapshots = rank == 0 ? snapshots_.get() : nullptr,
+                           .timeout = timeout_,
+                           .store_timeout = store_timeout_,
+                           .heartbeat = &heartbeat},
+                          calls, &tuner);
+      // The process of a rank that failed ends, which its peers notice.
+      if (!status.ok()) communicator->Abort(status);
+      // A job's ranks stay; a communicator that ends may take what it has not sent along.
+      (void)communicator->Barrier({.timeout = timeout_});
+      const std::lock_guard<std::mutex> lock(mutex);
+      outcome.status[index] = status;
+      outcome.used[index] = tuner.used;
+      outcome.num_measured += tuner.num_measured;
+    });
+    outcome.num_requests = store.num_requests();
     return outcome;
   }
 
@@ -195,9 +249,16 @@ class ProductAgreementTest : public ::testing::Test {
   bool may_differ_ = false;
   absl::Status failure_of_rank_1_;
   absl::Duration timeout_ = absl::Minutes(5);
+  absl::Duration store_timeout_ = absl::Minutes(5);
+  int restart_store_before_ = 0;
+  bool store_loses_writes_ = false;
+
+  static constexpr size_t kTableBytes = 10'000;
+  // The memory of rank 0, which outlives attempts.
+  const std::unique_ptr<base::SharedMemory> snapshots_ =
+      base::SharedMemory::Create("snapshots", checkpoint::SnapshotBytes(0, kTableBytes)).value();
 
  private:
-  comm::EmbeddedStore store_;
   int64_t attempt_ = 0;
 };
 
@@ -226,6 +287,7 @@ TEST_F(ProductAgreementTest, ARankWithoutProductsWaitsForTheTableToo) {
 
 TEST_F(ProductAgreementTest, ARestartMeasuresNothing) {
   const Outcome first = Attempt({{1, 2}, {2, 3}});
+  EXPECT_EQ(checkpoint::KeptTable(*snapshots_).value(), Kept());
   for (const auto source :
        {RestorePoint::SOURCE_INITIAL, RestorePoint::SOURCE_MEMORY, RestorePoint::SOURCE_STORAGE}) {
     restore_.set_source(source);
@@ -251,6 +313,69 @@ TEST_F(ProductAgreementTest, AnAttemptThatEndsWhileItMeasuresKeepsNothing) {
   const Outcome again = Attempt({{1}, {2}, {1}});
   EXPECT_THAT(again.status, Each(absl::OkStatus()));
   EXPECT_THAT(again.used, Each(Kept()));
+}
+
+// Its store is empty then. What was counted and awaited there was lost once, and ranks waited for
+// each other as long as a start may take ten times.
+TEST_F(ProductAgreementTest, ARestartOfTheDriverChangesNothingWheneverItHappens) {
+  const int num_requests = Attempt({{1}, {2}, {1}}).num_requests;
+  EXPECT_GE(num_requests, 3);
+  for (restart_store_before_ = 1; restart_store_before_ <= num_requests; ++restart_store_before_) {
+    std::filesystem::remove(absl::StrCat(folder_, "/", checkpoint::kProductTableFile));
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      const Outcome outcome = Attempt({{1}, {2}, {1}});
+      EXPECT_THAT(outcome.status, Each(absl::OkStatus()));
+      EXPECT_THAT(outcome.used, Each(Kept()));
+    }
+  }
+}
+
+// As with a server that was restarted without its data.
+TEST_F(ProductAgreementTest, AStoreThatLosesTheDigestEndsTheAttemptAtItsOwnDeadline) {
+  store_loses_writes_ = true;
+  store_timeout_ = absl::ZeroDuration();
+  const Outcome outcome = Attempt({{1}, {1}});
+  EXPECT_EQ(outcome.status[1].code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(outcome.status[1].message()),
+              HasSubstr("the store did not show products/digest within 0"));
+  store_loses_writes_ = false;
+  store_timeout_ = absl::Minutes(5);
+  const Outcome again = Attempt({{1}, {1}});
+  EXPECT_THAT(again.status, Each(absl::OkStatus()));
+  EXPECT_EQ(again.num_measured, 0);
+}
+
+// The driver serves the digest alone, not the table: a copy for each of thousands of ranks.
+TEST_F(ProductAgreementTest, TheTableDoesNotGoThroughTheStore) {
+  ASSERT_TRUE(checkpoint::KeepProductTable(folder_, "p1 a\n" + std::string(100'000, '\n')).ok());
+  const Outcome outcome = Attempt({{1}, {1}, {1}, {1}});
+  EXPECT_THAT(outcome.status, Each(absl::OkStatus()));
+  EXPECT_THAT(outcome.used, Each(Kept()));
+  EXPECT_EQ(outcome.num_requests, 4);
+  EXPECT_EQ(checkpoint::KeptTable(*snapshots_).status().code(), absl::StatusCode::kNotFound)
+      << "it has no room for so much";
+}
+
+// A file system that is away, or hangs, may be why the job goes on from memory.
+TEST_F(ProductAgreementTest, ARestartFromMemoryReadsNothingFromStorage) {
+  const Outcome first = Attempt({{1, 2}, {2, 3}});
+  std::filesystem::remove_all(folder_);
+  restore_.set_source(RestorePoint::SOURCE_MEMORY);
+  const Outcome again = Attempt({{1, 2}, {2, 3}});
+  EXPECT_THAT(again.status, Each(absl::OkStatus()));
+  EXPECT_EQ(again.num_measured, 0);
+  EXPECT_THAT(again.used, Each(first.used[0]));
+  // The table by which the job has trained counts, whatever became of the file.
+  ASSERT_TRUE(base::MakeDirectories(folder_).ok());
+  ASSERT_TRUE(base::WriteFileDurably(absl::StrCat(folder_, "/products.json"), "{}").ok());
+  EXPECT_THAT(Attempt({{1, 2}, {2, 3}}).used, Each(first.used[0]));
+}
+
+TEST_F(ProductAgreementTest, ADamagedTableInMemoryIsReadFromStorage) {
+  const Outcome first = Attempt({{1}, {1}});
+  snapshots_->data()[checkpoint::SnapshotBytes(0)] ^= std::byte{1};
+  restore_.set_source(RestorePoint::SOURCE_MEMORY);
+  EXPECT_THAT(Attempt({{1}, {1}}).used, Each(first.used[0]));
 }
 
 TEST_F(ProductAgreementTest, AProductWithoutAnAlgorithmEndsTheJobWithoutARetry) {
@@ -313,21 +438,26 @@ TEST_F(ProductAgreementTest, ATableThatIsMissingDamagedOrTooSmallIsRefusedInOneL
 }
 
 TEST_F(ProductAgreementTest, ARankThatDoesNotComeIsADeadline) {
-  timeout_ = absl::ZeroDuration();
-  restore_.set_source(RestorePoint::SOURCE_INITIAL);
-  comm::LinkStore link({.job_id = "job", .attempt = 1, .client = "rank-1"},
-                       [](const agent::v1::StoreRequest&) { return absl::OkStatus(); });
-  MadeUpTuner tuner(1, absl::OkStatus());
-  const absl::Status status = AgreeOnProducts({.job_id = "job",
-                                               .directory = folder_,
-                                               .restore = restore_,
-                                               .rank = 1,
-                                               .num_ranks = 2,
-                                               .store = &link,
-                                               .timeout = timeout_},
-                                              {}, &tuner);
-  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("other ranks did not publish"));
+  RestartingStore store(2, 1, 0);
+  comm::ThreadWorld world(comm::OneGroup(2, 1, 4096));
+  std::promise<void> gave_up;
+  world.RunConnected([&](int rank, comm::Fabric& fabric) {
+    const auto communicator = fabric.Make("all").value();
+    if (rank == 0) {
+      EXPECT_EQ(gave_up.get_future().wait_for(std::chrono::minutes(5)), std::future_status::ready);
+      return;
+    }
+    MadeUpTuner tuner(1, absl::OkStatus());
+    const absl::Status status = AgreeOnProducts({.job_id = "job",
+                                                 .directory = folder_,
+                                                 .restore = restore_,
+                                                 .world = communicator.get(),
+                                                 .store = store.link(1),
+                                                 .timeout = absl::Nanoseconds(1)},
+                                                {}, &tuner);
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+    gave_up.set_value();
+  });
 }
 
 }  // namespace

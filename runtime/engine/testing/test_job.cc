@@ -113,12 +113,15 @@ class TestJob {
   void RunRank(int rank, RunResult* result);
   void RunSteps(RankEngine* engine, StepEnds* ends, int rank, RunResult* result);
   void Store(RunResult* result);
+  SnapshotMemory& snapshots() {
+    return options_.snapshots == nullptr ? own_snapshots_ : *options_.snapshots;
+  }
 
   RunOptions options_;
   std::string directory_;
   std::vector<Placement> placements_;
   std::map<std::string, layout::AttemptMemory> memory_;  // by node
-  std::map<int, std::unique_ptr<base::SharedMemory>> snapshots_;
+  SnapshotMemory own_snapshots_;
   std::unique_ptr<data::Dataset> dataset_;
   std::vector<std::thread> loaders_;
   std::atomic<bool> stop_ = false;
@@ -136,7 +139,8 @@ void TestJob::Prepare() {
     placements_.emplace_back();
     placements_.back().set_rank(rank);
     placements_.back().set_node_id(node);
-    snapshots_[rank] = layout::MakeSnapshotMemory(spec, rank).value();
+    std::unique_ptr<base::SharedMemory>& region = snapshots()[rank];
+    if (region == nullptr) region = layout::MakeSnapshotMemory(spec, rank).value();
   }
   dataset_ = data::Dataset::Open(spec, {}).value();
   for (const std::string& node : nodes) {
@@ -190,7 +194,7 @@ void TestJob::RunRank(int rank, RunResult* result) {
   engine_options.comm_region = memory.comm.get();
   engine_options.batch_ring = local->has_batch_ring ? memory.ring.get() : nullptr;
   engine_options.batch_reader = local->batch_reader;
-  engine_options.snapshots = snapshots_[rank].get();
+  engine_options.snapshots = snapshots()[rank].get();
   engine_options.store = link.get();
   telemetry::HeartbeatWriter heartbeat(memory.heartbeats.get(), local->heartbeat_slot);
   heartbeat.Start(::getpid());
@@ -261,7 +265,7 @@ void TestJob::Store(RunResult* result) {
   result->checkpoint = absl::StrCat(::testing::TempDir(), "/",
                                     ::testing::UnitTest::GetInstance()->current_test_info()->name(),
                                     "-", directory_.substr(5));
-  for (const auto& [rank, region] : snapshots_) {
+  for (const auto& [rank, region] : snapshots()) {
     const auto reader = checkpoint::SnapshotReader::Open(region.get()).value();
     const auto snapshot = reader.Find(options_.attempt, step);
     ASSERT_TRUE(snapshot.has_value());

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "proto/agent.pb.h"
 #include "proto/job.pb.h"
+#include "runtime/base/process/shared_memory.h"
 #include "runtime/device/device.h"
 #include "runtime/engine/rank_engine.h"
 
@@ -26,6 +27,8 @@ megascale::job::v1::JobSpec ToyJob(const std::string& text_path, int data, int p
 std::string WriteTestText(const std::string& name);
 // Sets what Llama and Qwen3 share: RMSNorm, rotary positions, SwiGLU, no biases.
 void MakeLikeLlama(megascale::job::v1::ModelSpec* model);
+
+using SnapshotMemory = std::map<int, std::unique_ptr<base::SharedMemory>>;
 
 struct RunOptions {
   explicit RunOptions(megascale::job::v1::JobSpec job) : spec(std::move(job)) {}
@@ -52,6 +55,9 @@ struct RunOptions {
   // As in EngineOptions. The checkpoint gets a copy of the folder's table.
   std::string job_directory;
   bool products_may_differ = false;
+  // Snapshot memory by rank, made by the first run and kept for the next one, as an agent keeps it
+  // from attempt to attempt. Null: of this run alone.
+  SnapshotMemory* snapshots = nullptr;
   int64_t stop_after = 0;  // rank 0 raises its stop flag before this step; 0: never
   // Every rank begins its last snapshot after this step, takes one step more, and only then
   // finishes the snapshot, which the result is read from. 0: no step follows the last snapshot.

@@ -1,7 +1,7 @@
 // Applies one event to the state: the implementation of Apply in driver_core.h, which is the
-// manual. driver_core.cc handles events about jobs, transition_nodes.cc events about nodes,
-// transition_pools.cc decides which machine is at fault, and transition_settle.cc what follows from
-// the events. Private to this folder.
+// manual. driver_core.cc handles events about jobs, transition_nodes.cc events about nodes and lets
+// them exchange bytes, transition_pools.cc decides which machine is at fault, and
+// transition_settle.cc what follows from the events. Private to this folder.
 #pragma once
 
 #include <set>
@@ -19,6 +19,8 @@ namespace megascale::driver {
 
 // Returns the final message of a cancelled job.
 std::string CancelledMessage(const JobRecord& job);
+
+void SetTime(int64_t unix_nanos, google::protobuf::Timestamp* time);
 
 struct PreflightRefusal {
   std::string node_id;  // the node that differs; empty: no single node is at fault

@@ -8,8 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/transition.h"
-#include "controlplane/driver/exchanges/exchanges.h"
-#include "runtime/base/repeated.h"
 #include "runtime/base/text/shortlist.h"
 
 namespace megascale::driver {
@@ -29,12 +27,12 @@ constexpr int kEvictionsOfAllMax = 4;  // of all jobs: what hits many is no mach
 constexpr int64_t kReportLife = int64_t{20 * 60} * 1'000'000'000;
 constexpr int64_t kEvictionPeriod = int64_t{3600} * 1'000'000'000;
 
+}  // namespace
+
 void SetTime(int64_t unix_nanos, google::protobuf::Timestamp* time) {
   time->set_seconds(unix_nanos / 1'000'000'000);
   time->set_nanos(static_cast<int32_t>(unix_nanos % 1'000'000'000));
 }
-
-}  // namespace
 
 // --- pools ------------------------------------------------------------------------------------
 
@@ -347,176 +345,7 @@ void Transition::SetMachineTests(agent::TestKind kind) {
   }
 }
 
-// --- exchanges between machines -----------------------------------------------------------------
-
-void Transition::ClearExchanges(NodeRecord* node) {
-  if (!node->has_exchanges()) return;  // so no other machine has a result with it
-  const std::string& node_id = node->hello().node_id();
-  node->clear_exchanges();
-  const auto is_with = [&](const auto& result) { return result.node_id() == node_id; };
-  for (NodeRecord& other : *state_.mutable_nodes()) {
-    const auto& results = other.exchanges().results();
-    if (std::none_of(results.begin(), results.end(), is_with)) continue;
-    base::EraseIf(NodeToChange(other.hello().node_id())->mutable_exchanges()->mutable_results(),
-                  is_with);
-  }
-}
-
-void Transition::ForgetLocalResults() {
-  for (int place = state_.exchanges_size() - 1; place >= 0; --place) {
-    const auto& members = state_.exchanges(place).members();
-    const NodeRecord* node = FindNode(state_, members[0].node_id());
-    const NodeRecord* other = FindNode(state_, members[1].node_id());
-    if (node != nullptr && other != nullptr && AreOnOneMachine(*node, *other)) DropExchange(place);
-  }
-  for (NodeRecord& node : *state_.mutable_nodes()) {
-    if (!node.has_exchanges()) continue;
-    base::EraseIf(NodeToChange(node.hello().node_id())->mutable_exchanges()->mutable_results(),
-                  [&](const auto& result) {
-                    const NodeRecord* other = FindNode(state_, result.node_id());
-                    return other != nullptr && AreOnOneMachine(node, *other);
-                  });
-  }
-}
-
-// Call when the machine's own test has passed. An agent whose version cannot exchange counts as
-// tested.
-void Transition::DemandExchanges(NodeRecord* node, const std::string& why, bool after_failure) {
-  ClearExchanges(node);
-  if (state_.rules() < 7 || state_.machine_tests() == agent::TEST_KIND_UNSPECIFIED ||
-      !node->hello().tests_exchange()) {
-    return;
-  }
-  node->mutable_exchanges()->set_why(why);
-  node->mutable_exchanges()->set_after_failure(after_failure);
-}
-
-void Transition::ExchangeAfterFailure(const JobRecord& job) {
-  if (job.culprit().failure_class() != telemetry::FAILURE_CLASS_ABORTED) return;
-  for (const std::string& node_id : LiveNodesOf(state_, job)) {
-    NodeRecord* node = NodeToChange(node_id);
-    if (IsTestDue(*node) || IsExchanging(*node)) continue;
-    DemandExchanges(node, absl::StrCat("job ", JobId(job), ": ", Describe(job.culprit())), true);
-  }
-}
-
-bool Transition::OnExchangeTested(const pb::ExchangeTested& tested) {
-  auto* exchanges = state_.mutable_exchanges();
-  const auto exchange =
-      std::find_if(exchanges->begin(), exchanges->end(),
-                   [&](const auto& running) { return running.id() == tested.test().id(); });
-  if (exchange == exchanges->end()) return false;
-  auto* members = exchange->mutable_members();
-  const auto member = std::find_if(members->begin(), members->end(), [&](const auto& one) {
-    return one.node_id() == tested.node_id() && one.incarnation() == tested.incarnation();
-  });
-  if (member == members->end() || member->has_test() ||
-      tested.test().state() < agent::MachineTest::STATE_PASSED) {
-    return false;
-  }
-  *member->mutable_test() = tested.test();
-  if (!std::all_of(members->begin(), members->end(),
-                   [](const auto& one) { return one.has_test(); })) {
-    return true;
-  }
-  const pb::Exchange ended = *exchange;
-  exchanges->erase(exchange);
-  EndExchange(ended);
-  return true;
-}
-
-void Transition::EndExchange(const pb::Exchange& exchange) {
-  for (int i = 0; i < exchange.members_size(); ++i) {
-    control::ExchangeResult result = ResultFor(exchange, i);
-    SetTime(event_.time_unix_nanos(), result.mutable_ended_at());
-    auto* kept = NodeToChange(exchange.members(i).node_id())->mutable_exchanges();
-    kept->clear_with();
-    KeepResult(result, kept);
-  }
-  const double minimum = MinimumExchangeRate(state_);
-  for (NodeRecord& node : *state_.mutable_nodes()) {
-    if (KeepMinimum(minimum, &node)) NodeToChange(node.hello().node_id());
-  }
-  for (const pb::ExchangeMember& member : exchange.members()) {
-    NodeRecord* node = NodeToChange(member.node_id());
-    if (!WantsExchange(*node)) node->mutable_exchanges()->set_after_failure(false);
-  }
-  for (const FaultyMachine& faulty : FindFaulty(state_)) {
-    Quarantine(faulty.node_id, absl::StrCat("machine test: ", faulty.evidence));
-  }
-}
-
-namespace {
-
-// Returns whether all members can still end the exchange.
-bool CanEnd(const DriverState& state, const pb::Exchange& exchange) {
-  const auto& members = exchange.members();
-  return std::all_of(members.begin(), members.end(), [&](const auto& member) {
-    const NodeRecord* node = FindNode(state, member.node_id());
-    return node != nullptr && TakesRanks(*node) && IsExchanging(*node) &&
-           node->hello().incarnation() == member.incarnation();
-  });
-}
-
-}  // namespace
-
-void Transition::DropExchange(int place) {
-  for (const auto& member : state_.exchanges(place).members()) {
-    NodeRecord* node = NodeToChange(member.node_id());
-    if (node != nullptr && node->has_exchanges()) node->mutable_exchanges()->clear_with();
-  }
-  state_.mutable_exchanges()->DeleteSubrange(place, 1);
-}
-
-Transition::NodeUse Transition::UseOf(const std::string& node_id) const {
-  NodeUse use = NodeUse::kFree;
-  for (const int place : index_.On(node_id)) {
-    const JobRecord& job = state_.jobs(place);
-    if (!HoldsSlots(job)) continue;  // since this event
-    if (!IsHold(job.stage()) || !index_.HasFenced(job, node_id)) return NodeUse::kBusy;
-    use = NodeUse::kHolds;
-  }
-  return use;
-}
-
-void Transition::PairMachines() {
-  for (int place = state_.exchanges_size() - 1; place >= 0; --place) {
-    if (!CanEnd(state_, state_.exchanges(place))) DropExchange(place);
-  }
-  const int num_max = kExchangesAtOnce - state_.exchanges_size();
-  std::vector<const NodeRecord*> nodes;
-  for (const NodeRecord& node : state_.nodes()) {
-    const bool is_there = node.has_exchanges() && !IsExchanging(node);
-    if (is_there && TakesRanks(node) && !IsTestDue(node)) nodes.push_back(&node);
-  }
-  const bool is_wanted = std::any_of(nodes.begin(), nodes.end(),
-                                     [](const NodeRecord* node) { return WantsExchange(*node); });
-  if (!is_wanted || num_max <= 0) return;
-  const bool is_restored = std::any_of(index_.open().begin(), index_.open().end(), [&](int place) {
-    return IsFencedEverywhere(state_, state_.jobs(place));
-  });
-  std::vector<FreeMachine> free;
-  for (const NodeRecord* node : nodes) {
-    // Processes may be there that this log does not know.
-    if (is_restored && !HasFencedEpoch(state_, *node)) continue;
-    const NodeUse use = UseOf(node->hello().node_id());
-    if (use != NodeUse::kBusy) free.push_back({node, use == NodeUse::kHolds});
-  }
-  // Greater than the number of any event, which is the id of a machine's own test.
-  int64_t id = VersionOfEvent(state_.num_events());
-  for (const auto& [low, high] : ChoosePairs(free, ShareOneMachine(state_), num_max)) {
-    pb::Exchange* exchange = state_.add_exchanges();
-    exchange->set_id(id++);
-    exchange->set_kind(state_.machine_tests());
-    for (const std::string& node_id : {low, high}) {
-      NodeRecord* node = NodeToChange(node_id);
-      node->mutable_exchanges()->set_with(node_id == low ? high : low);
-      pb::ExchangeMember* member = exchange->add_members();
-      member->set_node_id(node_id);
-      member->set_incarnation(node->hello().incarnation());
-    }
-  }
-}
+// --- agents that are busy -----------------------------------------------------------------------
 
 // A job is not told to begin where an agent could not carry it out.
 bool Transition::OnNodeBusy(const pb::NodeBusy& busy) {

@@ -57,6 +57,7 @@ struct Outcome {
   int64_t num_not_met = 0;        // attempts after one whose ranks did not meet at the store
   int64_t num_outdated = 0;       // drivers that stopped because agents knew a later log
   int64_t num_drained = 0;        // agents that ended because their jobs had left
+  int64_t num_in_rounds = 0;      // machines that have exchanged with several others at once
 };
 
 // Runs until every job has ended after the last fault, until an invariant is violated, or until the

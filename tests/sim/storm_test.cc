@@ -32,10 +32,12 @@ class StormTest : public ::testing::TestWithParam<int> {
     if (num_blocks < 10) return;
     EXPECT_GT(reads_refused, 0) << "no machine that could not read was asked to";
     EXPECT_GT(from_memory, 3 * num_blocks);
+    EXPECT_GT(in_rounds, num_blocks);
   }
   static inline int num_blocks = 0;
   static inline int64_t reads_refused = 0;
   static inline int64_t from_memory = 0;
+  static inline int64_t in_rounds = 0;
 };
 
 TEST_P(StormTest, EveryInvariantHolds) {
@@ -56,6 +58,7 @@ TEST_P(StormTest, EveryInvariantHolds) {
     from_memory += outcome.num_from_memory;
     sum.num_from_storage += outcome.num_from_storage;
     reads_refused += outcome.num_reads_refused;
+    in_rounds += outcome.num_in_rounds;
   }
   // There were enough faults, and jobs recovered in every possible way.
   EXPECT_GT(2 * sum.num_attempts, sum.num_jobs);

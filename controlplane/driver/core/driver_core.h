@@ -34,7 +34,9 @@ namespace megascale::driver {
 //   7: after its own test a machine exchanges bytes with others, and so do all machines of a job
 //      whose ranks lost each other without a known cause; a machine that is lost after its
 //      processes of a failed attempt had ended is not the cause.
-inline constexpr int kRules = 7;
+//   8: machines exchange in rounds, too (rounds.h): new ones, those of a failed attempt whose ranks
+//      lost each other, and those on which a job is to start.
+inline constexpr int kRules = 8;
 
 // A restored copy of the log begins a new epoch (epoch.h), which adds this to the attempts of all
 // jobs: each attempt after it is greater than every attempt that the lost part of the log may have

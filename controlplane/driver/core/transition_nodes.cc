@@ -8,7 +8,9 @@
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/transition.h"
 #include "controlplane/driver/exchanges/exchanges.h"
+#include "controlplane/driver/exchanges/rounds.h"
 #include "runtime/base/repeated.h"
+#include "runtime/base/text/shortlist.h"
 
 namespace megascale::driver {
 
@@ -264,6 +266,7 @@ void Transition::ForgetLocalResults() {
                     const NodeRecord* other = FindNode(state_, result.node_id());
                     return other != nullptr && AreOnOneMachine(node, *other);
                   });
+    node.mutable_exchanges()->clear_round();  // all its members shared the machine
   }
 }
 
@@ -314,6 +317,7 @@ bool Transition::OnExchangeTested(const pb::ExchangeTested& tested) {
 }
 
 void Transition::EndExchange(const pb::Exchange& exchange) {
+  if (IsRound(exchange)) return EndRound(exchange);
   for (int i = 0; i < exchange.members_size(); ++i) {
     control::ExchangeResult result = ResultFor(exchange, i);
     SetTime(event_.time_unix_nanos(), result.mutable_ended_at());
@@ -326,11 +330,26 @@ void Transition::EndExchange(const pb::Exchange& exchange) {
     if (KeepMinimum(minimum, &node)) NodeToChange(node.hello().node_id());
   }
   for (const pb::ExchangeMember& member : exchange.members()) {
+    if (state_.rules() >= 8) break;  // EndHaste
     NodeRecord* node = NodeToChange(member.node_id());
     if (!WantsExchange(*node)) node->mutable_exchanges()->set_after_failure(false);
   }
   for (const FaultyMachine& faulty : FindFaulty(state_)) {
     Quarantine(faulty.node_id, absl::StrCat("machine test: ", faulty.evidence));
+  }
+}
+
+// A round names nobody: each of its links may be in order, and the switches between them too slow
+// for all at once.
+void Transition::EndRound(const pb::Exchange& round) {
+  const double minimum = MinimumExchangeRate(state_);
+  for (int i = 0; i < round.members_size(); ++i) {
+    control::ExchangeResult result = RoundResultFor(round, i);
+    SetTime(event_.time_unix_nanos(), result.mutable_ended_at());
+    result.set_rate_min(minimum);
+    auto* exchanges = NodeToChange(round.members(i).node_id())->mutable_exchanges();
+    exchanges->clear_with();
+    *exchanges->mutable_round() = std::move(result);
   }
 }
 
@@ -367,22 +386,21 @@ Transition::NodeUse Transition::UseOf(const std::string& node_id) const {
   return use;
 }
 
-void Transition::PairMachines() {
-  for (int place = state_.exchanges_size() - 1; place >= 0; --place) {
-    if (!CanEnd(state_, state_.exchanges(place))) DropExchange(place);
-  }
-  const int num_max = kExchangesAtOnce - state_.exchanges_size();
+bool Transition::MayExchange(const NodeRecord& node) const {
+  const bool is_there = node.has_exchanges() && !IsExchanging(node);
+  return is_there && TakesRanks(node) && !IsTestDue(node);
+}
+
+std::vector<FreeMachine> Transition::FreeMachines() const {
   std::vector<const NodeRecord*> nodes;
+  bool is_wanted = false;
   for (const NodeRecord& node : state_.nodes()) {
-    const bool is_there = node.has_exchanges() && !IsExchanging(node);
-    if (is_there && TakesRanks(node) && !IsTestDue(node)) nodes.push_back(&node);
+    if (!MayExchange(node)) continue;
+    nodes.push_back(&node);
+    is_wanted = is_wanted || WantsExchange(node) || (state_.rules() >= 8 && WantsRound(node));
   }
-  const bool is_wanted = std::any_of(nodes.begin(), nodes.end(),
-                                     [](const NodeRecord* node) { return WantsExchange(*node); });
-  if (!is_wanted || num_max <= 0) return;
-  const bool is_restored = std::any_of(index_.open().begin(), index_.open().end(), [&](int place) {
-    return IsFencedEverywhere(state_, state_.jobs(place));
-  });
+  if (!is_wanted) return {};
+  const bool is_restored = IsRestored();
   std::vector<FreeMachine> free;
   for (const NodeRecord* node : nodes) {
     // Processes may be there that this log does not know.
@@ -390,19 +408,100 @@ void Transition::PairMachines() {
     const NodeUse use = UseOf(node->hello().node_id());
     if (use != NodeUse::kBusy) free.push_back({node, use == NodeUse::kHolds});
   }
+  return free;
+}
+
+bool Transition::IsRestored() const {
+  return std::any_of(index_.open().begin(), index_.open().end(),
+                     [&](int place) { return IsFencedEverywhere(state_, state_.jobs(place)); });
+}
+
+void Transition::PairMachines() {
+  for (int place = state_.exchanges_size() - 1; place >= 0; --place) {
+    if (!CanEnd(state_, state_.exchanges(place))) DropExchange(place);
+  }
+  const std::vector<FreeMachine> free = FreeMachines();
+  const int num_max = kExchangesAtOnce - state_.exchanges_size();
+  if (free.empty() || num_max <= 0) return EndHaste();
+  for (const auto& [low, high] : ChoosePairs(free, ShareOneMachine(state_), num_max)) {
+    BeginExchange({low, high});
+  }
+  if (state_.rules() >= 8) BeginRounds(free);
+  EndHaste();
+}
+
+// Machines of a failed attempt wait only for each other, and the others for all new ones, so that
+// these exchange in one round.
+void Transition::BeginRounds(const std::vector<FreeMachine>& free) {
+  const auto is_unsettled = [](const NodeRecord& node) {
+    return IsExchanging(node) || (node.alive() && IsTestDue(node) && !node.test().again());
+  };
+  for (const bool after_failure : {true, false}) {
+    const bool waits =
+        std::any_of(state_.nodes().begin(), state_.nodes().end(), [&](const NodeRecord& node) {
+          return is_unsettled(node) && (!after_failure || node.exchanges().after_failure());
+        });
+    if (waits) continue;
+    std::vector<const NodeRecord*> machines;
+    for (const FreeMachine& machine : free) {
+      const bool is_of_failure = machine.node->exchanges().after_failure();
+      if (is_of_failure != after_failure || !WantsRound(*machine.node)) continue;
+      if (!machine.holds_memory || after_failure) machines.push_back(machine.node);
+    }
+    BeginRoundsOf(machines);
+  }
+}
+
+bool Transition::BeginRoundsOf(const std::vector<const NodeRecord*>& machines) {
+  const int num_max = kExchangesAtOnce - state_.exchanges_size();
+  const auto rounds = ChooseRounds(machines, ShareOneMachine(state_), num_max);
+  for (const std::vector<std::string>& node_ids : rounds) BeginExchange(node_ids);
+  return !rounds.empty();
+}
+
+bool Transition::BeginRoundsBefore(const PlacementResult& placement) {
+  if (state_.rules() < 8 || state_.exchanges_size() >= kExchangesAtOnce) return false;
+  const bool is_restored = IsRestored();
+  std::vector<const NodeRecord*> machines;
+  for (const std::string& node_id : NodesOf(placement)) {
+    const NodeRecord* node = FindNode(state_, node_id);
+    const bool is_free = UseOf(node_id) == NodeUse::kFree && begun_on_.count(node_id) == 0;
+    if (!MayExchange(*node) || !is_free) continue;
+    if (!is_restored || HasFencedEpoch(state_, *node)) machines.push_back(node);
+  }
+  return BeginRoundsOf(machines);
+}
+
+void Transition::BeginExchange(const std::vector<std::string>& node_ids) {
   // Greater than the number of any event, which is the id of a machine's own test.
   int64_t id = VersionOfEvent(state_.num_events());
-  for (const auto& [low, high] : ChoosePairs(free, ShareOneMachine(state_), num_max)) {
-    pb::Exchange* exchange = state_.add_exchanges();
-    exchange->set_id(id++);
-    exchange->set_kind(state_.machine_tests());
-    for (const std::string& node_id : {low, high}) {
-      NodeRecord* node = NodeToChange(node_id);
-      node->mutable_exchanges()->set_with(node_id == low ? high : low);
-      pb::ExchangeMember* member = exchange->add_members();
-      member->set_node_id(node_id);
-      member->set_incarnation(node->hello().incarnation());
+  for (const pb::Exchange& other : state_.exchanges()) id = std::max(id, other.id() + 1);
+  pb::Exchange* exchange = state_.add_exchanges();
+  exchange->set_id(id);
+  exchange->set_kind(state_.machine_tests());
+  for (const std::string& node_id : node_ids) {
+    std::vector<std::string> others;
+    for (const std::string& other : node_ids) {
+      if (other != node_id) others.push_back(other);
     }
+    NodeRecord* node = NodeToChange(node_id);
+    node->mutable_exchanges()->set_with(base::Shortlist(others));
+    pb::ExchangeMember* member = exchange->add_members();
+    member->set_node_id(node_id);
+    member->set_incarnation(node->hello().incarnation());
+  }
+}
+
+void Transition::EndHaste() {
+  if (state_.rules() < 8) return;
+  const bool goes_on =
+      std::any_of(state_.nodes().begin(), state_.nodes().end(), [](const NodeRecord& node) {
+        return node.exchanges().after_failure() && IsExchanging(node);
+      });
+  if (goes_on) return;
+  for (NodeRecord& node : *state_.mutable_nodes()) {
+    if (!node.exchanges().after_failure() || WantsExchange(node)) continue;
+    NodeToChange(node.hello().node_id())->mutable_exchanges()->set_after_failure(false);
   }
 }
 

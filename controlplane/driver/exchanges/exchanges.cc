@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "controlplane/driver/exchanges/member_result.h"
 #include "runtime/base/checksum.h"
 #include "runtime/base/median.h"
 #include "runtime/base/process/resource_limit.h"
@@ -22,31 +23,9 @@ namespace control = megascale::control::v1;
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr ExchangeSize kQuick = {16 * kMiB, absl::Milliseconds(300)};
 constexpr ExchangeSize kFull = {1024 * kMiB, absl::Seconds(4)};
-constexpr size_t kFailureBytesMax = 400;
 
 std::string RateText(double bytes_per_second) {
   return absl::StrCat(base::FormatBytes(static_cast<int64_t>(bytes_per_second)), "/s");
-}
-
-// Returns the failure of a part as its machine told it; "": none.
-std::string FailureOfPart(const agent::MachineTest& test) {
-  for (const agent::TestResult& result : test.results()) {
-    if (!result.failure().empty()) return result.failure();
-  }
-  return test.state() == agent::MachineTest::STATE_FAILED ? test.evidence() : "";
-}
-
-// Whether the test ended without the machine's part: its agent, or the test's process, is silent.
-bool GaveNoResult(const agent::MachineTest& test) {
-  return test.state() == agent::MachineTest::STATE_FAILED && test.results().empty();
-}
-
-// Returns why the part was not carried out; "": it was.
-std::string NoteOfPart(const agent::MachineTest& test) {
-  for (const agent::TestResult& result : test.results()) {
-    if (!result.note().empty()) return result.note();
-  }
-  return "";
 }
 
 const v1::NodeRecord* Find(const v1::DriverState& state, absl::string_view node_id) {
@@ -185,6 +164,22 @@ bool HasVerdict(const v1::NodeRecord& node, ExchangeVerdict verdict) {
 bool HasPassed(const v1::NodeRecord& node) { return HasVerdict(node, ExchangeVerdict::kPassed); }
 bool HasFailed(const v1::NodeRecord& node) { return HasVerdict(node, ExchangeVerdict::kFailed); }
 
+const control::ExchangeResult* WorstExchange(
+    const google::protobuf::RepeatedPtrField<control::ExchangeResult>& results) {
+  const control::ExchangeResult* worst = nullptr;
+  const auto goodness = [](const control::ExchangeResult& result) {
+    const ExchangeVerdict verdict = Judge(result);
+    return std::pair(verdict == ExchangeVerdict::kFailed   ? 0
+                     : verdict == ExchangeVerdict::kPassed ? 1
+                                                           : 2,
+                     result.bytes_per_second());
+  };
+  for (const control::ExchangeResult& result : results) {
+    if (worst == nullptr || goodness(result) < goodness(*worst)) worst = &result;
+  }
+  return worst;
+}
+
 bool IsExchanging(const v1::NodeRecord& node) { return !node.exchanges().with().empty(); }
 
 const v1::Exchange* FindExchange(const v1::DriverState& state, const v1::NodeRecord& node) {
@@ -216,7 +211,7 @@ agent::MachineTestRequest RequestOf(const v1::DriverState& state, const v1::Exch
   asked->set_secret(base::Sha256Hex(absl::StrCat(state.secret(), "/exchange/", state.epoch(), "/",
                                                  exchange.id(), "/", state.secret())));
   const ExchangeSize size = SizeOf(exchange.kind());
-  asked->set_volume_bytes(size.volume_bytes);
+  asked->set_volume_bytes(size.volume_bytes / std::max(1, exchange.members_size() - 1));
   *asked->mutable_time_max() = job::FromDuration(size.time_max);
   return request;
 }

@@ -1,5 +1,5 @@
 // Exchanges of bytes between two machines: who exchanges with whom, what the results mean, and
-// which machine is at fault. Pure; threads: plain functions.
+// which machine is at fault. Rounds among more machines: rounds.h. Pure; threads: plain functions.
 //
 // After its own test a machine exchanges with two others, if two others are free; with up to
 // kExchangesMax, until one exchange has passed. A pair that fails names neither machine.
@@ -30,7 +30,8 @@ inline constexpr double kExchangeRateShare = 0.5;
 // with kExchangesWanted others. With one, a slow partner would decide what is expected of it.
 inline constexpr int kRatesMin = 3;
 
-// How much is sent, and for how long at most. A slow link ends by the time, and its rate is known.
+// How much a machine sends, to all others together, and for how long at most. A slow link ends by
+// the time, and its rate is known.
 struct ExchangeSize {
   int64_t volume_bytes = 0;
   absl::Duration time_max;
@@ -63,6 +64,11 @@ void KeepResult(const megascale::control::v1::ExchangeResult& result, v1::NodeEx
 // MinimumExchangeRate when an exchange has ended and its results are kept.
 bool KeepMinimum(double minimum, v1::NodeRecord* node);
 
+// Returns the result with the other machine with which a machine did worst: one that failed, or
+// else the slowest that passed; null: there is no result.
+const megascale::control::v1::ExchangeResult* WorstExchange(
+    const google::protobuf::RepeatedPtrField<megascale::control::v1::ExchangeResult>& results);
+
 // Whether an exchange of the machine passed, whether one failed.
 bool HasPassed(const v1::NodeRecord& node);
 bool HasFailed(const v1::NodeRecord& node);
@@ -81,7 +87,7 @@ megascale::agent::v1::MachineTestRequest RequestOf(const v1::DriverState& state,
                                                    const v1::Exchange& exchange,
                                                    absl::string_view node_id);
 
-// Returns the result of an exchange for member 0 or 1, without the time; the parts of both have
+// Returns the result of a pair's exchange for member 0 or 1, without the time; both parts have
 // ended. It is the same for both, except if one gave no result: that is a failure of this one, and
 // says nothing about the other. What one of the two could not carry out explains a failure of the
 // other.

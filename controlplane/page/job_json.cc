@@ -9,12 +9,12 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
-#include "controlplane/driver/exchanges/exchanges.h"
 #include "controlplane/page/json_number.h"
 #include "controlplane/page/mesh_json.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/base/text/shortlist.h"
 #include "runtime/layout/groups.h"
+#include "runtime/machine/exchange_verdict.h"
 #include "runtime/plan/mesh.h"
 
 namespace megascale::page {
@@ -83,11 +83,11 @@ json ExchangeJson(const control::v1::ExchangeResult* result) {
   if (result == nullptr) return nullptr;
   std::vector<std::string> with(result->node_ids().begin(), result->node_ids().end());
   if (with.empty()) with.push_back(result->node_id());
-  const driver::ExchangeVerdict verdict = driver::Judge(*result);
+  const machine::ExchangeVerdict verdict = machine::Judge(*result);
   return {{"with", Text(base::Shortlist(with))},
-          {"verdict", verdict == driver::ExchangeVerdict::kPassed   ? "passed"
-                      : verdict == driver::ExchangeVerdict::kFailed ? "failed"
-                                                                    : "unknown"},
+          {"verdict", verdict == machine::ExchangeVerdict::kPassed   ? "passed"
+                      : verdict == machine::ExchangeVerdict::kFailed ? "failed"
+                                                                     : "unknown"},
           {"why", Text(result->failure() + result->note())},
           {"bytes_per_second", Number(result->bytes_per_second())},
           {"expected", Number(result->rate_min())},
@@ -113,7 +113,7 @@ json MachineJson(const control::v1::NodeView& node) {
           {"memory_bytes", node.resources().memory_bytes()},
           {"exchanges", node.exchanges_size()},
           {"exchanges_with", Text(node.exchanges_with())},
-          {"worst_exchange", ExchangeJson(driver::WorstExchange(node.exchanges()))},
+          {"worst_exchange", ExchangeJson(machine::WorstExchange(node.exchanges()))},
           {"exchange_round",
            ExchangeJson(node.has_exchange_round() ? &node.exchange_round() : nullptr)}};
 }

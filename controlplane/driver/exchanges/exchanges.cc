@@ -9,7 +9,6 @@
 #include "controlplane/driver/exchanges/member_result.h"
 #include "runtime/base/checksum.h"
 #include "runtime/base/median.h"
-#include "runtime/base/process/resource_limit.h"
 #include "runtime/base/repeated.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/job/job_spec.h"
@@ -23,10 +22,6 @@ namespace control = megascale::control::v1;
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr ExchangeSize kQuick = {16 * kMiB, absl::Milliseconds(300)};
 constexpr ExchangeSize kFull = {1024 * kMiB, absl::Seconds(4)};
-
-std::string RateText(double bytes_per_second) {
-  return absl::StrCat(base::FormatBytes(static_cast<int64_t>(bytes_per_second)), "/s");
-}
 
 const v1::NodeRecord* Find(const v1::DriverState& state, absl::string_view node_id) {
   const auto& nodes = state.nodes();
@@ -138,19 +133,6 @@ double MinimumExchangeRate(const v1::DriverState& state) {
   return kExchangeRateShare * base::UpperMedian(std::move(rates));
 }
 
-std::string WhyFailed(const control::ExchangeResult& result) {
-  if (!result.note().empty()) return "";
-  if (!result.failure().empty()) return result.failure();
-  if (result.bytes_per_second() >= result.rate_min()) return "";
-  return absl::StrCat("reached ", RateText(result.bytes_per_second()), ", expected at least ",
-                      RateText(result.rate_min()));
-}
-
-ExchangeVerdict Judge(const control::ExchangeResult& result) {
-  if (!result.note().empty()) return ExchangeVerdict::kUnknown;
-  return WhyFailed(result).empty() ? ExchangeVerdict::kPassed : ExchangeVerdict::kFailed;
-}
-
 namespace {
 
 bool HasVerdict(const v1::NodeRecord& node, ExchangeVerdict verdict) {
@@ -163,22 +145,6 @@ bool HasVerdict(const v1::NodeRecord& node, ExchangeVerdict verdict) {
 
 bool HasPassed(const v1::NodeRecord& node) { return HasVerdict(node, ExchangeVerdict::kPassed); }
 bool HasFailed(const v1::NodeRecord& node) { return HasVerdict(node, ExchangeVerdict::kFailed); }
-
-const control::ExchangeResult* WorstExchange(
-    const google::protobuf::RepeatedPtrField<control::ExchangeResult>& results) {
-  const control::ExchangeResult* worst = nullptr;
-  const auto goodness = [](const control::ExchangeResult& result) {
-    const ExchangeVerdict verdict = Judge(result);
-    return std::pair(verdict == ExchangeVerdict::kFailed   ? 0
-                     : verdict == ExchangeVerdict::kPassed ? 1
-                                                           : 2,
-                     result.bytes_per_second());
-  };
-  for (const control::ExchangeResult& result : results) {
-    if (worst == nullptr || goodness(result) < goodness(*worst)) worst = &result;
-  }
-  return worst;
-}
 
 bool IsExchanging(const v1::NodeRecord& node) { return !node.exchanges().with().empty(); }
 

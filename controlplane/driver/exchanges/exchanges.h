@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "proto/driver_log.pb.h"
+#include "runtime/machine/exchange_verdict.h"
 
 namespace megascale::driver {
 
@@ -44,17 +45,11 @@ ExchangeSize SizeOf(megascale::agent::v1::TestKind kind);
 // that share a machine count as one, because they slow each other down. 0: every rate passes.
 double MinimumExchangeRate(const v1::DriverState& state);
 
-enum class ExchangeVerdict {
-  kPassed,
-  kFailed,
-  kUnknown,  // a part was not carried out
-};
-// By the rate that was expected when it ended: the median of many machines that come later says
-// nothing about what the network was like then.
-ExchangeVerdict Judge(const megascale::control::v1::ExchangeResult& result);
-
-// Returns why the exchange failed, in one line; "": it did not.
-std::string WhyFailed(const megascale::control::v1::ExchangeResult& result);
+// What a result means (exchange_verdict.h).
+using machine::ExchangeVerdict;
+using machine::Judge;
+using machine::WhyFailed;
+using machine::WorstExchange;
 
 // Adds the result, in place of an older one with the same machine. The newest kResultsKept stay.
 void KeepResult(const megascale::control::v1::ExchangeResult& result, v1::NodeExchanges* kept);
@@ -63,11 +58,6 @@ void KeepResult(const megascale::control::v1::ExchangeResult& result, v1::NodeEx
 // before there was one. Returns whether it changed any. Call it for all machines with
 // MinimumExchangeRate when an exchange has ended and its results are kept.
 bool KeepMinimum(double minimum, v1::NodeRecord* node);
-
-// Returns the result with the other machine with which a machine did worst: one that failed, or
-// else the slowest that passed; null: there is no result.
-const megascale::control::v1::ExchangeResult* WorstExchange(
-    const google::protobuf::RepeatedPtrField<megascale::control::v1::ExchangeResult>& results);
 
 // Whether an exchange of the machine passed, whether one failed.
 bool HasPassed(const v1::NodeRecord& node);

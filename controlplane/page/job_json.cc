@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -11,7 +12,9 @@
 #include "controlplane/page/json_number.h"
 #include "controlplane/page/mesh_json.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/base/text/shortlist.h"
 #include "runtime/layout/groups.h"
+#include "runtime/machine/exchange_verdict.h"
 #include "runtime/plan/mesh.h"
 
 namespace megascale::page {
@@ -75,6 +78,23 @@ json SuspicionJson(const control::v1::Suspicion& suspicion) {
           {"began", Seconds(suspicion.began_at())}, {"action", Text(suspicion.action())}};
 }
 
+// What a machine reached in an exchange with another one or, in a round, with several at once.
+json ExchangeJson(const control::v1::ExchangeResult* result) {
+  if (result == nullptr) return nullptr;
+  std::vector<std::string> with(result->node_ids().begin(), result->node_ids().end());
+  if (with.empty()) with.push_back(result->node_id());
+  const machine::ExchangeVerdict verdict = machine::Judge(*result);
+  return {{"with", Text(base::Shortlist(with))},
+          {"verdict", verdict == machine::ExchangeVerdict::kPassed   ? "passed"
+                      : verdict == machine::ExchangeVerdict::kFailed ? "failed"
+                                                                     : "unknown"},
+          {"why", Text(result->failure() + result->note())},
+          {"bytes_per_second", Number(result->bytes_per_second())},
+          {"expected", Number(result->rate_min())},
+          {"latency_seconds", Number(result->latency_seconds())},
+          {"ended", Seconds(result->ended_at())}};
+}
+
 json MachineJson(const control::v1::NodeView& node) {
   const std::string pool =
       absl::AsciiStrToLower(Word(control::v1::Pool_Name(node.pool()), "POOL_"));
@@ -90,7 +110,12 @@ json MachineJson(const control::v1::NodeView& node) {
           {"jobs", node.num_jobs()},
           {"heartbeat_seconds", Number(node.heartbeat_age_seconds())},
           {"cores", Number(node.resources().cores())},
-          {"memory_bytes", node.resources().memory_bytes()}};
+          {"memory_bytes", node.resources().memory_bytes()},
+          {"exchanges", node.exchanges_size()},
+          {"exchanges_with", Text(node.exchanges_with())},
+          {"worst_exchange", ExchangeJson(machine::WorstExchange(node.exchanges()))},
+          {"exchange_round",
+           ExchangeJson(node.has_exchange_round() ? &node.exchange_round() : nullptr)}};
 }
 
 // By node: what the newest job that runs there suspects of it.

@@ -175,14 +175,16 @@ void CheckDevices(const CheckOptions& options, bool is_full, MachineTest* test) 
   if (devices->size() > 1) CheckDevicesTogether(*devices, options, is_full, test);
 }
 
-// What a full exchange does more slowly than a quick one (peer_check.h).
+// What a full exchange does more slowly than a quick one (peer_check.h). The blocks of a round, in
+// which there are more machines, take as much memory together.
 constexpr size_t kFullBlockBytes = 16 * kMiB;
 constexpr absl::Duration kFullConnectTimeout = absl::Seconds(20);
 constexpr absl::Duration kFullCallTimeout = absl::Seconds(30);
 
 MachineTest CheckExchange(PeerOptions options, MachineTest test) {
   if (test.kind() == megascale::agent::v1::TEST_KIND_FULL) {
-    options.block_bytes = kFullBlockBytes;
+    const int num_others = std::max(1, options.exchange.node_ids_size() - 1);
+    options.block_bytes = kFullBlockBytes / static_cast<size_t>(num_others) / 8 * 8;
     options.connect_timeout = kFullConnectTimeout;
     options.call_timeout = kFullCallTimeout;
   }

@@ -1,7 +1,9 @@
-// Real machines test each other before they work: of three, one has a slow or broken link, and it
+// Real machines test each other before they work: where one of three has a slow or broken link, it
 // is the one that gets no work. Each machine is a network namespace with an address of its own.
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -15,6 +17,7 @@ namespace {
 
 constexpr int kNum = 3;
 constexpr int kDeadlineSeconds = 120;
+constexpr int kFullDeadlineSeconds = 300;
 
 class ExchangeTest : public ::testing::Test {
  protected:
@@ -24,6 +27,9 @@ class ExchangeTest : public ::testing::Test {
     // Half of this rate is 2.5 times what the slow link carries, and a fraction of what others do.
     cluster_.SetDriverFlags({"--machine-tests", "quick", "--exchange-rate", "12.5"});
     cluster_.StartDriver();
+    StartAgents();
+  }
+  void StartAgents() {
     for (int i = 0; i < kNum; ++i) {
       cluster_.RunAgentsUnder(machines_.Prefix(i));
       cluster_.SetAgentFlags({"--interface", machines_.Address(i)});
@@ -58,6 +64,35 @@ class ExchangeTest : public ::testing::Test {
         << nodes.dump(2) << "\n"
         << cluster_.Megascale({"nodes"}).out;
     return nodes;
+  }
+  // Waits until all machines have exchanged with all others at the same time.
+  nlohmann::json WaitForRound(int seconds) const {
+    nlohmann::json nodes;
+    EXPECT_TRUE(WaitUntil(
+        [&] {
+          nodes = Nodes();
+          size_t num_ended = 0;
+          for (const nlohmann::json& node : nodes) num_ended += node.count("exchange_round");
+          return num_ended == kNum;
+        },
+        seconds))
+        << nodes.dump(2) << "\n"
+        << cluster_.Megascale({"nodes"}).out;
+    return nodes;
+  }
+  static void ExpectRoundOfAll(nlohmann::json nodes) {
+    ASSERT_EQ(nodes.size(), kNum);
+    for (nlohmann::json& node : nodes) {
+      nlohmann::json& round = node["exchange_round"];
+      EXPECT_EQ(round["node_ids"].size(), kNum - 1) << round;
+      EXPECT_EQ(round.value("failure", "") + round.value("note", ""), "") << round;
+      EXPECT_EQ(round.value("rate_min", 0.0), 6.25e6) << round;
+      EXPECT_GT(round.value("bytes_per_second", 0.0), 6.25e6) << round;
+      EXPECT_GT(round.value("latency_seconds", 0.0), 0) << round;
+      EXPECT_NE(round.value("ended_at", ""), "") << round;
+      EXPECT_EQ(node["exchanges"].size(), kNum - 1) << node;
+      EXPECT_EQ(node.value("quarantine_evidence", ""), "") << node;
+    }
   }
   // A job needs two machines.
   void ExpectTheOthersWork(const std::string& bad) const {
@@ -107,6 +142,55 @@ TEST_F(ExchangeTest, TheMachineWithABrokenLinkIsQuarantinedAndTheOthersWork) {
     EXPECT_EQ(nodes[other].value("quarantine_evidence", ""), "") << "n" << other;
   }
   ExpectTheOthersWork("n1");
+}
+
+TEST_F(ExchangeTest, MachinesInOrderExchangeAllToAllAndThenWork) {
+  Start();
+  ExpectRoundOfAll(WaitForRound(kDeadlineSeconds));
+  const std::string table = cluster_.Megascale({"nodes"}).out;
+  EXPECT_TRUE(absl::StrContains(table, "2 passed, at most ")) << table;
+  EXPECT_TRUE(absl::StrContains(table, ", 3 at once ")) << table;
+  ExpectTheOthersWork("no machine");
+}
+
+// A driver on TCP tests machines fully if nobody says otherwise.
+TEST_F(ExchangeTest, MachinesOfADriverOnANetworkAreTestedFully) {
+  cluster_.UseTls(injection::Machines::OwnAddress());
+  cluster_.SetDriverFlags({"--exchange-rate", "12.5"});
+  cluster_.StartDriver();
+  StartAgents();
+  nlohmann::json nodes = WaitForRound(kFullDeadlineSeconds);
+  ExpectRoundOfAll(nodes);
+  for (nlohmann::json& node : nodes) {
+    nlohmann::json& test = node["machine_test"];
+    EXPECT_EQ(test.value("kind", ""), "TEST_KIND_FULL") << test;
+    EXPECT_EQ(test.value("state", ""), "STATE_PASSED") << test;
+    std::map<std::string, nlohmann::json> parts;
+    for (const nlohmann::json& result : test["results"]) parts[result.value("part", "")] = result;
+    for (const char* part : {"memory", "arithmetic", "training", "loopback", "disk"}) {
+      EXPECT_EQ(parts.count(part), 1) << part << " is not in " << test;
+      EXPECT_EQ(parts[part].value("failure", "") + parts[part].value("note", ""), "") << test;
+      EXPECT_GT(parts[part].value("seconds", 0.0), 0) << test;
+    }
+    for (const char* part : {"memory", "loopback", "disk"}) {
+      EXPECT_GT(parts[part].value("bytes_per_second", 0.0), 0) << test;
+    }
+  }
+  ExpectTheOthersWork("no machine");
+  nlohmann::json evidence;
+  ASSERT_TRUE(WaitUntil(
+      [&] {
+        std::ifstream file(cluster_.state_directory() + "/jobs/job/evidence.json");
+        evidence = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+        return evidence.is_object();
+      },
+      kDeadlineSeconds));
+  ASSERT_EQ(evidence["nodes"].size(), 2);
+  for (nlohmann::json& node : evidence["nodes"]) {
+    EXPECT_EQ(node["machine_test"].value("kind", ""), "TEST_KIND_FULL") << node;
+    EXPECT_GT(node["worst_exchange"].value("bytes_per_second", 0.0), 0) << node;
+    EXPECT_GT(node["exchange_round"].value("bytes_per_second", 0.0), 0) << node;
+  }
 }
 
 }  // namespace

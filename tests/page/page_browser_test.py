@@ -251,6 +251,11 @@ def check_hostile(browser, base):
     suspect = browser.eval("[...document.querySelectorAll('#machines tbody tr')]"
                            ".find(row => row.innerText.includes('7 ranks wait for it')).innerText")
     check(suspect.startswith("node-001") and JOB in suspect, suspect)
+    exchanges = browser.eval("[...document.querySelectorAll('#machines tbody tr')]"
+                             ".find(row => row.innerText.startsWith('node-000')).querySelector('.exchanges').innerText")
+    for words in ("✕ worst of 2 with node-002: 2.8 GiB/s, at least 9.3 GiB/s expected, ",
+                  "at once with node-001, node-002, node-003: 18.6 GiB/s"):
+        check(words in exchanges, f"{words}: {exchanges}")
     check_table_keys(browser)
     browser.eval("document.querySelector('#machines a[href=\"#/machine/node-001\"]').click()")
     browser.wait_for("document.querySelectorAll('#machine-charts .plot').length === 19")

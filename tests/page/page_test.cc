@@ -373,6 +373,28 @@ TEST_F(PageTest, AMachineShowsWhichJobSuspectsItAndWhy) {
   EXPECT_THAT(Get("/api/machines").body, Not(HasSubstr("suspect\""))) << "the job has ended";
 }
 
+TEST_F(PageTest, AMachineShowsItsWorstExchangeAndTheOneWithSeveralAtOnce) {
+  const json machines = GetJson("/api/machines")["machines"];
+  const auto find = [&](const std::string& node) {
+    return *std::find_if(machines.begin(), machines.end(),
+                         [&](const json& machine) { return machine["node"] == node; });
+  };
+  const json machine = find("node-000");
+  EXPECT_EQ(machine["exchanges"], 2);
+  const json& worst = machine["worst_exchange"];
+  EXPECT_EQ(worst["with"], "node-002");
+  EXPECT_EQ(worst["verdict"], "failed");
+  EXPECT_EQ(worst["bytes_per_second"], 3e9);
+  EXPECT_EQ(worst["expected"], TestFleet::kExchangeRateMin);
+  EXPECT_GT(worst["ended"], 0);
+  EXPECT_EQ(worst["why"], "") << "the rates say it";
+  EXPECT_EQ(machine["exchange_round"]["with"], "node-001, node-002, node-003");
+  EXPECT_EQ(machine["exchange_round"]["verdict"], "passed");
+  EXPECT_EQ(machine["exchange_round"]["bytes_per_second"], 2e10);
+  EXPECT_TRUE(find("node-001")["worst_exchange"].is_null());
+  EXPECT_TRUE(find("node-001")["exchange_round"].is_null());
+}
+
 TEST_F(PageTest, ARankShowsItsNewestErrorAlsoAfterOthersFailed) {
   const auto fail = [&](int rank, int64_t attempt, const std::string& evidence) {
     control::v1::Culprit* culprit = fleet_.job().mutable_culprit();

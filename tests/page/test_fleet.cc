@@ -185,11 +185,31 @@ void TestFleet::AddMachines(const TestFleetOptions& options) {
     node->set_num_slots_used(is_used ? kRanksOfMachine : 0);
     node->set_num_jobs(is_used ? 1 : 0);
   }
+  AddExchanges(options);
   cluster_.mutable_nodes(num_machines - 3)->set_pool(control::v1::POOL_SPARE);
   cluster_.mutable_nodes(num_machines - 2)->set_pool(control::v1::POOL_QUARANTINED);
   cluster_.mutable_nodes(num_machines - 2)->set_quarantine_evidence("memory test: 3 bits differ");
   cluster_.mutable_nodes(num_machines - 1)->set_alive(false);
   cluster_.mutable_nodes(num_machines - 1)->set_node_id(kHostile);
+}
+
+// The first machine exchanged with two others, one of which was slow, and with several at once.
+void TestFleet::AddExchanges(const TestFleetOptions& options) {
+  control::v1::NodeView* node = cluster_.mutable_nodes(0);
+  const auto fill = [](double rate, control::v1::ExchangeResult* result) {
+    result->set_bytes_per_second(rate);
+    result->set_rate_min(kExchangeRateMin);
+    result->set_latency_seconds(4e-5);
+    result->mutable_ended_at()->set_seconds(kSubmittedSeconds - 60);
+  };
+  for (const int other : {1, 2}) {
+    control::v1::ExchangeResult* result = node->add_exchanges();
+    result->set_node_id(Machine(other, options));
+    fill(other == 1 ? 2.2e10 : 3e9, result);
+  }
+  control::v1::ExchangeResult* round = node->mutable_exchange_round();
+  fill(2e10, round);
+  for (const int other : {1, 2, 3}) round->add_node_ids(Machine(other, options));
 }
 
 absl::StatusOr<control::v1::Job> TestFleet::GetJob(const std::string& job_id) {

@@ -34,6 +34,7 @@ class TestFleet : public PageSource {
   // Text that a careless page would run.
   static constexpr char kHostile[] = "<img src=x onerror=document.title='owned'>";
   static constexpr char kJobId[] = "gpt-13b-7c2e91";
+  static constexpr double kExchangeRateMin = 1e10;  // bytes per second
   static constexpr int kSlowRank = 13;
 
   absl::StatusOr<std::vector<control::v1::Job>> Jobs() override { return jobs_; }
@@ -74,6 +75,7 @@ class TestFleet : public PageSource {
   absl::StatusOr<PlannedStep> Plan() const;
   void AddRunningJob(const TestFleetOptions& options);
   void AddMachines(const TestFleetOptions& options);
+  void AddExchanges(const TestFleetOptions& options);
 
   TestFleetOptions options_;
   std::optional<PlannedStep> planned_;

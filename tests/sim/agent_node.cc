@@ -8,6 +8,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "runtime/base/check.h"
 #include "runtime/checkpoint/snapshot.h"
 
@@ -521,11 +522,18 @@ void AgentNode::AdvanceExchange(int64_t process_id, const agent::MachineTestRequ
                                 absl::Duration until) {
   Later(world_.rng.Between(kTestMin, kTestMax), [this, process_id, request, until] {
     if (process_id != test_process_ || test_killed_) return;
-    const std::string other = request.exchange().node_ids(1 - request.exchange().member());
-    const bool fails = world_.bad_links.count(node_id_) + world_.bad_links.count(other) > 0;
-    const bool is_there = world_.exchanging.count({request.exchange().group(), other}) > 0;
+    const auto& members = request.exchange().node_ids();
+    const bool can_end = std::all_of(members.begin(), members.end(), [&](const auto& member) {
+      return world_.bad_links.count(member) == 0 &&
+             world_.exchanging.count({request.exchange().group(), member}) > 0;
+    });
     const bool is_late = world_.timeline.now() >= until;
-    if (!is_late && (fails || !is_there)) return AdvanceExchange(process_id, request, until);
+    if (!is_late && !can_end) return AdvanceExchange(process_id, request, until);
+    std::vector<std::string> others;
+    for (const std::string& member : members) {
+      if (member != node_id_) others.push_back(member);
+    }
+    const std::string other = absl::StrJoin(others, ", ");
     agent::MachineTest test;
     test.set_id(request.id());
     test.set_kind(request.kind());

@@ -73,6 +73,9 @@ class Census : public Observer {
     for (const JobRecord& job : durable.jobs()) {
       outcome_.num_succeeded += job.state() == control::JOB_STATE_SUCCEEDED ? 1 : 0;
     }
+    for (const auto& node : durable.nodes()) {
+      outcome_.num_in_rounds += node.exchanges().has_round() ? 1 : 0;
+    }
   }
 
  private:

@@ -34,12 +34,14 @@ class StormTest : public ::testing::TestWithParam<int> {
     EXPECT_GT(from_memory, 3 * num_blocks);
     EXPECT_GT(logs_refused, 3 * num_blocks) << "no driver's log was damaged";
     EXPECT_GT(old_drivers, num_blocks);
+    EXPECT_GT(in_rounds, num_blocks);
   }
   static inline int num_blocks = 0;
   static inline int64_t reads_refused = 0;
   static inline int64_t from_memory = 0;
   static inline int64_t logs_refused = 0;
   static inline int64_t old_drivers = 0;
+  static inline int64_t in_rounds = 0;
 };
 
 TEST_P(StormTest, EveryInvariantHolds) {
@@ -62,6 +64,7 @@ TEST_P(StormTest, EveryInvariantHolds) {
     reads_refused += outcome.num_reads_refused;
     logs_refused += outcome.num_refused;
     old_drivers += outcome.had_old_driver ? 1 : 0;
+    in_rounds += outcome.num_in_rounds;
   }
   // There were enough faults, and jobs recovered in every possible way.
   EXPECT_GT(2 * sum.num_attempts, sum.num_jobs);

@@ -34,8 +34,10 @@ namespace megascale::driver {
 //   7: after its own test a machine exchanges bytes with others, and so do all machines of a job
 //      whose ranks lost each other without a known cause; a machine that is lost after its
 //      processes of a failed attempt had ended is not the cause.
-//   8: a machine is tested once its agent says that it can, also if the agent had joined a driver of
-//      an older version, which knew of no tests.
+//   8: machines exchange in rounds, too (rounds.h): new ones, those of a failed attempt whose ranks
+//      lost each other, and those on which a job is to start; a machine is tested once its agent
+//      says that it can, also if the agent had joined a driver of an older version, which knew of
+//      no tests.
 inline constexpr int kRules = 8;
 
 // A restored copy of the log begins a new epoch (epoch.h), which adds this to the attempts of all

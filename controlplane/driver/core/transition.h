@@ -1,7 +1,7 @@
 // Applies one event to the state: the implementation of Apply in driver_core.h, which is the
-// manual. driver_core.cc handles events about jobs, transition_nodes.cc events about nodes,
-// transition_suspects.cc suspicions, transition_pools.cc decides which machine is at fault, and
-// transition_settle.cc what follows from the events. Private to this folder.
+// manual. driver_core.cc handles events about jobs, transition_nodes.cc events about nodes and lets
+// them exchange bytes, transition_suspects.cc suspicions, transition_pools.cc decides which machine
+// is at fault, and transition_settle.cc what follows from the events. Private to this folder.
 #pragma once
 
 #include <set>
@@ -13,12 +13,16 @@
 #include "controlplane/driver/core/placement.h"
 #include "controlplane/driver/core/recovery.h"
 #include "controlplane/driver/core/restore_order.h"
+#include "controlplane/driver/exchanges/exchanges.h"
 #include "proto/control.pb.h"
 
 namespace megascale::driver {
 
 // Returns the final message of a cancelled job.
 std::string CancelledMessage(const JobRecord& job);
+
+// Returns the nodes of a placement.
+std::set<std::string> NodesOf(const PlacementResult& placement);
 
 struct PreflightRefusal {
   std::string node_id;  // the node that differs; empty: no single node is at fault
@@ -170,6 +174,7 @@ class Transition {
   void ExchangeAfterFailure(const JobRecord& job);
   // Keeps the result of the exchange, and quarantines whom it shows to be at fault.
   void EndExchange(const v1::Exchange& exchange);
+  void EndRound(const v1::Exchange& round);
   void DropExchange(int place);
   enum class NodeUse {
     kFree,
@@ -180,6 +185,22 @@ class Transition {
   NodeUse UseOf(const std::string& node_id) const;
   // Drops exchanges that cannot end, and lets free machines begin others.
   void PairMachines();
+  // Whether the node may exchange now, as far as its jobs allow it.
+  bool MayExchange(const NodeRecord& node) const;
+  // Returns the machines that are free for an exchange; empty if no machine wants one.
+  std::vector<FreeMachine> FreeMachines() const;
+  // Whether jobs must be fenced on all machines, because the log was restored from a copy.
+  bool IsRestored() const;
+  void BeginExchange(const std::vector<std::string>& node_ids);
+  // Begins the rounds of machines that are new, or that a failure demands, once their pairs ended.
+  void BeginRounds(const std::vector<FreeMachine>& free);
+  // Returns whether the machines began a round.
+  bool BeginRoundsOf(const std::vector<const NodeRecord*>& machines);
+  // Begins the rounds that the machines of a job's first attempt want yet. Returns false if there
+  // are none.
+  bool BeginRoundsBefore(const PlacementResult& placement);
+  // Ends what a failure demands of machines, once their exchanges have ended.
+  void EndHaste();
   // Returns why a suspect must stay; "": its machine is to be evicted.
   std::string WhySuspectStays(JobRecord* job) const;
   // Ends every attempt, because the agents may have served a later state than this log's.
@@ -199,6 +220,7 @@ class Transition {
   bool stages_changed_ = false;
   // What the placement of waiting jobs keeps:
   bool attempt_begun_ = false;
+  std::set<std::string> begun_on_;  // nodes of attempts that this event began
   JobIndex::Change change_ = JobIndex::Change::kSlots;
   JobIndex::Placed placed_;
 };

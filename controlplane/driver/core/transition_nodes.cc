@@ -1,4 +1,5 @@
-// The part of driver_core.h that concerns nodes: they come, go, and take their processes with them.
+// The part of driver_core.h that concerns nodes: they come, go, take their processes with them, and
+// exchange bytes with each other.
 #include <google/protobuf/util/message_differencer.h>
 
 #include <algorithm>
@@ -7,7 +8,9 @@
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/transition.h"
 #include "controlplane/driver/exchanges/exchanges.h"
+#include "controlplane/driver/exchanges/rounds.h"
 #include "runtime/base/repeated.h"
+#include "runtime/base/text/shortlist.h"
 
 namespace megascale::driver {
 
@@ -234,6 +237,274 @@ void Transition::LoseProcesses(const std::string& node_id, const pb::Failure& fo
     // The attempt had ended before, and nothing of it was left there.
     if (state_.rules() >= 7 && was_fenced && job.stage() == pb::STAGE_FENCE) continue;
     Fail(&job, found);
+  }
+}
+
+// --- exchanges between machines -----------------------------------------------------------------
+
+void Transition::ClearExchanges(NodeRecord* node) {
+  if (!node->has_exchanges()) return;  // so no other machine has a result with it
+  const std::string& node_id = node->hello().node_id();
+  node->clear_exchanges();
+  const auto is_with = [&](const auto& result) { return result.node_id() == node_id; };
+  for (NodeRecord& other : *state_.mutable_nodes()) {
+    const auto& results = other.exchanges().results();
+    if (std::none_of(results.begin(), results.end(), is_with)) continue;
+    base::EraseIf(NodeToChange(other.hello().node_id())->mutable_exchanges()->mutable_results(),
+                  is_with);
+  }
+}
+
+void Transition::ForgetLocalResults() {
+  for (int place = state_.exchanges_size() - 1; place >= 0; --place) {
+    const auto& members = state_.exchanges(place).members();
+    const NodeRecord* node = FindNode(state_, members[0].node_id());
+    const NodeRecord* other = FindNode(state_, members[1].node_id());
+    if (node != nullptr && other != nullptr && AreOnOneMachine(*node, *other)) DropExchange(place);
+  }
+  for (NodeRecord& node : *state_.mutable_nodes()) {
+    if (!node.has_exchanges()) continue;
+    base::EraseIf(NodeToChange(node.hello().node_id())->mutable_exchanges()->mutable_results(),
+                  [&](const auto& result) {
+                    const NodeRecord* other = FindNode(state_, result.node_id());
+                    return other != nullptr && AreOnOneMachine(node, *other);
+                  });
+    node.mutable_exchanges()->clear_round();  // all its members shared the machine
+  }
+}
+
+// Call when the machine's own test has passed. An agent whose version cannot exchange counts as
+// tested.
+void Transition::DemandExchanges(NodeRecord* node, const std::string& why, bool after_failure) {
+  ClearExchanges(node);
+  if (state_.rules() < 7 || state_.machine_tests() == agent::TEST_KIND_UNSPECIFIED ||
+      !node->hello().tests_exchange()) {
+    return;
+  }
+  node->mutable_exchanges()->set_why(why);
+  node->mutable_exchanges()->set_after_failure(after_failure);
+}
+
+void Transition::ExchangeAfterFailure(const JobRecord& job) {
+  if (job.culprit().failure_class() != telemetry::FAILURE_CLASS_ABORTED) return;
+  for (const std::string& node_id : LiveNodesOf(state_, job)) {
+    NodeRecord* node = NodeToChange(node_id);
+    if (IsTestDue(*node) || IsExchanging(*node)) continue;
+    DemandExchanges(node, absl::StrCat("job ", JobId(job), ": ", Describe(job.culprit())), true);
+  }
+}
+
+bool Transition::OnExchangeTested(const pb::ExchangeTested& tested) {
+  auto* exchanges = state_.mutable_exchanges();
+  const auto exchange =
+      std::find_if(exchanges->begin(), exchanges->end(),
+                   [&](const auto& running) { return running.id() == tested.test().id(); });
+  if (exchange == exchanges->end()) return false;
+  auto* members = exchange->mutable_members();
+  const auto member = std::find_if(members->begin(), members->end(), [&](const auto& one) {
+    return one.node_id() == tested.node_id() && one.incarnation() == tested.incarnation();
+  });
+  if (member == members->end() || member->has_test() ||
+      tested.test().state() < agent::MachineTest::STATE_PASSED) {
+    return false;
+  }
+  *member->mutable_test() = tested.test();
+  if (!std::all_of(members->begin(), members->end(),
+                   [](const auto& one) { return one.has_test(); })) {
+    return true;
+  }
+  const pb::Exchange ended = *exchange;
+  exchanges->erase(exchange);
+  EndExchange(ended);
+  return true;
+}
+
+void Transition::EndExchange(const pb::Exchange& exchange) {
+  if (IsRound(exchange)) return EndRound(exchange);
+  for (int i = 0; i < exchange.members_size(); ++i) {
+    control::ExchangeResult result = ResultFor(exchange, i);
+    Stamp(result.mutable_ended_at());
+    auto* kept = NodeToChange(exchange.members(i).node_id())->mutable_exchanges();
+    kept->clear_with();
+    KeepResult(result, kept);
+  }
+  const double minimum = MinimumExchangeRate(state_);
+  for (NodeRecord& node : *state_.mutable_nodes()) {
+    if (KeepMinimum(minimum, &node)) NodeToChange(node.hello().node_id());
+  }
+  for (const pb::ExchangeMember& member : exchange.members()) {
+    if (state_.rules() >= 8) break;  // EndHaste
+    NodeRecord* node = NodeToChange(member.node_id());
+    if (!WantsExchange(*node)) node->mutable_exchanges()->set_after_failure(false);
+  }
+  for (const FaultyMachine& faulty : FindFaulty(state_)) {
+    Quarantine(faulty.node_id, absl::StrCat("machine test: ", faulty.evidence));
+  }
+}
+
+// A round names nobody: each of its links may be in order, and the switches between them too slow
+// for all at once.
+void Transition::EndRound(const pb::Exchange& round) {
+  const double minimum = MinimumExchangeRate(state_);
+  for (int i = 0; i < round.members_size(); ++i) {
+    control::ExchangeResult result = RoundResultFor(round, i);
+    Stamp(result.mutable_ended_at());
+    result.set_rate_min(minimum);
+    auto* exchanges = NodeToChange(round.members(i).node_id())->mutable_exchanges();
+    exchanges->clear_with();
+    *exchanges->mutable_round() = std::move(result);
+  }
+}
+
+namespace {
+
+// Returns whether all members can still end the exchange.
+bool CanEnd(const DriverState& state, const pb::Exchange& exchange) {
+  const auto& members = exchange.members();
+  return std::all_of(members.begin(), members.end(), [&](const auto& member) {
+    const NodeRecord* node = FindNode(state, member.node_id());
+    return node != nullptr && TakesRanks(*node) && IsExchanging(*node) &&
+           node->hello().incarnation() == member.incarnation();
+  });
+}
+
+}  // namespace
+
+void Transition::DropExchange(int place) {
+  for (const auto& member : state_.exchanges(place).members()) {
+    NodeRecord* node = NodeToChange(member.node_id());
+    if (node != nullptr && node->has_exchanges()) node->mutable_exchanges()->clear_with();
+  }
+  state_.mutable_exchanges()->DeleteSubrange(place, 1);
+}
+
+Transition::NodeUse Transition::UseOf(const std::string& node_id) const {
+  NodeUse use = NodeUse::kFree;
+  for (const int place : index_.On(node_id)) {
+    const JobRecord& job = state_.jobs(place);
+    if (!HoldsSlots(job)) continue;  // since this event
+    if (!IsHold(job.stage()) || !index_.HasFenced(job, node_id)) return NodeUse::kBusy;
+    use = NodeUse::kHolds;
+  }
+  return use;
+}
+
+bool Transition::MayExchange(const NodeRecord& node) const {
+  const bool is_there = node.has_exchanges() && !IsExchanging(node);
+  return is_there && TakesRanks(node) && !IsTestDue(node);
+}
+
+std::vector<FreeMachine> Transition::FreeMachines() const {
+  std::vector<const NodeRecord*> nodes;
+  bool is_wanted = false;
+  for (const NodeRecord& node : state_.nodes()) {
+    if (!MayExchange(node)) continue;
+    nodes.push_back(&node);
+    is_wanted = is_wanted || WantsExchange(node) || (state_.rules() >= 8 && WantsRound(node));
+  }
+  if (!is_wanted) return {};
+  const bool is_restored = IsRestored();
+  std::vector<FreeMachine> free;
+  for (const NodeRecord* node : nodes) {
+    // Processes may be there that this log does not know.
+    if (is_restored && !HasFencedEpoch(state_, *node)) continue;
+    const NodeUse use = UseOf(node->hello().node_id());
+    if (use != NodeUse::kBusy) free.push_back({node, use == NodeUse::kHolds});
+  }
+  return free;
+}
+
+bool Transition::IsRestored() const {
+  return std::any_of(index_.open().begin(), index_.open().end(),
+                     [&](int place) { return IsFencedEverywhere(state_, state_.jobs(place)); });
+}
+
+void Transition::PairMachines() {
+  for (int place = state_.exchanges_size() - 1; place >= 0; --place) {
+    if (!CanEnd(state_, state_.exchanges(place))) DropExchange(place);
+  }
+  const std::vector<FreeMachine> free = FreeMachines();
+  const int num_max = kExchangesAtOnce - state_.exchanges_size();
+  if (free.empty() || num_max <= 0) return EndHaste();
+  for (const auto& [low, high] : ChoosePairs(free, ShareOneMachine(state_), num_max)) {
+    BeginExchange({low, high});
+  }
+  if (state_.rules() >= 8) BeginRounds(free);
+  EndHaste();
+}
+
+// Machines of a failed attempt wait only for each other, and the others for all new ones, so that
+// these exchange in one round.
+void Transition::BeginRounds(const std::vector<FreeMachine>& free) {
+  const auto is_unsettled = [](const NodeRecord& node) {
+    return IsExchanging(node) || (node.alive() && IsTestDue(node) && !node.test().again());
+  };
+  for (const bool after_failure : {true, false}) {
+    const bool waits =
+        std::any_of(state_.nodes().begin(), state_.nodes().end(), [&](const NodeRecord& node) {
+          return is_unsettled(node) && (!after_failure || node.exchanges().after_failure());
+        });
+    if (waits) continue;
+    std::vector<const NodeRecord*> machines;
+    for (const FreeMachine& machine : free) {
+      const bool is_of_failure = machine.node->exchanges().after_failure();
+      if (is_of_failure != after_failure || !WantsRound(*machine.node)) continue;
+      if (!machine.holds_memory || after_failure) machines.push_back(machine.node);
+    }
+    BeginRoundsOf(machines);
+  }
+}
+
+bool Transition::BeginRoundsOf(const std::vector<const NodeRecord*>& machines) {
+  const int num_max = kExchangesAtOnce - state_.exchanges_size();
+  const auto rounds = ChooseRounds(machines, ShareOneMachine(state_), num_max);
+  for (const std::vector<std::string>& node_ids : rounds) BeginExchange(node_ids);
+  return !rounds.empty();
+}
+
+bool Transition::BeginRoundsBefore(const PlacementResult& placement) {
+  if (state_.rules() < 8 || state_.exchanges_size() >= kExchangesAtOnce) return false;
+  const bool is_restored = IsRestored();
+  std::vector<const NodeRecord*> machines;
+  for (const std::string& node_id : NodesOf(placement)) {
+    const NodeRecord* node = FindNode(state_, node_id);
+    const bool is_free = UseOf(node_id) == NodeUse::kFree && begun_on_.count(node_id) == 0;
+    if (!MayExchange(*node) || !is_free) continue;
+    if (!is_restored || HasFencedEpoch(state_, *node)) machines.push_back(node);
+  }
+  return BeginRoundsOf(machines);
+}
+
+void Transition::BeginExchange(const std::vector<std::string>& node_ids) {
+  // Greater than the number of any event, which is the id of a machine's own test.
+  int64_t id = VersionOfEvent(state_.num_events());
+  for (const pb::Exchange& other : state_.exchanges()) id = std::max(id, other.id() + 1);
+  pb::Exchange* exchange = state_.add_exchanges();
+  exchange->set_id(id);
+  exchange->set_kind(state_.machine_tests());
+  for (const std::string& node_id : node_ids) {
+    std::vector<std::string> others;
+    for (const std::string& other : node_ids) {
+      if (other != node_id) others.push_back(other);
+    }
+    NodeRecord* node = NodeToChange(node_id);
+    node->mutable_exchanges()->set_with(base::Shortlist(others));
+    pb::ExchangeMember* member = exchange->add_members();
+    member->set_node_id(node_id);
+    member->set_incarnation(node->hello().incarnation());
+  }
+}
+
+void Transition::EndHaste() {
+  if (state_.rules() < 8) return;
+  const bool goes_on =
+      std::any_of(state_.nodes().begin(), state_.nodes().end(), [](const NodeRecord& node) {
+        return node.exchanges().after_failure() && IsExchanging(node);
+      });
+  if (goes_on) return;
+  for (NodeRecord& node : *state_.mutable_nodes()) {
+    if (!node.exchanges().after_failure() || WantsExchange(node)) continue;
+    NodeToChange(node.hello().node_id())->mutable_exchanges()->set_after_failure(false);
   }
 }
 

@@ -81,6 +81,12 @@ void Transition::NoteAges() {
   placed_.until_unix_nanos = until;
 }
 
+std::set<std::string> NodesOf(const PlacementResult& placement) {
+  std::set<std::string> node_ids;
+  for (const auto& placed : placement.placements) node_ids.insert(placed.node_id());
+  return node_ids;
+}
+
 PlacementResult Transition::TryToPlace(const JobRecord& job, const std::set<std::string>& givers) {
   index_.NotePlacementTry();
   return PlaceJob(state_, job, givers);
@@ -326,6 +332,10 @@ bool Transition::TryQueued(JobRecord* job) {
     return false;
   }
   PlacementResult placement = TryToPlace(*job);
+  // The machines of a round are in test, so that others are tried next.
+  while (!placement.placements.empty() && BeginRoundsBefore(placement)) {
+    placement = TryToPlace(*job);
+  }
   placed_.why_refused = placement.message;
   if (placement.placements.empty()) return false;
   StartAttempt(job, std::move(placement));
@@ -345,6 +355,7 @@ void Transition::StartAttempt(JobRecord* job, PlacementResult placement) {
   job->set_attempt(job->attempt() + 1);
   job->set_instruction_set(placement.instruction_set);
   *job->mutable_placements() = {placement.placements.begin(), placement.placements.end()};
+  begun_on_.merge(NodesOf(placement));
   job->clear_ended();
   job->clear_fenced();
   job->clear_finalize();

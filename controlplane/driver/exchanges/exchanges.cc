@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "controlplane/driver/exchanges/member_result.h"
 #include "runtime/base/checksum.h"
 #include "runtime/base/median.h"
-#include "runtime/base/process/resource_limit.h"
 #include "runtime/base/repeated.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/job/job_spec.h"
@@ -22,32 +22,6 @@ namespace control = megascale::control::v1;
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr ExchangeSize kQuick = {16 * kMiB, absl::Milliseconds(300)};
 constexpr ExchangeSize kFull = {1024 * kMiB, absl::Seconds(4)};
-constexpr size_t kFailureBytesMax = 400;
-
-std::string RateText(double bytes_per_second) {
-  return absl::StrCat(base::FormatBytes(static_cast<int64_t>(bytes_per_second)), "/s");
-}
-
-// Returns the failure of a part as its machine told it; "": none.
-std::string FailureOfPart(const agent::MachineTest& test) {
-  for (const agent::TestResult& result : test.results()) {
-    if (!result.failure().empty()) return result.failure();
-  }
-  return test.state() == agent::MachineTest::STATE_FAILED ? test.evidence() : "";
-}
-
-// Whether the test ended without the machine's part: its agent, or the test's process, is silent.
-bool GaveNoResult(const agent::MachineTest& test) {
-  return test.state() == agent::MachineTest::STATE_FAILED && test.results().empty();
-}
-
-// Returns why the part was not carried out; "": it was.
-std::string NoteOfPart(const agent::MachineTest& test) {
-  for (const agent::TestResult& result : test.results()) {
-    if (!result.note().empty()) return result.note();
-  }
-  return "";
-}
 
 const v1::NodeRecord* Find(const v1::DriverState& state, absl::string_view node_id) {
   const auto& nodes = state.nodes();
@@ -159,19 +133,6 @@ double MinimumExchangeRate(const v1::DriverState& state) {
   return kExchangeRateShare * base::UpperMedian(std::move(rates));
 }
 
-std::string WhyFailed(const control::ExchangeResult& result) {
-  if (!result.note().empty()) return "";
-  if (!result.failure().empty()) return result.failure();
-  if (result.bytes_per_second() >= result.rate_min()) return "";
-  return absl::StrCat("reached ", RateText(result.bytes_per_second()), ", expected at least ",
-                      RateText(result.rate_min()));
-}
-
-ExchangeVerdict Judge(const control::ExchangeResult& result) {
-  if (!result.note().empty()) return ExchangeVerdict::kUnknown;
-  return WhyFailed(result).empty() ? ExchangeVerdict::kPassed : ExchangeVerdict::kFailed;
-}
-
 namespace {
 
 bool HasVerdict(const v1::NodeRecord& node, ExchangeVerdict verdict) {
@@ -216,7 +177,7 @@ agent::MachineTestRequest RequestOf(const v1::DriverState& state, const v1::Exch
   asked->set_secret(base::Sha256Hex(absl::StrCat(state.secret(), "/exchange/", state.epoch(), "/",
                                                  exchange.id(), "/", state.secret())));
   const ExchangeSize size = SizeOf(exchange.kind());
-  asked->set_volume_bytes(size.volume_bytes);
+  asked->set_volume_bytes(size.volume_bytes / std::max(1, exchange.members_size() - 1));
   *asked->mutable_time_max() = job::FromDuration(size.time_max);
   return request;
 }

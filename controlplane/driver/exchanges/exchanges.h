@@ -1,5 +1,5 @@
 // Exchanges of bytes between two machines: who exchanges with whom, what the results mean, and
-// which machine is at fault. Pure; threads: plain functions.
+// which machine is at fault. Rounds among more machines: rounds.h. Pure; threads: plain functions.
 //
 // After its own test a machine exchanges with two others, if two others are free; with up to
 // kExchangesMax, until one exchange has passed. A pair that fails names neither machine.
@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "proto/driver_log.pb.h"
+#include "runtime/machine/exchange_verdict.h"
 
 namespace megascale::driver {
 
@@ -30,7 +31,8 @@ inline constexpr double kExchangeRateShare = 0.5;
 // with kExchangesWanted others. With one, a slow partner would decide what is expected of it.
 inline constexpr int kRatesMin = 3;
 
-// How much is sent, and for how long at most. A slow link ends by the time, and its rate is known.
+// How much a machine sends, to all others together, and for how long at most. A slow link ends by
+// the time, and its rate is known.
 struct ExchangeSize {
   int64_t volume_bytes = 0;
   absl::Duration time_max;
@@ -43,17 +45,11 @@ ExchangeSize SizeOf(megascale::agent::v1::TestKind kind);
 // that share a machine count as one, because they slow each other down. 0: every rate passes.
 double MinimumExchangeRate(const v1::DriverState& state);
 
-enum class ExchangeVerdict {
-  kPassed,
-  kFailed,
-  kUnknown,  // a part was not carried out
-};
-// By the rate that was expected when it ended: the median of many machines that come later says
-// nothing about what the network was like then.
-ExchangeVerdict Judge(const megascale::control::v1::ExchangeResult& result);
-
-// Returns why the exchange failed, in one line; "": it did not.
-std::string WhyFailed(const megascale::control::v1::ExchangeResult& result);
+// What a result means (exchange_verdict.h).
+using machine::ExchangeVerdict;
+using machine::Judge;
+using machine::WhyFailed;
+using machine::WorstExchange;
 
 // Adds the result, in place of an older one with the same machine. The newest kResultsKept stay.
 void KeepResult(const megascale::control::v1::ExchangeResult& result, v1::NodeExchanges* kept);
@@ -81,7 +77,7 @@ megascale::agent::v1::MachineTestRequest RequestOf(const v1::DriverState& state,
                                                    const v1::Exchange& exchange,
                                                    absl::string_view node_id);
 
-// Returns the result of an exchange for member 0 or 1, without the time; the parts of both have
+// Returns the result of a pair's exchange for member 0 or 1, without the time; both parts have
 // ended. It is the same for both, except if one gave no result: that is a failure of this one, and
 // says nothing about the other. What one of the two could not carry out explains a failure of the
 // other.

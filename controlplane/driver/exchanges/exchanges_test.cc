@@ -283,6 +283,23 @@ TEST_F(ExchangesTest, NoMachineInOrderIsEverNamedAndOneThatIsBrokenAloneIs) {
   }
 }
 
+TEST_F(ExchangesTest, TheWorstExchangeIsOneThatFailedOrElseTheSlowest) {
+  Add(4);
+  const auto worst = [&]() -> std::string {
+    const ExchangeResult* result = WorstExchange(Node(0)->exchanges().results());
+    return result == nullptr ? "" : result->node_id();
+  };
+  EXPECT_EQ(worst(), "");
+  Exchanged(0, 1, kFast);
+  Exchanged(0, 2, kSlow);
+  EXPECT_EQ(worst(), "n2");
+  Exchanged(0, 3, 0);
+  Node(0)->mutable_exchanges()->mutable_results(2)->set_note("not tested: no memory");
+  EXPECT_EQ(worst(), "n2") << "an exchange that says nothing is not the worst";
+  Exchanged(0, 1, kFast, "1 byte differs");
+  EXPECT_EQ(worst(), "n1");
+}
+
 // --- what agents do and tell --------------------------------------------------------------------
 
 v1::Exchange RunningExchange() {

@@ -1,4 +1,5 @@
 // The state machine lets machines exchange bytes: when, and what follows.
+#include <algorithm>
 #include <set>
 #include <string>
 #include <vector>
@@ -7,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/testing/test_core.h"
 #include "controlplane/driver/exchanges/exchanges.h"
+#include "controlplane/driver/exchanges/rounds.h"
 
 namespace megascale::driver {
 namespace {
@@ -59,12 +61,33 @@ class MachineExchangesTest : public DriverCoreTest {
   void EndAll(const std::set<std::string>& broken = {}) {
     const std::vector<v1::Exchange> running(state_.exchanges().begin(), state_.exchanges().end());
     for (const v1::Exchange& exchange : running) {
-      const std::string a = exchange.members(0).node_id();
-      const std::string b = exchange.members(1).node_id();
-      const bool fails = broken.count(a) + broken.count(b) > 0;
-      End(a, fails ? b + " does not connect" : "");
-      End(b, fails ? a + " does not connect" : "");
+      const auto& members = exchange.members();
+      const bool fails = std::any_of(members.begin(), members.end(), [&](const auto& member) {
+        return broken.count(member.node_id()) > 0;
+      });
+      for (const auto& member : members) {
+        End(member.node_id(), fails ? With(member.node_id()) + " does not connect" : "");
+      }
     }
+  }
+  // Lets machines join, and ends their exchanges until only rounds run, or nothing.
+  void JoinAndPair(int count) {
+    for (int i = 0; i < count; ++i) Join(absl::StrCat("n", i));
+    EndPairs();
+  }
+  void EndPairs() {
+    const auto is_pair = [](const v1::Exchange& exchange) { return !IsRound(exchange); };
+    while (std::any_of(state_.exchanges().begin(), state_.exchanges().end(), is_pair)) EndAll();
+  }
+  const megascale::control::v1::ExchangeResult& Round(const std::string& node_id) const {
+    return Node(node_id).exchanges().round();
+  }
+  // Submits job j, which takes three machines.
+  void SubmitToThree() { Do(Submitted("j", SpecOf(3, 2, 30))); }
+  void RunOnThree() {
+    SubmitToThree();
+    for (const char* node_id : {"n0", "n1", "n2"}) Do(Passed("j", 1, node_id));
+    ASSERT_EQ(job().stage(), v1::STAGE_RUN);
   }
   void JoinAndExchange(int count, const std::set<std::string>& broken = {}) {
     for (int i = 0; i < count; ++i) Join(absl::StrCat("n", i));
@@ -347,6 +370,168 @@ TEST_F(MachineExchangesTest, AnOlderLogHasNoExchangesAndADriverThatDoesNotTestDr
   StartDriver(megascale::agent::v1::TEST_KIND_UNSPECIFIED);
   EXPECT_EQ(state_.exchanges_size(), 0);
   EXPECT_FALSE(Node("n2").has_exchanges());
+}
+
+// --- rounds -----------------------------------------------------------------------------------
+
+TEST_F(MachineExchangesTest, NewMachinesExchangeAllToAllOnceAfterTheirPairs) {
+  JoinAndPair(4);
+  ASSERT_EQ(state_.exchanges_size(), 1);
+  EXPECT_EQ(With("n0"), "n1, n2, n3");
+  const auto asked = DesiredFor(state_, "n3").machine_test();
+  EXPECT_EQ(asked.exchange().node_ids_size(), 4);
+  EXPECT_EQ(asked.id(), DesiredFor(state_, "n0").machine_test().id());
+  SubmitToThree();
+  EXPECT_EQ(job().stage(), v1::STAGE_QUEUED) << "no rank starts beside a test";
+  for (const char* node_id : {"n0", "n1", "n2"}) End(node_id);
+  EXPECT_EQ(job().stage(), v1::STAGE_QUEUED);
+  EXPECT_FALSE(Node("n0").exchanges().has_round());
+  End("n3");
+  EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
+  EXPECT_EQ(state_.exchanges_size(), 0);
+  EXPECT_EQ(Round("n3").node_ids_size(), 3);
+  EXPECT_EQ(Round("n3").bytes_per_second(), 1e9);
+  EXPECT_GT(Round("n3").ended_at().seconds(), 0);
+}
+
+TEST_F(MachineExchangesTest, ARoundThatFailsIsKeptNamesNobodyAndIsNotRepeated) {
+  JoinAndPair(4);
+  End("n0");
+  End("n1", "block 1 from n0: 1 byte of 2 MiB read back wrong");
+  End("n2", "n3 stops in the middle");
+  End("n3", "n2 stops in the middle");
+  EXPECT_EQ(state_.exchanges_size(), 0);
+  EXPECT_EQ(Judge(Round("n0")), ExchangeVerdict::kPassed);
+  EXPECT_EQ(Judge(Round("n1")), ExchangeVerdict::kFailed);
+  for (const char* node_id : {"n0", "n1", "n2", "n3"}) {
+    EXPECT_FALSE(Node(node_id).has_quarantine()) << node_id;
+  }
+  SubmitToThree();
+  EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT) << "no other round, and no wait";
+  EXPECT_EQ(state_.exchanges_size(), 0);
+}
+
+TEST_F(MachineExchangesTest, ASlowRoundOfMachinesThatAreFastInPairsIsShown) {
+  Event started;
+  started.mutable_driver_started()->set_rules(kRules);
+  started.mutable_driver_started()->set_machine_tests(megascale::agent::v1::TEST_KIND_QUICK);
+  started.mutable_driver_started()->set_exchange_rate(1e9);
+  Do(started);
+  JoinAndPair(3);
+  started.mutable_driver_started()->set_exchange_rate(4e9);
+  Do(started);
+  EndAll();  // with 1e9 bytes per second
+  EXPECT_EQ(Round("n1").rate_min(), 2e9);
+  EXPECT_EQ(Judge(Round("n1")), ExchangeVerdict::kFailed);
+  EXPECT_EQ(Round("n1").failure(), "");
+  EXPECT_FALSE(Node("n1").has_quarantine());
+  EXPECT_EQ(state_.exchanges_size(), 0);
+}
+
+TEST_F(MachineExchangesTest, AMemberThatGivesNoResultInTimeEndsTheRound) {
+  JoinAndPair(3);
+  End("n0");
+  End("n1", "n2 does not connect");
+  const std::vector<Timer> timers = TimersFor(state_);
+  ASSERT_EQ(timers.size(), 1u);
+  Do(timers[0].when_due);
+  EXPECT_EQ(state_.exchanges_size(), 0);
+  EXPECT_EQ(Round("n2").failure(), "its agent gave no result within 1m30s");
+  EXPECT_EQ(Round("n1").note(), "n2: its agent gave no result within 1m30s");
+  EXPECT_EQ(Judge(Round("n0")), ExchangeVerdict::kPassed);
+  EXPECT_FALSE(Node("n2").has_quarantine());
+}
+
+TEST_F(MachineExchangesTest, AJobWaitsForTheRoundOfTheMachinesOnWhichItIsToStart) {
+  Event late = Joined("n9", "a", 2);
+  late.mutable_node_joined()->mutable_hello()->set_tests_machine(true);
+  Do(late);  // its own test takes long
+  JoinAndPair(3);
+  EXPECT_EQ(state_.exchanges_size(), 0) << "n9 may take part";
+  SubmitToThree();
+  ASSERT_EQ(state_.exchanges_size(), 1);
+  EXPECT_EQ(With("n0"), "n1, n2");
+  EXPECT_EQ(job().stage(), v1::STAGE_QUEUED);
+  EXPECT_TRUE(absl::StrContains(job().message(), "n0 is being tested")) << job().message();
+  EndAll();
+  EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
+  EXPECT_EQ(state_.exchanges_size(), 0);
+}
+
+TEST_F(MachineExchangesTest, MachinesWithRanksTakePartInNoRound) {
+  JoinAndPair(2);
+  Do(Submitted("j", SpecOf(1, 1, 30)));
+  ASSERT_EQ(PlacedNodes(), (std::vector<std::string>{"n0"}));
+  Join("n2");
+  Join("n3");
+  EndPairs();
+  EXPECT_EQ(With("n0"), "");
+  EXPECT_EQ(With("n1"), "n2, n3");
+  EndAll();
+  EXPECT_EQ(With("n0"), "");
+  Do(Cancelled(false));
+  Do(Fenced(1, "n0", {}));
+  EndPairs();
+  EXPECT_FALSE(Node("n0").exchanges().has_round()) << "all others have had theirs";
+}
+
+// The second job would share a machine with the first one, which begins by the same event.
+TEST_F(MachineExchangesTest, AJobThatBeginsByTheSameEventTakesNoPartInARound) {
+  Event late = Joined("n9", "a", 2);
+  late.mutable_node_joined()->mutable_hello()->set_tests_machine(true);
+  Do(late);
+  JoinAndPair(3);
+  Do(Submitted("big", SpecOf(50, 2, 30)));
+  Do(Submitted("j", SpecOf(1, 1, 30)));
+  Do(Submitted("k", SpecOf(5, 1, 30)));
+  ASSERT_EQ(job().stage(), v1::STAGE_QUEUED);
+  Event cancelled = Cancelled(false);
+  cancelled.mutable_cancel_requested()->set_job_id("big");
+  Do(cancelled);
+  EXPECT_EQ(PlacedNodes(), (std::vector<std::string>{"n0"}));
+  EXPECT_EQ(state_.exchanges_size(), 0) << "n1 and n2 are left, a pair";
+  EXPECT_EQ(FindJob(state_, "k")->stage(), v1::STAGE_PREFLIGHT);
+}
+
+TEST_F(MachineExchangesTest, MachinesOfAJobWhoseRanksLostEachOtherExchangeInARoundToo) {
+  JoinAndPair(3);
+  EndAll();
+  RunOnThree();
+  Do(Failed(1, 0, "n0", megascale::telemetry::v1::FAILURE_CLASS_ABORTED));
+  for (const char* node_id : {"n0", "n1", "n2"}) Do(Fenced(1, node_id, {}));
+  EXPECT_FALSE(Node("n0").exchanges().has_round());
+  BackoffElapsed(1);
+  EndPairs();
+  EXPECT_EQ(With("n0"), "n1, n2");
+  EXPECT_EQ(job().reason(), "TestingMachines");
+  EndAll();
+  EXPECT_EQ(job().attempt(), 2);
+  EXPECT_FALSE(Node("n0").exchanges().after_failure());
+}
+
+TEST_F(MachineExchangesTest, ARoundIsDroppedWithAMachineThatIsLostAndTheOthersBeginAnother) {
+  JoinAndPair(4);
+  Do(Lost("n1", "a"));
+  EXPECT_EQ(With("n0"), "n2, n3");
+  Do(Evicted("n2", "memory errors"));
+  EXPECT_EQ(With("n0"), "") << "two are a pair";
+  EXPECT_FALSE(Node("n0").exchanges().has_round());
+}
+
+TEST_F(MachineExchangesTest, AnotherMachineBesideAgentsThatShareOneEndsWhatTheirRoundsSaid) {
+  for (const char* node_id : {"n0", "n1", "n2"}) Join(node_id, "a", "one");
+  while (state_.exchanges_size() > 0) EndAll();
+  ASSERT_TRUE(Node("n0").exchanges().has_round());
+  Join("n3", "a", "two");
+  EXPECT_FALSE(Node("n0").exchanges().has_round());
+}
+
+TEST_F(MachineExchangesTest, AnOlderDriversLogHasNoRounds) {
+  StartDriver(megascale::agent::v1::TEST_KIND_QUICK, 7);
+  JoinAndPair(4);
+  EXPECT_EQ(state_.exchanges_size(), 0);
+  SubmitToThree();
+  EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
 }
 
 }  // namespace

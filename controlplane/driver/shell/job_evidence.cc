@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/exchanges/exchanges.h"
 #include "controlplane/driver/shell/job_view.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
@@ -68,6 +69,12 @@ void SetTime(int64_t unix_nanos, google::protobuf::Timestamp* timestamp) {
   timestamp->set_nanos(static_cast<int32_t>(unix_nanos % 1'000'000'000));
 }
 
+void TellExchanges(const v1::NodeExchanges& exchanges, control::NodeEvidence* told) {
+  const control::ExchangeResult* worst = WorstExchange(exchanges.results());
+  if (worst != nullptr) *told->mutable_worst_exchange() = *worst;
+  if (exchanges.has_round()) *told->mutable_exchange_round() = exchanges.round();
+}
+
 void TellNodes(const DriverState& state, const JobRecord& job, control::JobEvidence* evidence) {
   evidence->clear_nodes();
   for (const std::string& node_id : NodesConcerned(job)) {
@@ -78,6 +85,7 @@ void TellNodes(const DriverState& state, const JobRecord& job, control::JobEvide
     told->set_alive(node->alive());
     told->set_hostname(node->hello().hostname());
     told->set_quarantine_evidence(node->quarantine().evidence());
+    TellExchanges(node->exchanges(), told);
     if (!node->has_test()) continue;
     *told->mutable_machine_test() = node->test().test();
     if (node->test().ended_unix_nanos() != 0) {

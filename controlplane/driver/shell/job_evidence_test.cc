@@ -62,6 +62,29 @@ TEST_F(JobEvidenceTest, TheTestThatFollowsTheFailureIsAddedOnceItHasEnded) {
   EXPECT_EQ(evidence->nodes(0).machine_tested_at().seconds(), 1030);
 }
 
+TEST_F(JobEvidenceTest, AMachineHasItsWorstExchangeAndItsRoundInTheFile) {
+  auto* exchanges = FindNode(&state_, "n0")->mutable_exchanges();
+  for (const double rate : {3e9, 1e9, 2e9}) {
+    control::ExchangeResult* result = exchanges->add_results();
+    result->set_node_id(absl::StrCat("n", rate / 1e9));
+    result->set_bytes_per_second(rate);
+    result->set_rate_min(5e8);
+    result->mutable_ended_at()->set_seconds(990);
+  }
+  exchanges->mutable_round()->set_failure("n2 stops in the middle");
+  exchanges->mutable_round()->add_node_ids("n2");
+  evidences_.Keep(state_, job(), 5, monitor_);
+  const auto evidence = Read();
+  ASSERT_TRUE(evidence.ok()) << evidence.status();
+  const control::NodeEvidence& node = evidence->nodes(0);
+  EXPECT_EQ(node.worst_exchange().node_id(), "n1") << "the slowest";
+  EXPECT_EQ(node.worst_exchange().bytes_per_second(), 1e9);
+  EXPECT_EQ(node.worst_exchange().rate_min(), 5e8);
+  EXPECT_EQ(node.worst_exchange().ended_at().seconds(), 990);
+  EXPECT_EQ(node.exchange_round().failure(), "n2 stops in the middle");
+  EXPECT_EQ(node.exchange_round().node_ids(0), "n2");
+}
+
 TEST_F(JobEvidenceTest, AQuarantineInPlaceOfTheResultIsAddedToo) {
   evidences_.Keep(state_, job(), 5, monitor_);
   evidences_.Refresh(state_);

@@ -393,6 +393,7 @@ control::NodeView ViewNode(const NodeRecord& node, const NodeUse& use, absl::Dur
   *view.mutable_exchanges() = node.exchanges().results();
   view.set_exchanges_with(node.exchanges().with());
   view.set_exchange_why(node.exchanges().why());
+  if (node.exchanges().has_round()) *view.mutable_exchange_round() = node.exchanges().round();
   return view;
 }
 

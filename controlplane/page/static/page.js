@@ -445,6 +445,28 @@ function logsTab(id, rank) {
 
 // --- machines -------------------------------------------------------------------------------------
 
+// "with n3: 1.1 GiB/s, at least 512.0 MiB/s expected, 1/2/2026, 3:04:05 PM"
+function exchangeText(exchange) {
+  const words = [exchange.bytes_per_second ? format.bytes(exchange.bytes_per_second) + '/s' : 'no rate'];
+  if (exchange.expected) words.push(`at least ${format.bytes(exchange.expected)}/s expected`);
+  if (exchange.ended) words.push(format.time(exchange.ended));
+  if (exchange.why) words.push(exchange.why);
+  return `with ${exchange.with}: ${words.join(', ')}`;
+}
+
+// Its worst exchange with another machine, and the one with several at once.
+function exchangesOf(machine) {
+  const lines = machine.exchanges_with ? [h('div', {}, 'now with ' + machine.exchanges_with)] : [];
+  const add = (name, exchange) => {
+    if (!exchange) return;
+    const failed = exchange.verdict === 'failed';
+    lines.push(h('div', {class: failed ? 'alert' : null}, `${failed ? '✕ ' : ''}${name} ${exchangeText(exchange)}`));
+  };
+  add(`worst of ${machine.exchanges}`, machine.worst_exchange);
+  add('at once', machine.exchange_round);
+  return lines.length ? lines : '–';
+}
+
 function machinesPage() {
   const note = h('p', {class: 'message'});
   const table = h('div', {});
@@ -453,7 +475,7 @@ function machinesPage() {
     ['node', 'machine'], ['pool', 'pool'], ['condition', 'condition'], ['verdict', 'suspicion'],
     ['slots', 'slots used', true],
     ['jobs', 'jobs', true], ['heartbeat_seconds', 'last report', true], ['cores', 'cores', true],
-    ['memory_bytes', 'memory', true]
+    ['memory_bytes', 'memory', true], ['exchange_rate', 'exchanges']
   ];
   const condition = m =>
       (!m.alive                     ? '✕ lost' :
@@ -508,14 +530,20 @@ function machinesPage() {
                     h('td', {class: 'number'}, `${m.used} / ${m.slots}`), h('td', {class: 'number'}, m.jobs),
                     h('td', {class: 'number'}, m.alive ? format.duration(m.heartbeat_seconds) + ' ago' : '–'),
                     h('td', {class: 'number'}, format.number(m.cores, 3)),
-                    h('td', {class: 'number'}, format.bytes(m.memory_bytes)))))));
+                    h('td', {class: 'number'}, format.bytes(m.memory_bytes)),
+                    h('td', {class: 'exchanges'}, exchangesOf(m)))))));
   }
   return {
     element: h('div', {}, h('div', {class: 'title'}, h('h1', {}, 'Machines')), note, h('h2', {}, ' '), table),
     async update() {
       const answer = await get('api/machines');
       machines = answer.machines.map(
-          m => ({...m, condition: condition(m), verdict: m.suspect ? m.suspect.verdict : ''}));
+          m => ({
+            ...m,
+            condition: condition(m),
+            verdict: m.suspect ? m.suspect.verdict : '',
+            exchange_rate: m.worst_exchange ? m.worst_exchange.bytes_per_second : 0
+          }));
       const slots = machines.reduce((sum, m) => sum + (m.alive ? m.slots : 0), 0),
             used = machines.reduce((sum, m) => sum + m.used, 0);
       note.textContent = `${machines.filter(m => m.alive).length} of ${answer.total} machines report; ${

@@ -101,6 +101,7 @@ absl::StatusOr<Diagnosis> DiagnoseSource(EvidenceSource* source, int64_t num_ste
                 &diagnosis);
   }
   AddStorageFailure(job, &diagnosis);
+  AddSilentKeeper(job, &diagnosis);
   return diagnosis;
 }
 

@@ -206,11 +206,15 @@ void AddExchanges(EvidenceSource* source, const diagnose::StallVerdict& verdict,
   const auto evidence =
       AskedEvidence(source, telemetry::v1::EVIDENCE_KIND_EXCHANGES, {ranks.begin(), ranks.end()});
   std::vector<diagnose::ExchangeVerdict> verdicts;
+  std::vector<plan::InstructionId> instructions;
   for (const diagnose::StallRoot* root : roots) {
+    instructions.push_back(root->instruction);
     verdicts.push_back(
         diagnose::ExplainExchange(ShownCallsOf(evidence, root->instruction, root->members)));
   }
-  AddExchange(diagnose::JoinExchanges(verdicts, machine_of), names, machine_of, diagnosis);
+  const diagnose::ExchangeVerdict joined = diagnose::JoinExchanges(verdicts, machine_of);
+  AddExchange(joined, names, machine_of, diagnosis);
+  AddStandstill(evidence, instructions, joined, diagnosis);
 }
 
 // Says so if a rank is named on the word of one other machine, which may be wrong itself.

@@ -1,6 +1,7 @@
 #include "cli/diagnosis/exchange_report.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -62,6 +63,51 @@ std::string FlowText(const StuckFlow& flow) {
                          base::FormatBytes(flow.ready_bytes),
                          base::FormatBytes(flow.transmitted_bytes),
                          base::FormatBytes(flow.arrived_bytes), flow.quiet_seconds);
+}
+
+// How the bytes of a flow moved, as an agent saw it.
+struct Standstill {
+  int64_t bytes = 0;         // that have come
+  double moved_seconds = 0;  // from the first look at the call to the first one with these bytes
+  double seconds = 0;        // since then
+};
+
+// Returns what the agent of a rank saw of its newest call towards `peer`. `bytes_of`: of a state.
+template <typename BytesOf>
+std::optional<Standstill> StandstillOf(const telemetry::v1::Evidence& evidence, int peer,
+                                       absl::Span<const plan::InstructionId> instructions,
+                                       const BytesOf& bytes_of) {
+  std::vector<const telemetry::v1::InFlightSample*> looks;
+  for (const telemetry::v1::InFlightSample& look : evidence.in_flight()) {
+    const telemetry::v1::ExchangeState& state = look.state();
+    const bool is_of = std::any_of(
+        instructions.begin(), instructions.end(),
+        [&](plan::InstructionId instruction) { return IsOf(state.instruction(), instruction); });
+    if (!is_of || state.peer() != peer) continue;
+    const bool is_new = !looks.empty() && (looks.back()->state().sequence() != state.sequence() ||
+                                           looks.back()->state().group() != state.group());
+    if (is_new) looks.clear();
+    looks.push_back(&look);
+  }
+  if (looks.empty()) return std::nullopt;
+  Standstill seen = {.bytes = bytes_of(looks.back()->state())};
+  auto first = looks.end() - 1;
+  while (first != looks.begin() && bytes_of((*(first - 1))->state()) == seen.bytes) --first;
+  // The times come from another machine and may be anything.
+  const auto seconds = [](int64_t from, int64_t to) {
+    return std::max(0.0, (static_cast<double>(to) - static_cast<double>(from)) / 1e9);
+  };
+  seen.moved_seconds = seconds(looks.front()->seen_nanos(), (*first)->seen_nanos());
+  seen.seconds = seconds((*first)->seen_nanos(), evidence.monotonic_nanos());
+  return seen;
+}
+
+const telemetry::v1::Evidence* EvidenceOf(
+    absl::Span<const control::v1::StreamEvidenceResponse> responses, int rank) {
+  const auto found = std::find_if(responses.begin(), responses.end(), [&](const auto& response) {
+    return response.rank() == rank && response.error().empty();
+  });
+  return found == responses.end() ? nullptr : &found->evidence();
 }
 
 }  // namespace
@@ -127,6 +173,34 @@ void AddExchange(const ExchangeVerdict& verdict, absl::Span<const trace::RankNam
                                              " is likelier at fault than the way to it: all that "
                                              "it sent has arrived, and it does not take these"));
   }
+}
+
+void AddStandstill(absl::Span<const control::v1::StreamEvidenceResponse> responses,
+                   absl::Span<const plan::InstructionId> instructions,
+                   const ExchangeVerdict& verdict, Diagnosis* diagnosis) {
+  if (verdict.stuck.empty()) return;
+  const StuckFlow& flow = verdict.stuck.front();
+  std::optional<Standstill> seen;
+  int witness = flow.to;
+  if (const auto* evidence = EvidenceOf(responses, flow.to)) {
+    seen = StandstillOf(*evidence, flow.from, instructions,
+                        [](const auto& state) { return state.received_bytes(); });
+  }
+  if (!seen.has_value()) {
+    witness = flow.from;
+    if (const auto* evidence = EvidenceOf(responses, flow.from)) {
+      seen = StandstillOf(*evidence, flow.to, instructions,
+                          [](const auto& state) { return state.delivered_bytes(); });
+    }
+  }
+  if (!seen.has_value()) return;
+  diagnosis->findings.evidence.push_back(absl::StrFormat(
+      "the agent of rank %d saw %s come from rank %d to rank %d in %.1f s, and nothing for %.1f s "
+      "since",
+      witness, base::FormatBytes(seen->bytes), flow.from, flow.to, seen->moved_seconds,
+      seen->seconds));
+  diagnosis->details["standstill"] = {
+      {"from", flow.from}, {"to", flow.to}, {"bytes", seen->bytes}, {"seconds", seen->seconds}};
 }
 
 }  // namespace megascale::cli

@@ -26,4 +26,11 @@ std::vector<diagnose::ShownCall> ShownCallsOf(
 void AddExchange(const diagnose::ExchangeVerdict& verdict, absl::Span<const trace::RankName> names,
                  absl::Span<const int> machine_of, Diagnosis* diagnosis);
 
+// Adds since when the bytes of the first flow that stands still have stood, and how they had come
+// there, as an agent saw it: the receiver's, else the sender's. `instructions`: of the exchanges.
+// Does nothing if no agent looked while the call ran.
+void AddStandstill(absl::Span<const control::v1::StreamEvidenceResponse> responses,
+                   absl::Span<const plan::InstructionId> instructions,
+                   const diagnose::ExchangeVerdict& verdict, Diagnosis* diagnosis);
+
 }  // namespace megascale::cli

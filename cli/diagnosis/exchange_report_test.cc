@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "cli/diagnosis/stack_report.h"
 #include "runtime/plan/operation.h"
 
@@ -88,6 +90,49 @@ TEST(ExchangeReportTest, ADeviceThatIsNotReadyIsItsRankAndNoLink) {
   EXPECT_EQ(diagnosis.findings.verdict,
             "stuck: rank 0 (node a); its device does not produce the rest of what it sends, and "
             "waits for no bytes");
+}
+
+// The agents looked every 100 ms while bytes moved, and each second afterwards.
+TEST(ExchangeReportTest, SinceWhenTheBytesStandIsSaidAsTheAgentsSawIt) {
+  const std::vector<int> members = {0, 1, 2};
+  std::vector<StreamEvidenceResponse> responses = Reduce(1 << 20);
+  const auto look = [&](int rank, int peer, uint64_t sequence, int64_t millis, int64_t bytes) {
+    auto* sample = responses[static_cast<size_t>(rank)].mutable_evidence()->add_in_flight();
+    sample->set_seen_nanos(millis * 1'000'000);
+    sample->mutable_state()->set_instruction(kReduce.packed());
+    sample->mutable_state()->set_sequence(sequence);
+    sample->mutable_state()->set_peer(peer);
+    sample->mutable_state()->set_received_bytes(bytes);
+    sample->mutable_state()->set_delivered_bytes(2 * bytes);
+  };
+  look(2, 0, 6, 100, 1 << 20);  // of the call before
+  for (const auto& [millis, bytes] : {std::pair<int64_t, int64_t>{1600, 0},
+                                      {1700, 1 << 18},
+                                      {2000, 1 << 20},
+                                      {3000, 1 << 20},
+                                      {8000, 1 << 20}}) {
+    look(2, 0, 7, millis, bytes);
+    look(2, 1, 7, millis, 4 << 20);
+    look(0, 2, 7, millis, bytes);
+  }
+  const auto verdict = diagnose::ExplainExchange(ShownCallsOf(responses, kReduce, members));
+  Diagnosis diagnosis = Unknown();
+  AddStandstill(responses, {kReduce}, verdict, &diagnosis);
+  EXPECT_THAT(diagnosis.findings.evidence,
+              testing::ElementsAre("the agent of rank 2 saw 1.0 MiB come from rank 0 to rank 2 in "
+                                   "0.4 s, and nothing for 7.0 s since"));
+  EXPECT_EQ(diagnosis.details["standstill"]["bytes"], 1 << 20);
+  EXPECT_EQ(diagnosis.details["standstill"]["seconds"], 7.0);
+  // The receiver's agent does not answer: the sender's tells.
+  responses[2].set_error("node c did not answer");
+  diagnosis = Unknown();
+  AddStandstill(responses, {kReduce}, verdict, &diagnosis);
+  EXPECT_THAT(diagnosis.findings.evidence,
+              testing::ElementsAre(testing::HasSubstr("the agent of rank 0 saw 2.0 MiB come")));
+  responses[0].mutable_evidence()->clear_in_flight();
+  diagnosis = Unknown();
+  AddStandstill(responses, {kReduce}, verdict, &diagnosis);
+  EXPECT_THAT(diagnosis.findings.evidence, testing::IsEmpty());
 }
 
 TEST(ExchangeReportTest, ARankThatIsNamedStays) {

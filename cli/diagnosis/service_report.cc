@@ -18,6 +18,10 @@ double SecondsAgo(int64_t nanos, const telemetry::v1::Evidence& evidence) {
   return (static_cast<double>(evidence.monotonic_nanos()) - static_cast<double>(nanos)) / 1e9;
 }
 
+bool NamesSomebody(const Diagnosis& diagnosis) {
+  return diagnosis.rank >= 0 || !diagnosis.node.empty() || !diagnosis.peer_node.empty();
+}
+
 }  // namespace
 
 bool IsSilence(const absl::Status& status) {
@@ -49,9 +53,7 @@ void AddStorageFailure(const control::v1::Job& job, Diagnosis* diagnosis) {
   const std::string evidence =
       absl::StrFormat("node %s could not store a checkpoint for %.0f s: %s", node,
                       failure.seconds(), base::Printable(failure.message(), 300));
-  const bool is_named =
-      diagnosis->rank >= 0 || !diagnosis->node.empty() || !diagnosis->peer_node.empty();
-  if (is_named || job.state() != control::v1::JOB_STATE_RUNNING) {
+  if (NamesSomebody(*diagnosis) || job.state() != control::v1::JOB_STATE_RUNNING) {
     findings.evidence.push_back(evidence);
     return;
   }
@@ -65,6 +67,32 @@ void AddStorageFailure(const control::v1::Job& job, Diagnosis* diagnosis) {
                    job.last_checkpoint().step(), "; it has completed step ", job.last_step()));
   findings.advice.push_back(
       absl::StrCat("free or mend the storage of ", node, "; it is tried again by itself"));
+  diagnosis->node = node;
+}
+
+void AddSilentKeeper(const control::v1::Job& job, Diagnosis* diagnosis) {
+  if (!job.has_silent_keeper()) return;
+  const std::string node = base::Printable(job.silent_keeper().node_id());
+  Findings& findings = diagnosis->findings;
+  const std::string evidence =
+      absl::StrFormat("the process keeper of node %s has not answered its agent for %.0f s", node,
+                      job.silent_keeper().seconds());
+  if (NamesSomebody(*diagnosis) || job.state() != control::v1::JOB_STATE_RUNNING) {
+    findings.evidence.push_back(evidence);
+    return;
+  }
+  findings.evidence.insert(findings.evidence.begin(),
+                           {evidence, absl::StrCat("its steps: ", findings.verdict)});
+  findings.cause = "silent_keeper";
+  findings.verdict = absl::StrCat("silent process keeper: node ", node,
+                                  " starts and reaps no process; the job trains on");
+  findings.cost.push_back(absl::StrCat("a process that ends on ", node,
+                                       " is not noticed, and none is started there, until the "
+                                       "keeper answers"));
+  findings.advice.push_back(
+      absl::StrCat("look on ", node, " whether the process megascale-keep is stopped"));
+  findings.advice.push_back(
+      absl::StrCat("or move the job off its machine: `megascale evict ", node, "`"));
   diagnosis->node = node;
 }
 

@@ -1,5 +1,5 @@
-// Verdicts that spans do not give: a driver that does not answer, storage that takes no
-// checkpoints, and a rank that begins collectives late. Pure functions.
+// Verdicts that spans do not give: a driver or a process keeper that does not answer, storage that
+// takes no checkpoints, and a rank that begins collectives late. Pure functions.
 #pragma once
 
 #include <string>
@@ -22,6 +22,11 @@ Diagnosis DiagnoseSilentDriver(const absl::Status& status, const std::string& jo
 // A machine cannot store checkpoints: makes this the verdict, if the job trains and no other rank
 // or machine is named; else adds it to the evidence. Does nothing if storage works.
 void AddStorageFailure(const control::v1::Job& job, Diagnosis* diagnosis);
+
+// The process keeper of a machine does not answer its agent: makes this the verdict, if the job
+// trains and no other rank or machine is named; else adds it to the evidence. Does nothing if all
+// answer.
+void AddSilentKeeper(const control::v1::Job& job, Diagnosis* diagnosis);
 
 // True if a verdict leaves open which rank makes collectives slow.
 bool LeavesOpenWhoIsLate(const Diagnosis& diagnosis);

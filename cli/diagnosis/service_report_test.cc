@@ -64,6 +64,49 @@ TEST(ServiceReportTest, StorageThatWorksIsNotMentioned) {
   EXPECT_TRUE(diagnosis.findings.evidence.empty());
 }
 
+control::v1::Job JobWithASilentKeeper() {
+  control::v1::Job job;
+  job.set_job_id("job");
+  job.set_state(control::v1::JOB_STATE_RUNNING);
+  job.mutable_silent_keeper()->set_node_id("n1");
+  job.mutable_silent_keeper()->set_seconds(7.2);
+  return job;
+}
+
+TEST(ServiceReportTest, AProcessKeeperThatDoesNotAnswerHasItsMachineNamed) {
+  Diagnosis diagnosis = Healthy();
+  AddSilentKeeper(JobWithASilentKeeper(), &diagnosis);
+  EXPECT_EQ(diagnosis.findings.cause, "silent_keeper");
+  EXPECT_EQ(diagnosis.node, "n1");
+  EXPECT_EQ(diagnosis.findings.verdict,
+            "silent process keeper: node n1 starts and reaps no process; the job trains on");
+  ASSERT_EQ(diagnosis.findings.evidence.size(), 2u);
+  EXPECT_EQ(diagnosis.findings.evidence[0],
+            "the process keeper of node n1 has not answered its agent for 7 s");
+  EXPECT_EQ(diagnosis.findings.evidence[1], "its steps: healthy: no straggler");
+}
+
+TEST(ServiceReportTest, ASilentKeeperIsEvidenceWhereARankIsNamedOrTheJobDoesNotTrain) {
+  Diagnosis slow = Healthy();
+  slow.findings.cause = "slow_worker";
+  slow.rank = 3;
+  slow.node = "n0";
+  AddSilentKeeper(JobWithASilentKeeper(), &slow);
+  EXPECT_EQ(slow.findings.cause, "slow_worker");
+  EXPECT_EQ(slow.node, "n0");
+  EXPECT_EQ(slow.findings.evidence.size(), 1u);
+  control::v1::Job starting = JobWithASilentKeeper();
+  starting.set_state(control::v1::JOB_STATE_STARTING);
+  Diagnosis unknown;
+  unknown.findings.cause = "unknown";
+  AddSilentKeeper(starting, &unknown);
+  EXPECT_EQ(unknown.findings.cause, "unknown");
+  EXPECT_EQ(unknown.findings.evidence.size(), 1u);
+  Diagnosis healthy = Healthy();
+  AddSilentKeeper(control::v1::Job(), &healthy);
+  EXPECT_EQ(healthy.findings.cause, "healthy");
+}
+
 TEST(ServiceReportTest, ADriverThatDoesNotAnswerIsAVerdict) {
   EXPECT_TRUE(IsSilence(absl::UnavailableError("")));
   EXPECT_TRUE(IsSilence(absl::DeadlineExceededError("")));

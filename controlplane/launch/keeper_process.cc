@@ -71,6 +71,8 @@ class Keeper {
   [[noreturn]] void BecomeChild(const SpawnCommand& spawn, int keeper_pid, int error_pipe) const;
   // Reaps children that ended. Returns false if there is no child at all.
   bool Reap(bool report);
+  // Sends it to the parent. If that is gone, the caller notices.
+  void TellParent(const KeeperExit& exited) const;
   void DrainSignals();
 
   KeeperSetup setup_;
@@ -101,6 +103,10 @@ bool Keeper::ServeCommand() {
   absl::StatusOr<base::Frame> frame = base::ReceiveFrame(setup_.commands, kSendTimeout);
   KeeperCommand command;
   if (!frame.ok() || !ReadCommand(*frame, &command)) return false;
+  if (command.kind == KeeperCommand::kPing) {
+    TellParent(KeeperExit());
+    return true;
+  }
   if (command.kind == KeeperCommand::kKill) {
     // A child that has ended keeps its process id until it is reaped.
     if (const auto pid = pids_.find(command.token); pid != pids_.end()) {
@@ -221,10 +227,13 @@ bool Keeper::Reap(bool report) {
     pids_.erase(child->second);
     tokens_.erase(child);
     if (!report) continue;
-    const std::string payload(reinterpret_cast<const char*>(&exited), sizeof(exited));
-    // The caller notices if the parent is gone.
-    base::SendFrame(setup_.exits, payload, {}, kSendTimeout).IgnoreError();
+    TellParent(exited);
   }
+}
+
+void Keeper::TellParent(const KeeperExit& exited) const {
+  const std::string payload(reinterpret_cast<const char*>(&exited), sizeof(exited));
+  base::SendFrame(setup_.exits, payload, {}, kSendTimeout).IgnoreError();
 }
 
 // Returns the process ids of all children, orphans that were reparented to this process included.

@@ -39,7 +39,8 @@ class Strings {
 bool ReadCommand(const base::Frame& frame, KeeperCommand* command) {
   if (frame.payload.size() < sizeof(KeeperCommand)) return false;
   std::memcpy(command, frame.payload.data(), sizeof(*command));
-  return command->kind == KeeperCommand::kSpawn || command->kind == KeeperCommand::kKill;
+  return command->kind == KeeperCommand::kSpawn || command->kind == KeeperCommand::kKill ||
+         command->kind == KeeperCommand::kPing;
 }
 
 size_t NumDescriptors(const KeeperCommand& command) {

@@ -17,7 +17,7 @@ inline constexpr int kDescriptorsMax = 32;
 // byte: the program, the arguments, the environment. Descriptors travel with it: the output first
 // when has_output, then one for each entry of `numbers`.
 struct KeeperCommand {
-  enum Kind : int32_t { kSpawn = 1, kKill = 2 };
+  enum Kind : int32_t { kSpawn = 1, kKill = 2, kPing = 3 };
   Kind kind;
   int32_t signal;
   int64_t token;
@@ -55,7 +55,7 @@ struct KeeperReply {
   int32_t error;  // errno; 0: the process runs
 };
 
-// The exit of a process, on the socket of exits.
+// The exit of a process, on the socket of exits. With token 0: the answer to a ping.
 struct KeeperExit {
   int64_t token;
   int32_t pid;

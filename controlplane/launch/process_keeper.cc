@@ -73,6 +73,12 @@ absl::StatusOr<pid_t> ProcessKeeper::Spawn(const SpawnRequest& request) {
                                                    request.descriptors.size(),
                                                    " descriptors exceed ", kDescriptorsMax));
   }
+  // Each child of a job would wait as long as the first one did, and nobody would hear of it.
+  if (SilenceAt(base::RealClock().Monotonic()) >= kCommandTimeout) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("start ", request.program, ": the process keeper (process ", pid_,
+                     ") does not answer; look whether it is stopped"));
+  }
   KeeperCommand command = {};
   command.kind = KeeperCommand::kSpawn;
   command.token = request.token;
@@ -94,8 +100,9 @@ absl::StatusOr<pid_t> ProcessKeeper::Spawn(const SpawnRequest& request) {
                                  "process keeper"));
   KeeperReply reply = {};
   while (reply.token != request.token) {  // one that came too late for its caller goes before
-    ASSIGN_OR_RETURN(const base::Frame frame, base::ReceiveFrame(commands_.get(), kCommandTimeout));
-    std::memcpy(&reply, frame.payload.data(), std::min(sizeof(reply), frame.payload.size()));
+    const auto frame = base::ReceiveFrame(commands_.get(), kCommandTimeout);
+    if (!frame.ok()) return base::Annotate(frame.status(), "process keeper");
+    std::memcpy(&reply, frame->payload.data(), std::min(sizeof(reply), frame->payload.size()));
   }
   if (reply.error != 0) {
     return base::ErrnoStatus(reply.error, absl::StrCat("start ", request.program));
@@ -113,6 +120,23 @@ absl::Status ProcessKeeper::Kill(int64_t token, int signal) {
                         "process keeper");
 }
 
+void ProcessKeeper::Ping(absl::Duration now) {
+  if (pinged_ < absl::InfiniteDuration() || !commands_.valid()) return;
+  KeeperCommand command = {};
+  command.kind = KeeperCommand::kPing;
+  const std::string payload(reinterpret_cast<const char*>(&command), sizeof(command));
+  pinged_ = now;
+  // One that is gone, or that has not read its commands for long, does not answer. A part of a
+  // frame must not be sent.
+  pollfd entry = {commands_.get(), POLLOUT, 0};
+  if (::poll(&entry, 1, 0) <= 0) return;
+  base::SendFrame(commands_.get(), payload, {}, kCommandTimeout).IgnoreError();
+}
+
+absl::Duration ProcessKeeper::SilenceAt(absl::Duration now) const {
+  return pinged_ == absl::InfiniteDuration() ? absl::ZeroDuration() : now - pinged_;
+}
+
 absl::StatusOr<std::vector<ProcessExit>> ProcessKeeper::TakeExits() {
   std::vector<ProcessExit> taken;
   pollfd entry = {exits_.get(), POLLIN, 0};
@@ -124,6 +148,10 @@ absl::StatusOr<std::vector<ProcessExit>> ProcessKeeper::TakeExits() {
     }
     KeeperExit exited = {};
     std::memcpy(&exited, frame->payload.data(), std::min(sizeof(exited), frame->payload.size()));
+    if (exited.token == 0) {
+      pinged_ = absl::InfiniteDuration();
+      continue;
+    }
     taken.push_back({exited.token, exited.pid, exited.status, exited.killed != 0});
   }
   return taken;

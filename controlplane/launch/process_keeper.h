@@ -59,11 +59,20 @@ class ProcessKeeper {
   ~ProcessKeeper();
 
   // Starts a child in a process group of its own; stdin is /dev/null. Returns its process id.
-  // Errors: NotFound, PermissionDenied - the program; Unavailable - the keeper is gone.
+  // Blocking: until it runs, at most 10 s. Errors: NotFound, PermissionDenied - the program;
+  // Unavailable - the keeper is gone; DeadlineExceeded - the keeper does not answer, and has not
+  // answered a ping for as long: then at once.
   absl::StatusOr<pid_t> Spawn(const SpawnRequest& request);
 
   // Sends `signal` to the child's process group. It is not an error if the child is already reaped.
   absl::Status Kill(int64_t token, int signal);
+
+  // Asks the keeper for a sign of life, unless it owes one. The answer makes exits_fd readable, and
+  // TakeExits takes it. `now`: monotonic.
+  void Ping(absl::Duration now);
+  // Returns for how long the keeper has owed an answer: it is stopped, hangs, or its machine is
+  // overloaded. Zero: it owes none. Call after TakeExits, which may have the answer.
+  absl::Duration SilenceAt(absl::Duration now) const;
 
   // Readable when TakeExits has something, or when the keeper is gone.
   int exits_fd() const { return exits_.get(); }
@@ -84,6 +93,7 @@ class ProcessKeeper {
   pid_t pid_;
   base::UniqueFd commands_;
   base::UniqueFd exits_;
+  absl::Duration pinged_ = absl::InfiniteDuration();  // infinite: no answer is owed
 };
 
 // Returns a status of waitpid in words: "exited with status 3", "killed by signal 9 (Killed)".

@@ -230,6 +230,43 @@ TEST_F(ProcessKeeperTest, ChildrenDieWithAKilledKeeper) {
   EXPECT_EQ(keeper_->Spawn(Request(2, {"pause"})).status().code(), absl::StatusCode::kUnavailable);
 }
 
+TEST_F(ProcessKeeperTest, OneThatIsStoppedOwesTheAnswerToAPing) {
+  ASSERT_EQ(keeper_->SilenceAt(absl::Seconds(1)), absl::ZeroDuration());
+  ::kill(keeper_->pid(), SIGSTOP);
+  keeper_->Ping(absl::Seconds(1));
+  keeper_->Ping(absl::Seconds(3));  // it owes one already
+  ASSERT_TRUE(keeper_->TakeExits().ok());
+  EXPECT_EQ(keeper_->SilenceAt(absl::Seconds(7)), absl::Seconds(6));
+  ::kill(keeper_->pid(), SIGCONT);
+  EXPECT_TRUE(WaitUntil([&] {
+    const auto exits = keeper_->TakeExits();
+    return exits.ok() && exits->empty() &&
+           keeper_->SilenceAt(absl::Seconds(8)) == absl::ZeroDuration();
+  }));
+  keeper_->Ping(absl::Seconds(9));
+  EXPECT_TRUE(WaitUntil([&] {
+    return keeper_->TakeExits().ok() &&
+           keeper_->SilenceAt(absl::Seconds(9)) == absl::ZeroDuration();
+  }));
+  ASSERT_TRUE(keeper_->Spawn(Request(1, {"exit", "0"})).ok());
+  EXPECT_EQ(NextExit().token, 1);
+}
+
+// It was asked long ago, by the real clock.
+TEST_F(ProcessKeeperTest, NothingIsStartedThroughOneThatHasBeenSilentForLong) {
+  ::kill(keeper_->pid(), SIGSTOP);
+  keeper_->Ping(base::RealClock().Monotonic() - absl::Minutes(1));
+  EXPECT_EQ(keeper_->Spawn(Request(1, {"exit", "0"})).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  ::kill(keeper_->pid(), SIGCONT);
+  EXPECT_TRUE(WaitUntil([&] {
+    return keeper_->TakeExits().ok() &&
+           keeper_->SilenceAt(base::RealClock().Monotonic()) == absl::ZeroDuration();
+  }));
+  EXPECT_TRUE(keeper_->Spawn(Request(1, {"exit", "0"})).ok());
+  EXPECT_EQ(NextExit().token, 1);
+}
+
 TEST_F(ProcessKeeperTest, RefusesToForkWhereThreadsRun) {
   Pipe hold;
   std::thread thread([&hold] {

@@ -48,12 +48,26 @@ class Comparison {
     const double step_now = MedianSeconds(now_);
     if (step_before_ <= 0 || step_now < kStepMin * step_before_) return change;
     change.step_times = step_now / step_before_;
-    FindWork(&change);
-    if (change.what == Change::kNone) FindExchanges(&change);
+    const Work work = MeasureWork();
+    FindWork(work, kNoMachine, &change);
+    if (change.what == Change::kNone) {
+      FindExchanges(&change);
+    } else {
+      change.has_witnesses = HasWitnesses(work, change);
+    }
     return change;
   }
 
  private:
+  // No worker is on it.
+  static constexpr int kNoMachine = -2;
+
+  // How long each worker computes in a step.
+  struct Work {
+    std::vector<double> before;            // by worker: the median
+    std::vector<std::vector<double>> now;  // by step and worker
+  };
+
   struct Meeting {
     std::set<int> workers;
     std::set<int> machines;
@@ -85,11 +99,25 @@ class Comparison {
     return work;
   }
 
+  Work MeasureWork() const {
+    std::vector<std::vector<double>> of_worker(num_workers_);
+    for (const MeasuredStep& step : history_.before) {
+      const std::vector<double> seconds = WorkOf(step);
+      for (size_t w = 0; w < num_workers_; ++w) of_worker[w].push_back(seconds[w]);
+    }
+    Work work;
+    for (std::vector<double>& seconds : of_worker) {
+      work.before.push_back(base::UpperMedian(std::move(seconds)));
+    }
+    for (const MeasuredStep& step : now_) work.now.push_back(WorkOf(step));
+    return work;
+  }
+
   // Returns by worker how many times longer it computes, beyond the median of those on other
   // machines; where there is one machine, of the other workers. A worker is not slower because the
-  // others have become faster.
-  std::vector<double> ChangeOf(const MeasuredStep& step, const std::vector<double>& before) const {
-    const std::vector<double> work = WorkOf(step);
+  // others have become faster. Workers on the machine `without` do not count.
+  std::vector<double> ChangeOf(const std::vector<double>& work, const std::vector<double>& before,
+                               int without) const {
     std::vector<double> ratios(num_workers_, 1);
     for (size_t w = 0; w < num_workers_; ++w) {
       if (before[w] > 0) ratios[w] = work[w] / before[w];
@@ -100,6 +128,7 @@ class Comparison {
     for (size_t w = 0; w < num_workers_; ++w) {
       std::vector<double> of_others;
       for (size_t o = 0; o < num_workers_; ++o) {
+        if (history_.machine_of[o] == without) continue;
         const bool is_elsewhere = history_.machine_of[o] != history_.machine_of[w];
         if (is_elsewhere || (is_one_machine && o != w)) of_others.push_back(ratios[o]);
       }
@@ -110,19 +139,11 @@ class Comparison {
     return changes;
   }
 
-  // Finds workers of one machine that compute longer.
-  void FindWork(SlowChange* change) const {
-    std::vector<std::vector<double>> of_worker(num_workers_);
-    for (const MeasuredStep& step : history_.before) {
-      const std::vector<double> work = WorkOf(step);
-      for (size_t w = 0; w < num_workers_; ++w) of_worker[w].push_back(work[w]);
-    }
-    std::vector<double> before;
-    for (std::vector<double>& work : of_worker)
-      before.push_back(base::UpperMedian(std::move(work)));
+  // Finds workers of one machine that compute longer. Those on the machine `without` do not count.
+  void FindWork(const Work& work, int without, SlowChange* change) const {
     std::vector<std::vector<double>> changes(num_workers_);
-    for (const MeasuredStep& step : now_) {
-      const std::vector<double> of_step = ChangeOf(step, before);
+    for (const std::vector<double>& of_now : work.now) {
+      const std::vector<double> of_step = ChangeOf(of_now, work.before, without);
       for (size_t w = 0; w < num_workers_; ++w) changes[w].push_back(of_step[w]);
     }
     std::vector<double> medians;
@@ -132,6 +153,7 @@ class Comparison {
     std::set<int> slow;
     std::set<int> machines;
     for (size_t w = 0; w < num_workers_; ++w) {
+      if (MachineOf(static_cast<int>(w)) == without) continue;
       const auto num = std::count_if(changes[w].begin(), changes[w].end(),
                                      [](double times) { return times >= kWorkOfStepMin; });
       if (static_cast<double>(num) < kPersistentMin * static_cast<double>(now_.size())) continue;
@@ -140,7 +162,7 @@ class Comparison {
       machines.insert(MachineOf(static_cast<int>(w)));
       change->times = std::max(change->times, medians[w]);
     }
-    if (machines.size() != 1 || !StandsOut(change->times, *machines.begin(), medians)) {
+    if (machines.size() != 1 || !StandsOut(change->times, {*machines.begin(), without}, medians)) {
       change->times = 1;
       return;
     }
@@ -152,11 +174,23 @@ class Comparison {
     if (!is_machine && slow.size() > 1) change->what = Change::kNone;
   }
 
-  // True if a change of `times` on a machine is large beside those of the workers elsewhere.
-  bool StandsOut(double times, int machine, const std::vector<double>& medians) const {
+  // True if the change is found without any one of the other machines as well.
+  bool HasWitnesses(const Work& work, const SlowChange& change) const {
+    std::set<int> others(history_.machine_of.begin(), history_.machine_of.end());
+    others.erase(MachineOf(change.worker));
+    return std::all_of(others.begin(), others.end(), [&](int without) {
+      SlowChange found;
+      FindWork(work, without, &found);
+      return found.what == change.what && found.worker == change.worker;
+    });
+  }
+
+  // True if a change of `times` is large beside those of the workers on all but these machines.
+  bool StandsOut(double times, const std::set<int>& machines,
+                 const std::vector<double>& medians) const {
     double second = 0;
     for (size_t w = 0; w < num_workers_; ++w) {
-      if (MachineOf(static_cast<int>(w)) == machine || medians[w] <= 0) continue;
+      if (machines.count(MachineOf(static_cast<int>(w))) > 0 || medians[w] <= 0) continue;
       second = std::max(second, std::max(medians[w], 1 / medians[w]) - 1);
     }
     return times - 1 >= kTimesTheSecond * second;

@@ -28,6 +28,9 @@ struct SlowChange {
   int peer = -1;          // kLink: the first worker of the other machine
   double times = 1;       // how many times longer than before, beyond what all others have changed
   double step_times = 1;  // how many times longer a step takes than before
+  // kWorker, kMachine: the same is found if the workers of any one other machine are left out, so
+  // that no machine can bring it about by what it says of itself. Never so on two machines.
+  bool has_witnesses = false;
 };
 
 // Older steps to compare with.

@@ -84,7 +84,8 @@ class Explanation {
               .stage = graph_.workers()[static_cast<size_t>(change.worker)].stage,
               .share = cause->share,
               .times_slower = change.times,
-              .step_times = change.step_times};
+              .step_times = change.step_times,
+              .has_witnesses = change.has_witnesses};
   }
 
   static SlowCause CauseOf(Change change) {

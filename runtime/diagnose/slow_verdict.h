@@ -48,6 +48,7 @@ struct Suspect {
   bool stands_out = false;
   // It was found by comparing with older steps, and so many times longer does a step take now.
   double step_times = 0;
+  bool has_witnesses = false;  // as in SlowChange
 };
 
 struct SlowVerdict {

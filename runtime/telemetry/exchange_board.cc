@@ -164,6 +164,8 @@ void ExchangeWriter::Begin(int index, const comm::CallEvent& call) {
   Channel& channel = board_->channels[static_cast<size_t>(index)];
   const uint64_t version = channel.version.load(std::memory_order_relaxed);
   const auto now = static_cast<uint64_t>(now_());
+  // A reader that sees a word written below also sees that the call before has ended.
+  std::atomic_thread_fence(std::memory_order_release);
   channel.num_peers.store(0, std::memory_order_relaxed);
   Store(channel.call,
         {call.sequence, call.instruction_id, PackCall(call), call.payload_bytes, now, 0});

@@ -2,9 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <random>
+#include <thread>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -98,6 +101,68 @@ TEST_F(ExchangeBoardTest, FurtherCommunicatorsAndPeersAreLeftOut) {
   writer_.Begin(0, Call(0));
   writer_.Update(0, std::vector<comm::PeerProgress>(kExchangePeers + 5));
   EXPECT_EQ(reader_.Running()[0].peers.size(), static_cast<size_t>(kExchangePeers));
+}
+
+// The numbers of a call follow from its sequence number.
+comm::CallEvent Numbered(uint64_t sequence) {
+  comm::CallEvent call;
+  call.operation = comm::Operation::kAllGather;
+  call.sequence = sequence;
+  call.instruction_id = 3 * sequence + 1;
+  call.payload_bytes = 5 * sequence + 2;
+  return call;
+}
+
+void ExpectWhole(const ExchangeRecord& record) {
+  ASSERT_EQ(record.operation, comm::Operation::kAllGather);
+  ASSERT_EQ(record.instruction, 3 * record.sequence + 1);
+  ASSERT_EQ(record.payload_bytes, static_cast<int64_t>(5 * record.sequence + 2));
+  for (size_t i = 0; i < record.peers.size(); ++i) {
+    const comm::PeerProgress& peer = record.peers[i].progress;
+    ASSERT_EQ(peer.world_rank, static_cast<int>(i));
+    ASSERT_EQ(peer.send_bytes, static_cast<int64_t>(7 * record.sequence + 2));
+    ASSERT_EQ(peer.receive_bytes, static_cast<int64_t>(9 * record.sequence + 2));
+  }
+}
+
+// While calls begin, move and end, every record that a reader gets is of one call, each call that
+// ended is read once and in order, and those that it got and those that it missed add up.
+TEST_F(ExchangeBoardTest, NoRecordIsTornBesideAWriter) {
+  constexpr uint64_t kCalls = 100'000;
+  const int channel = writer_.Register("data/0");
+  std::atomic<bool> is_over = false;
+  std::thread thread([&] {
+    for (uint64_t sequence = 0; sequence < kCalls; ++sequence) {
+      writer_.Begin(channel, Numbered(sequence));
+      const auto number = static_cast<int64_t>(sequence);
+      for (int64_t moved = 0; moved < 3; ++moved) {
+        const comm::PeerProgress peer = {0, 7 * number + 2, moved, moved, 9 * number + 2, moved};
+        comm::PeerProgress other = peer;
+        other.world_rank = 1;
+        writer_.Update(channel, {peer, other});
+      }
+      writer_.End(channel, Numbered(sequence));
+    }
+    is_over = true;
+  });
+  int64_t last = -1;
+  int64_t num_read = 0;
+  int64_t num_lost = 0;
+  std::vector<ExchangeRecord> ended;
+  for (bool more = true; more && !HasFatalFailure();) {
+    more = !is_over.load();
+    ended.clear();
+    num_lost += reader_.Drain(&ended);
+    num_read += static_cast<int64_t>(ended.size());
+    for (const ExchangeRecord& record : ended) {
+      ExpectWhole(record);
+      EXPECT_GT(static_cast<int64_t>(record.sequence), last);
+      last = static_cast<int64_t>(record.sequence);
+    }
+    for (const ExchangeRecord& record : reader_.Running()) ExpectWhole(record);
+  }
+  thread.join();
+  EXPECT_EQ(num_read + num_lost, static_cast<int64_t>(kCalls));
 }
 
 TEST_F(ExchangeBoardTest, ANewWriterEmptiesTheBoard) {

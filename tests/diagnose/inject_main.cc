@@ -50,7 +50,7 @@ int Main(int argc, char** argv) {
     std::fflush(stdout);
   };
   const std::vector<RunReport> reports = RunInjections(injections, together);
-  std::printf("%s", Table(reports).c_str());
+  std::printf("%s%s", Table(reports).c_str(), Counts(reports).c_str());
   const bool is_right = std::all_of(reports.begin(), reports.end(),
                                     [](const RunReport& report) { return report.is_right; });
   return is_right ? 0 : 1;

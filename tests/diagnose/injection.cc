@@ -46,8 +46,13 @@ const std::vector<FaultRow>& Rows() {
       {Fault::kSlowCopy, "slow_copy", 30, Victim::kRank, {"slow_worker"}},
       {Fault::kFullDisk, "full_disk", 30, Victim::kMachine, {"storage"}},
       {Fault::kSlowStorage, "slow_storage", 30, Victim::kMachine, {"data_wait"}},
-      {Fault::kStopKeeper, "stop_keeper", 12, Victim::kMachine, {"silent_keeper"}, true},
+      {Fault::kStopKeeper, "stop_keeper", 12, Victim::kMachine, {"silent_keeper"}},
       {Fault::kStopDriver, "stop_driver", 30, Victim::kDriver, {"silent_driver"}},
+      {Fault::kSlowSend,
+       "slow_send",
+       30,
+       Victim::kMachine,
+       {"slow_link", "slow_machine_link", "late_rank"}},
   };
   return *rows;
 }
@@ -76,7 +81,7 @@ Fault FaultNamed(const std::string& name) {
 }
 
 bool HasVictim(Fault fault) { return RowOf(fault).victim != Victim::kNobody; }
-bool IsCalm(Fault fault) { return !HasVictim(fault) || RowOf(fault).survives; }
+bool MustBeNamed(Fault fault) { return HasVictim(fault) && !RowOf(fault).survives; }
 
 bool LoadsMachine(Fault fault) {
   return !HasVictim(fault) || fault == Fault::kBusyMachine || fault == Fault::kBusyLink ||
@@ -119,17 +124,21 @@ Injection Draw(uint64_t seed) {
 }
 
 std::vector<uint64_t> SoakSeeds(const SoakSize& size) {
-  std::map<Fault, int> num_calm;
-  int num_faults = 0;
+  std::map<Fault, int> num_of;  // of each fault of which none need be named
+  int num_named = 0;
   std::vector<uint64_t> seeds;
   // Every kNumFaults seeds contain each fault once.
-  const uint64_t end = static_cast<uint64_t>(size.num_faults + size.num_calm) * kNumFaults;
+  const int rounds = size.num_named + size.num_survived + size.num_calm;
+  const uint64_t end = static_cast<uint64_t>(rounds) * kNumFaults;
   for (uint64_t seed = 0; seed < end; ++seed) {
     const Fault fault = Draw(seed).fault;
-    const bool is_wanted =
-        HasVictim(fault) ? num_faults < size.num_faults : num_calm[fault] < size.num_calm;
-    if (!is_wanted) continue;
-    ++(HasVictim(fault) ? num_faults : num_calm[fault]);
+    const bool must_be_named = MustBeNamed(fault);
+    int& num_taken = must_be_named ? num_named : num_of[fault];
+    const int wanted = must_be_named      ? size.num_named
+                       : HasVictim(fault) ? size.num_survived
+                                          : size.num_calm;
+    if (num_taken >= wanted) continue;
+    ++num_taken;
     seeds.push_back(seed);
   }
   return seeds;

@@ -28,8 +28,9 @@ enum class Fault {
   kSlowStorage,  // a machine's loader reads slowly
   kStopKeeper,   // SIGSTOP: the process that starts and reaps those of a machine
   kStopDriver,   // SIGSTOP
+  kSlowSend,     // what a rank sends to other machines sleeps at times between its pieces
 };
-inline constexpr int kNumFaults = 17;
+inline constexpr int kNumFaults = 18;
 
 // Returns a word for programs: "link_down".
 std::string Name(Fault fault);
@@ -38,8 +39,9 @@ bool IsFault(const std::string& name);
 Fault FaultNamed(const std::string& name);
 // False where there is no fault, or one that strikes all alike.
 bool HasVictim(Fault fault);
-// True where the job goes on, so that nothing need be named.
-bool IsCalm(Fault fault);
+// True where there is a victim, and a verdict that names nobody is wrong. False where nobody is a
+// victim, or where the fault does not touch the job for a while.
+bool MustBeNamed(Fault fault);
 // True where a run needs this machine for itself: its fault keeps cores or the network busy, or it
 // is there to show that nothing is named where nothing is wrong.
 bool LoadsMachine(Fault fault);
@@ -66,10 +68,11 @@ const std::vector<Layout>& Layouts();
 // those read and copy batches.
 Injection Draw(uint64_t seed);
 
-// Returns the first seeds of which `num_faults` have a victim, and `num_calm` are of each fault
-// that has none, in order.
+// Returns the first seeds of which `num_named` have a victim that must be named, `num_survived` are
+// of each fault that the job survives, and `num_calm` are of each fault without a victim; in order.
 struct SoakSize {
-  int num_faults = 100;
+  int num_named = 100;
+  int num_survived = 7;
   int num_calm = 20;
 };
 std::vector<uint64_t> SoakSeeds(const SoakSize& size);

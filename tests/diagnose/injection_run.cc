@@ -153,7 +153,7 @@ class OneRun {
 
   // Asks until the right verdict or until time is up; where nothing may be named, all the time.
   void Watch() {
-    const bool is_calm = IsCalm(injection_.fault);
+    const bool is_calm = !MustBeNamed(injection_.fault);
     const absl::Time end = struck_ + LimitOf(injection_.fault);
     report_.is_right = report_.is_victim_right = is_calm;
     for (int i = 0; absl::Now() < end; ++i) {

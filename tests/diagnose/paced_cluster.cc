@@ -56,6 +56,9 @@ bool PacedCluster::Strike(Fault fault, int machine, int local_rank, double slow_
     case Fault::kLateRank:
       set("late", "0.3 0.1");
       return true;
+    case Fault::kSlowSend:
+      set("send", "0.1 0.1");
+      return true;
     case Fault::kSlowCopy:
       set("copy", absl::StrCat(kCopySecondsPerByte));
       return true;

@@ -14,6 +14,7 @@
 #include "runtime/device/cpu_device.h"
 #include "runtime/device/direct_communicator.h"
 #include "runtime/stream/host_stream.h"
+#include "tests/diagnose/slow_send.h"
 #include "tests/diagnose/switch.h"
 
 namespace megascale::injection {
@@ -186,6 +187,7 @@ class PacedDevice final : public device::Device {
 }  // namespace
 
 std::unique_ptr<device::Device> MakePacedDevice(int local_rank, const std::string& folder) {
+  SlowSend(folder, local_rank);
   return std::make_unique<PacedDevice>(local_rank, folder);
 }
 

@@ -28,9 +28,13 @@ std::string Describe(const RunReport& report);
 // Returns a table by fault.
 std::string Table(const std::vector<RunReport>& reports);
 
+// Returns three lines: how many runs whose victim must be named are right, how many that the job
+// survives, so that nobody need be named, and how many without a victim.
+std::string Counts(const std::vector<RunReport>& reports);
+
 // Returns a line for each rule that the runs break. Rank and cause are right in 95 % of the runs
-// with a fault; a run without a verdict counts as wrong. Nothing is named in any run without a
-// fault, nor before any fault.
+// whose victim must be named; a run without a verdict counts as wrong. Nobody but the victim is
+// named in any other run, nor anybody before a fault.
 std::vector<std::string> BrokenRules(const std::vector<RunReport>& reports);
 
 }  // namespace megascale::injection

@@ -247,6 +247,7 @@ TEST_F(TraceTest, StatusTellsWhatTheNewestStepsWentFor) {
   EXPECT_NE(text.out.find("\nSTAGE  RANKS  STEP"), std::string::npos) << text.out;
   EXPECT_NE(text.out.find("\n3 steps up to "), std::string::npos) << text.out;
   EXPECT_NE(text.out.find("\ndiagnosis "), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("\ngoodput "), std::string::npos) << text.out;
   // On a busy machine an agent may answer too late to be shown.
   json stages;
   const auto has_both = [&] {

@@ -125,7 +125,9 @@ void RunEvidence(absl::string_view input) {
     const auto instruction =
         plan::InstructionId::FromPacked(responses[0].evidence().running(0).instruction());
     const auto calls = cli::ShownCallsOf(responses, instruction, members);
-    cli::AddExchange(diagnose::ExplainExchange(calls), names, machines, &diagnosis);
+    const diagnose::ExchangeVerdict verdict = diagnose::ExplainExchange(calls);
+    cli::AddExchange(verdict, names, machines, &diagnosis);
+    cli::AddStandstill(responses, {instruction}, verdict, &diagnosis);
   }
   cli::AddStacks(responses, &diagnosis);
   CheckDiagnosis(diagnosis, kRanks);
@@ -146,6 +148,7 @@ void RunSavedEvidence(absl::string_view input) {
   auto diagnosis = cli::DiagnoseJob(saved->get(), {.num_steps = 5, .replayed_max = 1e5});
   if (!diagnosis.ok()) return CheckLine(diagnosis.status());
   cli::AddStorageFailure(*job, &*diagnosis);
+  cli::AddSilentKeeper(*job, &*diagnosis);
   CheckDiagnosis(*diagnosis, job::WorldSize(job->spec()));
 }
 

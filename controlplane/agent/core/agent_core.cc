@@ -196,9 +196,19 @@ v1::ActualState AgentCore::Report(
   state.set_known_version(version_);
   state.set_known_proof(proof_);
   for (const auto& [job_id, job] : jobs_) *state.add_jobs() = job->Report(heartbeats);
+  if (keeper_silence_ >= kKeeperSilenceMin) {
+    for (v1::ActualJob& job : *state.mutable_jobs()) {
+      job.set_keeper_silent_seconds(absl::ToDoubleSeconds(keeper_silence_));
+      // The same text at all times: it is a new warning otherwise.
+      job.add_warnings(
+          "the agent's process keeper does not answer: it starts, ends and reaps no process; look "
+          "whether it is stopped (megascale-keep)");
+    }
+  }
   check_->Report(&state);
   const double seconds = absl::ToDoubleSeconds(report_interval());
-  CutRecent(static_cast<size_t>(seconds * kUnaskedBytesMax), &state);
+  const int bytes_max = gpus_.has_gpus() ? kUnaskedBytesMax / 2 : kUnaskedBytesMax;
+  CutRecent(static_cast<size_t>(seconds * bytes_max), &state);
   return state;
 }
 

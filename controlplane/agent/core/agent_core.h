@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -22,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "controlplane/agent/core/gpu_turns.h"
 #include "proto/agent.pb.h"
 #include "proto/link.pb.h"
 #include "proto/telemetry.pb.h"
@@ -142,13 +144,23 @@ class AgentCore {
   absl::Duration NextWake() const;
 
   // Evidence for diagnosis that an agent sends unasked, in bytes a second: what stalled ranks did
-  // last. Everything else is fetched when somebody asks for it.
+  // last, and samples of the GPUs. Everything else is fetched when somebody asks for it.
   static constexpr int kUnaskedBytesMax = 1024;
 
   // Returns the whole actual state. `heartbeats`: of live processes, by process id. The report has
   // their ages and phases; rank and pid are filled in, and the texts of stalled ranks are cut to
-  // equal parts of kUnaskedBytesMax.
+  // equal parts of kUnaskedBytesMax, or of half of it if the machine has GPUs.
   v1::ActualState Report(const std::map<int64_t, telemetry::v1::RankStatus>& heartbeats) const;
+
+  // Takes for how long the process keeper has owed an answer; zero: it owes none. From
+  // kKeeperSilenceMin on reports say so of each job, with a warning.
+  static constexpr absl::Duration kKeeperSilenceMin = absl::Seconds(5);
+  void OnKeeperSilence(absl::Duration silence) { keeper_silence_ = silence; }
+
+  // Takes what was read of the GPUs; none: nothing was read.
+  void OnGpus(std::vector<telemetry::v1::GpuSample> read) { gpus_.Take(std::move(read)); }
+  // Returns the samples of GPUs for the report that is sent now: see gpu_turns.h.
+  std::vector<telemetry::v1::GpuSample> NextGpus(absl::Duration now) { return gpus_.Next(now); }
 
   // Returns the host processes that the shell must kill because their heartbeats stopped. A host
   // process that ends without a KillProcess of the core is started again, in place.
@@ -174,6 +186,8 @@ class AgentCore {
   bool drain_known_ = false;
   std::map<std::string, std::unique_ptr<JobCore>> jobs_;
   std::unique_ptr<MachineCheckCore> check_;
+  GpuTurns gpus_;
+  absl::Duration keeper_silence_;
 };
 
 }  // namespace megascale::agent

@@ -558,6 +558,44 @@ TEST_F(AgentCoreTest, WhatStalledRanksDidIsAtMostOneKibibyteASecond) {
   }
 }
 
+TEST_F(AgentCoreTest, AProcessKeeperThatIsSilentForLongIsReportedWithAWarning) {
+  Want(DesiredJob::PHASE_RUN, 1);
+  Apply();
+  core_.OnKeeperSilence(AgentCore::kKeeperSilenceMin - absl::Milliseconds(1));
+  EXPECT_EQ(core_.Report({}).jobs(0).keeper_silent_seconds(), 0);
+  EXPECT_EQ(core_.Report({}).jobs(0).warnings_size(), 0);
+  core_.OnKeeperSilence(absl::Seconds(7));
+  const v1::ActualJob silent = core_.Report({}).jobs(0);
+  EXPECT_EQ(silent.keeper_silent_seconds(), 7);
+  ASSERT_EQ(silent.warnings_size(), 1);
+  EXPECT_THAT(silent.warnings(0), HasSubstr("process keeper does not answer"));
+  core_.OnKeeperSilence(absl::Seconds(8));
+  EXPECT_EQ(core_.Report({}).jobs(0).warnings(0), silent.warnings(0));
+  core_.OnKeeperSilence(absl::ZeroDuration());
+  EXPECT_EQ(core_.Report({}).jobs(0).warnings_size(), 0);
+}
+
+TEST_F(AgentCoreTest, SamplesOfGpusHaveTheirShareOfWhatIsSentUnasked) {
+  Want(DesiredJob::PHASE_RUN, 1);
+  Apply();
+  std::map<int64_t, telemetry::v1::RankStatus> heartbeats;
+  for (int64_t process = 1; process < 10; ++process) {
+    heartbeats[process].set_recent(std::string(2000, '1'));
+  }
+  const auto num_text_bytes = [&] {
+    size_t num_bytes = 0;
+    for (const ActualRank& rank : core_.Report(heartbeats).jobs(0).ranks()) {
+      num_bytes += rank.status().recent().size();
+    }
+    return num_bytes;
+  };
+  EXPECT_GT(num_text_bytes(), AgentCore::kUnaskedBytesMax / 2);
+  EXPECT_TRUE(core_.NextGpus(absl::Seconds(1)).empty());
+  core_.OnGpus({telemetry::v1::GpuSample()});
+  EXPECT_LE(num_text_bytes(), AgentCore::kUnaskedBytesMax / 2);
+  EXPECT_EQ(core_.NextGpus(absl::Seconds(1)).size(), 1u);
+}
+
 TEST_F(AgentCoreTest, TheReportIntervalIsTheShortestHeartbeat) {
   EXPECT_EQ(core_.report_interval(), absl::Seconds(1));
   Want(DesiredJob::PHASE_RUN, 1)

@@ -29,9 +29,8 @@ constexpr absl::Duration kCoalesce = absl::Milliseconds(20);
 // Ended exchanges are read this often. The ring of a rank holds 1,024 of them. Source: Mycroft
 // (SOSP 2025).
 constexpr absl::Duration kSampleInterval = absl::Milliseconds(100);
+constexpr absl::Duration kPingInterval = absl::Seconds(1);
 constexpr size_t kAttemptLogsKept = 16;  // per job
-// What was read of GPUs longer ago is not reported: their driver hangs.
-constexpr absl::Duration kGpusAgeMax = absl::Seconds(30);
 // Far above the ids that AgentCore gives.
 constexpr int64_t kFirstStackProcess = int64_t{1} << 40;
 
@@ -97,6 +96,7 @@ absl::Status AgentLoop::Run() {
     SampleExchanges();
     SampleMachine();
     Act();
+    PingKeeper();
     ReportWhenDue();
     EndWhenDrained();
     out_of_memory_.Sample(Now());
@@ -488,10 +488,7 @@ void AgentLoop::SampleMachine() {
                                           absl::ToDoubleSeconds(MachineReader::kInterval)});
   }
   std::vector<telemetry::v1::GpuSample> gpus = gpus_.Take();
-  if (!gpus.empty()) {
-    newest_gpus_ = gpus;
-    gpus_read_ = now;
-  }
+  core_.OnGpus(gpus);
   machine_.Read(now, ranks, std::move(gpus));
 }
 
@@ -507,6 +504,15 @@ void AgentLoop::NoteHostProgress() {
     if (published > known) core_.OnHostProgress(id);
     known = std::max(known, published);
   }
+}
+
+// The answer comes with the exits, which the loop takes first.
+void AgentLoop::PingKeeper() {
+  const absl::Duration now = Now();
+  core_.OnKeeperSilence(keeper_->SilenceAt(now));
+  if (now < pinged_ + kPingInterval) return;
+  pinged_ = now;
+  keeper_->Ping(now);
 }
 
 void AgentLoop::ReportWhenDue() {
@@ -526,9 +532,7 @@ void AgentLoop::ReportWhenDue() {
     Do(KillProcess{id});
   }
   v1::ActualState report = core_.Report(heartbeats);
-  if (now - gpus_read_ <= kGpusAgeMax) {
-    *report.mutable_gpus() = {newest_gpus_.begin(), newest_gpus_.end()};
-  }
+  for (telemetry::v1::GpuSample& gpu : core_.NextGpus(now)) *report.add_gpus() = std::move(gpu);
   heartbeat_.Report(std::move(report), core_.report_interval());
   reported_ = now;
   changed_ = false;

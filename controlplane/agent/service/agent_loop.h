@@ -91,6 +91,7 @@ class AgentLoop {
   absl::StatusOr<telemetry::v1::Evidence> ReadEvidence(const v1::FetchEvidence& fetch);
   void SampleExchanges();
   void SampleMachine();
+  void PingKeeper();
   void ReportWhenDue();
   void NoteHostProgress();
 
@@ -114,10 +115,9 @@ class AgentLoop {
   bool changed_ = true;                                       // since the last report
   absl::Duration reported_ = -absl::InfiniteDuration();
   telemetry::GpuMetrics gpus_;
-  std::vector<telemetry::v1::GpuSample> newest_gpus_;
-  absl::Duration gpus_read_ = -absl::InfiniteDuration();
   MachineReader machine_;
   absl::Duration sampled_ = -absl::InfiniteDuration();
+  absl::Duration pinged_ = -absl::InfiniteDuration();
   Heartbeat heartbeat_;
   std::map<int64_t, std::string> stack_requests_;  // by process: the request that it answers
   int64_t last_stack_process_;

@@ -16,6 +16,7 @@ absl::Duration Now() { return base::RealClock().Monotonic(); }
 void Repeater::OnReport(const v1::ActualState& report, absl::Duration interval,
                         absl::Duration now) {
   report_ = report;
+  report_.clear_gpus();  // each sample is sent once
   interval_ = interval;
   reported_ = sent_ = now;
 }

@@ -26,7 +26,10 @@ void AgentReports::Advance(absl::Duration now) {
 
 void AgentReports::TakeHello(const agent::Hello& hello) {
   Agent& taken = agents_[hello.node_id()];
-  if (taken.hello.incarnation() != hello.incarnation()) taken.report.reset();
+  if (taken.hello.incarnation() != hello.incarnation()) {
+    taken.report.reset();
+    taken.gpus.reset();
+  }
   taken.hello = hello;
   taken.heard = awake_;
   taken.punctual = false;
@@ -41,8 +44,22 @@ bool AgentReports::TakeReport(const std::string& node_id,
   Agent& taken = found->second;
   taken.punctual = awake_ - taken.heard < node_timeout_;
   taken.heard = awake_;
+  KeepGpus(*report, &taken);
   taken.report = std::move(report);
   return true;
+}
+
+// A report shows some GPUs, by turns.
+void AgentReports::KeepGpus(const agent::ActualState& report, Agent* taken) const {
+  if (report.gpus().empty()) return;
+  auto kept = std::make_shared<ReportedGpus>();
+  if (taken->gpus != nullptr) *kept = *taken->gpus;
+  std::erase_if(*kept, [&](const auto& gpu) { return awake_ - gpu.second.heard > kGpuAgeMax; });
+  for (const telemetry::v1::GpuSample& sample : report.gpus()) {
+    if (kept->size() >= kGpusMax && kept->count(sample.index()) == 0) continue;
+    (*kept)[sample.index()] = {sample, awake_};
+  }
+  taken->gpus = std::move(kept);
 }
 
 const agent::Hello* AgentReports::FindHello(const std::string& node_id) const {
@@ -59,6 +76,11 @@ bool AgentReports::HasReported(const DriverState& state, const std::string& node
 std::shared_ptr<const agent::ActualState> AgentReports::ReportOf(const std::string& node_id) const {
   const auto found = agents_.find(node_id);
   return found == agents_.end() ? nullptr : found->second.report;
+}
+
+std::shared_ptr<const ReportedGpus> AgentReports::GpusOf(const std::string& node_id) const {
+  const auto found = agents_.find(node_id);
+  return found == agents_.end() ? nullptr : found->second.gpus;
 }
 
 absl::Duration AgentReports::HeardAt(const std::string& node_id) const {

@@ -4,6 +4,7 @@
 // first.
 #pragma once
 
+#include <cstddef>
 #include <map>
 #include <memory>
 #include <string>
@@ -14,8 +15,20 @@
 
 namespace megascale::driver {
 
+// The newest sample of a GPU, and when it came.
+struct ReportedGpu {
+  megascale::telemetry::v1::GpuSample sample;
+  absl::Duration heard = absl::ZeroDuration();  // in awake time
+};
+using ReportedGpus = std::map<int, ReportedGpu>;  // by index
+
 class AgentReports {
  public:
+  // A sample that came longer ago is not shown: the machine's GPU driver hangs. Agents tell each
+  // GPU about every five seconds.
+  static constexpr absl::Duration kGpuAgeMax = absl::Seconds(30);
+  // The most that are kept of a machine: what another machine reports is bounded.
+  static constexpr size_t kGpusMax = 64;
   // A longer gap between two calls means that the driver itself stalled.
   static constexpr absl::Duration kStallMax = absl::Seconds(1);
 
@@ -48,6 +61,9 @@ class AgentReports {
   // has not reported.
   std::shared_ptr<const megascale::agent::v1::ActualState> ReportOf(
       const std::string& node_id) const;
+  // Returns the newest samples of the node's GPUs, some of them too old; null: there are none. They
+  // do not change any more.
+  std::shared_ptr<const ReportedGpus> GpusOf(const std::string& node_id) const;
   // Returns when the node was heard last, in awake time; zero: not since the driver started.
   absl::Duration HeardAt(const std::string& node_id) const;
 
@@ -91,9 +107,11 @@ class AgentReports {
   struct Agent {
     megascale::agent::v1::Hello hello;
     std::shared_ptr<const megascale::agent::v1::ActualState> report;  // null: there is none
+    std::shared_ptr<const ReportedGpus> gpus;                         // null: there are none
     absl::Duration heard = absl::ZeroDuration();                      // in awake time
     bool punctual = false;
   };
+  void KeepGpus(const megascale::agent::v1::ActualState& report, Agent* taken) const;
   struct JobNodes {  // the nodes of one attempt
     int64_t attempt = -1;
     int num_ranks = 0;

@@ -90,6 +90,16 @@ TEST_F(LastEvidenceTest, SpansCallsAndTheCulpritsMachineAreKept) {
             absl::StrCat("n1/", static_cast<int>(telemetry::EVIDENCE_KIND_METRICS), "/2"));
 }
 
+TEST_F(LastEvidenceTest, OfAJobThatWasCancelledSpansAndCallsAreKept) {
+  job_.set_state(control::JOB_STATE_CANCELLED);
+  job_.clear_culprit();
+  const auto file = Keep();
+  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_EQ(file->spans.size(), 4u);
+  EXPECT_EQ(file->spans[3].spans_size(), 10);
+  EXPECT_EQ(file->evidence.at(telemetry::EVIDENCE_KIND_EXCHANGES).size(), 4u);
+}
+
 TEST_F(LastEvidenceTest, WithoutAnAgentThatAnswersNothingIsWritten) {
   away_ = "n0";
   EXPECT_TRUE(Keep().ok()) << "one of two answers";

@@ -193,11 +193,12 @@ std::optional<std::string> WordsOf(const control::Job& job, const Judged& judged
   }
 }
 
-// Its own spans show that it computes longer than it did; no other machine's word counts.
+// Its own spans show that it computes longer than it did, and so it does beside the ranks of the
+// other machines without any one of these: no machine's word makes another one a suspect.
 bool IsNamed(const diagnose::Suspect& cause) {
   const bool computes = cause.cause == diagnose::SlowCause::kOneWorker ||
                         cause.cause == diagnose::SlowCause::kSlowMachine;
-  return computes && cause.step_times > 0;
+  return computes && cause.step_times > 0 && cause.has_witnesses;
 }
 
 }  // namespace

@@ -2,12 +2,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <random>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/relay/suspect.h"
 #include "controlplane/driver/relay/testing/computed_job.h"
+#include "runtime/plan/instruction.h"
 
 namespace megascale::driver {
 namespace {
@@ -78,6 +85,94 @@ TEST(SlowJobTest, AJobThatHasRecoveredHasNoSuspect) {
   slow.computed.job.set_last_step(36);
   const auto suspicion = slow.Find();
   EXPECT_TRUE(!suspicion.ok() || suspicion->node_id().empty()) << suspicion->verdict();
+}
+
+// --- lies ----------------------------------------------------------------------------------------
+
+// Places rank r on the machine `nodes[r]`.
+void Place(const std::vector<std::string>& nodes, control::Job* job) {
+  ASSERT_EQ(static_cast<int>(nodes.size()), job->ranks_size());
+  for (int rank = 0; rank < job->ranks_size(); ++rank) {
+    job->mutable_ranks(rank)->set_node_id(nodes[static_cast<size_t>(rank)]);
+  }
+}
+
+// Returns how many times as long as in a normal step a rank claims to compute in a slow one.
+using Claim = std::function<double(int rank, int64_t step)>;
+
+// Makes the spans of ranks on n0 claim this of the steps in which the job is slow.
+void LieOnFirstNode(const Claim& claim, SlowJob* slow) {
+  slow->ports.spans.fetch = [honest = slow->ports.spans.fetch, claim](
+                                const std::string& node, const agent::FetchSpans& fetch) {
+    auto chunk = honest(node, fetch);
+    if (node != "n0" || !chunk.ok()) return chunk;
+    std::map<int64_t, int64_t> begin_of;
+    for (const auto& span : chunk->spans()) {
+      const auto [begin, is_new] = begin_of.try_emplace(span.step(), span.begin_nanos());
+      begin->second = std::min(begin->second, span.begin_nanos());
+    }
+    for (auto& span : *chunk->mutable_spans()) {
+      const auto id = plan::InstructionId::FromPacked(span.instruction());
+      if (plan::NeedsPeers(id) || span.step() <= 20) continue;
+      // An operation that begins too early counts as one without a delay.
+      span.set_begin_nanos(begin_of.at(span.step()));
+      span.set_end_nanos(span.begin_nanos() +
+                         static_cast<int64_t>(claim(fetch.rank(), span.step()) *
+                                              static_cast<double>(ComputedJob::kPassNanos)));
+    }
+    return chunk;
+  };
+}
+
+// All have become four times slower. The ranks of n0 claim that one of them is idle, and that the
+// others are as fast as before by turns: so half of them always are, and the median of no rank
+// that works is low.
+TEST(SlowLiarTest, ClaimsByTurnsMakeTheOnlyOtherMachineNoSuspect) {
+  SlowJob slow({.replicas = 4, .stages = 1}, {0, 1, 2, 3});
+  Place({"n0", "n0", "n0", "n1"}, &slow.computed.job);
+  LieOnFirstNode(
+      [](int rank, int64_t step) {
+        if (rank == 0) return 0.0;
+        if (step == 30) return 4.0;
+        return (rank == 1) == (step < 28) ? 1.0 : 4.0;
+      },
+      &slow);
+  const auto suspicion = slow.Find();
+  EXPECT_TRUE(!suspicion.ok() || suspicion->node_id() != "n1") << suspicion->verdict();
+}
+
+// Whatever the ranks of one machine claim, no other machine becomes a suspect: the others have
+// become slow alike, or not at all.
+TEST(SlowLiarTest, SpansThatAnAgentMakesUpNameNoOtherMachine) {
+  const std::vector<std::vector<std::string>> placements = {
+      {"n0", "n0", "n0", "n1"}, {"n0", "n0", "n1", "n1"}, {"n0", "n0", "n1", "n2"}};
+  std::mt19937_64 random(11);
+  int num_named = 0;
+  for (int round = 0; round < 120; ++round) {
+    const bool are_slow = random() % 2 == 0;
+    SlowJob slow({.replicas = 4, .stages = 1},
+                 are_slow ? std::set<int>{0, 1, 2, 3} : std::set<int>{}, are_slow ? 4 : 1);
+    Place(placements[random() % placements.size()], &slow.computed.job);
+    // A habit of each rank, which it leaves at times.
+    std::map<int, std::vector<double>> habits;
+    for (int rank = 0; rank < 4; ++rank) {
+      for (int i = 0; i < 4; ++i) {
+        habits[rank].push_back(std::vector<double>{0, 0.5, 1, 3.5, 4, 16}[random() % 6]);
+      }
+    }
+    std::map<std::pair<int, int64_t>, double> claims;
+    for (int rank = 0; rank < 4; ++rank) {
+      for (int64_t step = 21; step <= 30; ++step) {
+        claims[{rank, step}] = habits[rank][random() % 3 == 0 ? random() % 4 : 0];
+      }
+    }
+    LieOnFirstNode([&](int rank, int64_t step) { return claims.at({rank, step}); }, &slow);
+    const auto suspicion = slow.Find();
+    if (!suspicion.ok() || suspicion->node_id().empty()) continue;
+    ++num_named;
+    EXPECT_EQ(suspicion->node_id(), "n0") << "round " << round << ": " << suspicion->verdict();
+  }
+  EXPECT_GT(num_named, 0) << "no lie was plausible";
 }
 
 // --- many ranks ----------------------------------------------------------------------------------

@@ -46,10 +46,11 @@ struct SlowPorts {
 // none of them computes longer, then the ranks for which those have begun to wait longer. Source:
 // MegaScale (Jiang et al., 2024), 5: first a heat map of all ranks, then the traces of some.
 //
-// A rank is named if it, or all ranks of its machine, compute longer than they did themselves: by
-// the machine's own spans. What others measure with it, such as a slow link, is told with rank -1,
-// so that no machine is evicted by the word of another one. Errors: NotFound - the steps are not
-// slower, or nothing explains why; those of the ports.
+// A rank is named if it, or all ranks of its machine, compute longer than they did themselves, by
+// the machine's own spans, and do so beside those of the other machines without any one of these:
+// so on three machines at least. What others measure with it, such as a slow link, is told with
+// rank -1, so that no machine is evicted by the word of another one. Errors: NotFound - the steps
+// are not slower, or nothing explains why; those of the ports.
 absl::StatusOr<megascale::control::v1::Suspicion> FindSlowSuspect(
     const megascale::control::v1::Job& job, const std::vector<int>& sample,
     const diagnose::TriggerVerdict& trigger, SlowPorts ports);

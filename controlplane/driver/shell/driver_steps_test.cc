@@ -461,16 +461,46 @@ TEST_F(DriverStepsTest, AListKnowsTheLastStepOfAJobThatEndedBeforeTheDriverStart
   EXPECT_EQ(list->jobs(0).last_step(), 5);
 }
 
-TEST_F(DriverStepsTest, ANodeShowsTheGpusOfItsNewestReport) {
-  for (int i = 0; i < 100; ++i) reports_["n1"].add_gpus()->set_temperature_celsius(64);
+// Its agents still have what its ranks did.
+TEST_F(DriverStepsTest, TheLastEvidenceOfAJobThatWasCancelledIsCollectedToo) {
+  Complete(3);
+  Pass(absl::Seconds(1));
+  EXPECT_THAT(shell_->view()->EndedSince(absl::UnixEpoch()), ElementsAre());
+  Event cancel = Cancelled(true);
+  cancel.mutable_cancel_requested()->set_job_id("j");
+  FailRank(2);
+  Round([&] { EXPECT_TRUE(shell_->Cancel(cancel.cancel_requested()).ok()); });
+  Pass(absl::Minutes(2));
+  ASSERT_EQ(job().state(), control::JOB_STATE_CANCELLED);
+  EXPECT_THAT(shell_->view()->EndedSince(absl::UnixEpoch()), ElementsAre("j"));
+  EXPECT_THAT(shell_->view()->EndedSince(clock_.Wall() + absl::Seconds(1)), ElementsAre());
+}
+
+TEST_F(DriverStepsTest, ANodeShowsTheNewestSampleOfEachGpu) {
+  for (int i = 0; i < 100; ++i) {
+    reports_["n1"].add_gpus()->set_index(i);
+    reports_["n1"].mutable_gpus(i)->set_temperature_celsius(64);
+  }
   Pass(absl::Seconds(1));
   EXPECT_EQ(shell_->view()->Nodes().nodes(0).gpus_size(), 0);
   const control::NodeView node = shell_->view()->Nodes().nodes(1);
   EXPECT_EQ(node.gpus_size(), 64) << "an agent may report any number";
   EXPECT_EQ(node.gpus(0).temperature_celsius(), 64);
   EXPECT_EQ(shell_->view()->Node("n1")->gpus_size(), 64);
+  // A report shows those whose turn it is.
   reports_["n1"].clear_gpus();
+  reports_["n1"].add_gpus()->set_index(1);
+  reports_["n1"].mutable_gpus(0)->set_temperature_celsius(70);
   Pass(absl::Seconds(1));
+  const control::NodeView later = shell_->view()->Nodes().nodes(1);
+  ASSERT_EQ(later.gpus_size(), 64);
+  EXPECT_EQ(later.gpus(0).temperature_celsius(), 64);
+  EXPECT_EQ(later.gpus(1).temperature_celsius(), 70);
+  // The driver of the other GPUs hangs, and then that of all.
+  for (int second = 0; second < 30; ++second) Pass(absl::Seconds(1));
+  ASSERT_EQ(shell_->view()->Node("n1")->gpus_size(), 1);
+  reports_["n1"].clear_gpus();
+  for (int second = 0; second < 31; ++second) Pass(absl::Seconds(1));
   EXPECT_EQ(shell_->view()->Nodes().nodes(1).gpus_size(), 0);
 }
 

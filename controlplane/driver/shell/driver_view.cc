@@ -24,7 +24,6 @@ namespace control = megascale::control::v1;
 // Steps of a job that has ended stay for its watchers at first, then for its rate.
 constexpr absl::Duration kEndedStepsAge = absl::Minutes(1);
 constexpr size_t kEndedStepsMax = 20;
-constexpr int kGpusShownMax = 64;  // of a machine
 
 // Reads the last steps of a job that ended before this driver started, or a while ago.
 RecentSteps LastStepsOf(const JobRecord& job, JobFiles* files) {
@@ -245,13 +244,11 @@ std::map<std::string, NodeUse> DriverView::UseNow() const {
   return UseOfNodes(jobs, LookupOfNodes());
 }
 
-// A report comes from another machine: what it says of GPUs is bounded.
 void DriverView::AddGpus(control::NodeView* view) const {
   const AgentPart* part = agents_.Find(view->node_id());
-  if (part == nullptr || part->report == nullptr || !view->alive()) return;
-  for (const auto& gpu : part->report->gpus()) {
-    if (view->gpus_size() == kGpusShownMax) break;
-    *view->add_gpus() = gpu;
+  if (part == nullptr || part->gpus == nullptr || !view->alive()) return;
+  for (const auto& [index, gpu] : *part->gpus) {
+    if (awake_ - gpu.heard <= AgentReports::kGpuAgeMax) *view->add_gpus() = gpu.sample;
   }
 }
 
@@ -419,6 +416,7 @@ void ViewPublisher::Publish(const JobIndex::Touched& touched, absl::Duration now
     if (FindNode(*sources_.state, node_id) == nullptr) continue;
     auto part = std::make_shared<DriverView::AgentPart>();
     part->report = sources_.monitor->reports().ReportOf(node_id);
+    part->gpus = sources_.monitor->reports().GpusOf(node_id);
     part->heard = sources_.monitor->reports().HeardAt(node_id);
     view->agents_.Set(node_id, std::move(part));
   }

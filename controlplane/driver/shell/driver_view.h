@@ -76,6 +76,7 @@ class DriverView {
   };
   struct AgentPart {
     std::shared_ptr<const megascale::agent::v1::ActualState> report;
+    std::shared_ptr<const ReportedGpus> gpus;     // null: there are none
     absl::Duration heard = absl::ZeroDuration();  // in awake time
   };
 

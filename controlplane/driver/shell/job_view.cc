@@ -132,6 +132,18 @@ void AddStorageError(const std::vector<std::string>& nodes, const JobSources& so
   }
 }
 
+// Training goes on, but what ends there is not noticed.
+void AddSilentKeeper(const JobRecord& job, const std::vector<std::string>& nodes,
+                     const ReportLookup& report, control::Job* view) {
+  for (const std::string& node_id : nodes) {
+    const auto* actual = report(node_id);
+    if (actual == nullptr || actual->attempt() != job.attempt()) continue;
+    if (actual->keeper_silent_seconds() <= view->silent_keeper().seconds()) continue;
+    view->mutable_silent_keeper()->set_node_id(node_id);
+    view->mutable_silent_keeper()->set_seconds(actual->keeper_silent_seconds());
+  }
+}
+
 // A warning of several nodes appears once. What ranks of a job that has ended had reported is in
 // its evidence.
 void AddWarnings(const JobRecord& job, const std::vector<std::string>& nodes,
@@ -319,7 +331,10 @@ control::Job ViewJob(const JobRecord& job, const JobSources& sources) {
     *view.mutable_ranks() = {ranks.begin(), ranks.end()};
   }
   if (HoldsSlots(job)) AddPreflight(job, nodes, sources.report, &view);
-  if (HoldsSlots(job)) AddStorageError(nodes, sources, &view);
+  if (HoldsSlots(job)) {
+    AddStorageError(nodes, sources, &view);
+    AddSilentKeeper(job, nodes, sources.report, &view);
+  }
   return view;
 }
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -98,6 +99,28 @@ TEST_F(JobViewTest, ANumberThatIsNotFiniteIsShownWithItsOperator) {
   EXPECT_NE(warnings[0].message().find("layer 3, attention: the output is NaN"), std::string::npos)
       << warnings[0].message();
   EXPECT_EQ(warnings[0].message().find("more of the log"), std::string::npos);
+}
+
+// The one that has been silent for longest.
+TEST_F(JobViewTest, TheMachineWhoseProcessKeeperIsSilentIsShown) {
+  for (const char* node : {"n0", "n1", "n2"}) {
+    job_.add_placements()->set_node_id(node);
+    job_.mutable_placements()->rbegin()->set_rank(job_.placements_size() - 1);
+  }
+  std::map<std::string, megascale::agent::v1::ActualJob> reports;
+  JobSources sources;
+  sources.now = absl::FromUnixSeconds(1000);
+  sources.node = [](const std::string&) { return nullptr; };
+  sources.report = [&](const std::string& node_id) { return &reports[node_id]; };
+  for (const char* node : {"n0", "n1", "n2"}) reports[node].set_attempt(1);
+  EXPECT_FALSE(ViewJob(job_, sources).has_silent_keeper());
+  reports["n0"].set_keeper_silent_seconds(6);
+  reports["n1"].set_keeper_silent_seconds(9);
+  reports["n2"].set_keeper_silent_seconds(50);
+  reports["n2"].set_attempt(0);  // it has not begun this attempt
+  const control::Job view = ViewJob(job_, sources);
+  EXPECT_EQ(view.silent_keeper().node_id(), "n1");
+  EXPECT_EQ(view.silent_keeper().seconds(), 9);
 }
 
 TEST_F(JobViewTest, AFailureOfAnotherKindIsNoWarningOfNumbers) {

@@ -55,14 +55,15 @@ void Seal(int link, base::SharedMemory* region, int64_t attempt) {
   Send(link, message);
 }
 
-// One call that has ended, and one that runs.
-void WriteExchanges(telemetry::ExchangeWriter* exchanges) {
+// One call that has ended, and one that runs. Returns their channel.
+int WriteExchanges(telemetry::ExchangeWriter* exchanges) {
   const int channel = exchanges->Register("data/0");
   comm::CallEvent call;
   exchanges->Begin(channel, call);
   exchanges->End(channel, call);
   call.sequence = 1;
   exchanges->Begin(channel, call);
+  return channel;
 }
 
 void WriteSpan(telemetry::SpanWriter* spans, int64_t step) {
@@ -86,7 +87,7 @@ int RunWorker(int link) {
   telemetry::ExchangeWriter exchanges(regions[1].get(), assignment.heartbeat_slot(), [] {
     return absl::ToInt64Nanoseconds(base::RealClock().Monotonic());
   });
-  WriteExchanges(&exchanges);
+  const int channel = WriteExchanges(&exchanges);
   std::printf("rank %d is ready, GOMP_SPINCOUNT=%s\n", assignment.rank(),
               std::getenv("GOMP_SPINCOUNT"));
   std::fflush(stdout);
@@ -112,6 +113,7 @@ int RunWorker(int link) {
     if (!frame.ok()) {
       WriteSpan(&spans, ++step);
       heartbeat.SetStep(step);
+      exchanges.Update(channel, {{0, 1 << 20, step, step, 1 << 20, step}});
       SendStep(link, step);
       continue;
     }
@@ -168,9 +170,17 @@ int RunAgentFromArguments(char** argv) {
   options.node_id = "n0";
   options.num_slots = 2;
   options.read_gpus = [] {
-    telemetry::v1::GpuSample gpu;
-    gpu.set_temperature_celsius(64);
-    return std::vector<telemetry::v1::GpuSample>{gpu};
+    std::vector<telemetry::v1::GpuSample> gpus(16);
+    for (size_t i = 0; i < gpus.size(); ++i) {
+      gpus[i].set_index(static_cast<int>(i));
+      gpus[i].set_busy_share(0.9);
+      gpus[i].set_memory_busy_share(0.9);
+      gpus[i].set_memory_used_bytes(int64_t{70} << 30);
+      gpus[i].set_temperature_celsius(64);
+      gpus[i].set_power_watts(700);
+      gpus[i].add_throttled_by("power cap");
+    }
+    return gpus;
   };
   const absl::Status status = RunAgent(options);
   if (!status.ok()) base::LogError(status.ToString());

@@ -64,7 +64,7 @@ struct Outcome {
   int64_t num_refused = 0;        // drivers that did not start because their log was damaged
   bool had_old_driver = false;
   int64_t num_tested_late = 0;  // machines tested after the driver that their agent joined
-  int64_t num_in_rounds = 0;      // machines that have exchanged with several others at once
+  int64_t num_in_rounds = 0;    // machines that have exchanged with several others at once
 };
 
 // Runs until every job has ended after the last fault, until an invariant is violated, or until the

@@ -39,6 +39,7 @@ class PacedStream final : public stream::Stream {
   struct Switches {
     Switch slow;
     Switch slow_copy;
+    bool keeps_core_busy = false;
   };
   static absl::StatusOr<std::unique_ptr<PacedStream>> Create(std::string name, Switches switches) {
     std::unique_ptr<PacedStream> stream(new PacedStream(std::move(name), std::move(switches)));
@@ -75,7 +76,7 @@ class PacedStream final : public stream::Stream {
     double unused = 0;
     switches_.slow.Read(&times, &unused);
     const absl::Duration end = ThreadTime() + kBusy * times;
-    while (ThreadTime() < end) {
+    while (switches_.keeps_core_busy && ThreadTime() < end) {
     }
     absl::SleepFor(kAsleep * times);
   }
@@ -146,7 +147,8 @@ class PacedDevice final : public device::Device {
   PacedDevice(int local_rank, const std::string& folder)
       : inner_(device::MakeCpuDevice()),
         switches_{{folder, absl::StrCat("slow-", local_rank)},
-                  {folder, absl::StrCat("copy-", local_rank)}},
+                  {folder, absl::StrCat("copy-", local_rank)},
+                  !folder.empty()},
         late_(folder, absl::StrCat("late-", local_rank)) {}
 
   device::Description Describe() const override { return inner_->Describe(); }

@@ -17,6 +17,6 @@ int main(int argc, char** argv) {
       [folder](const auto& /*spec*/, const megascale::actors::DevicePlace& place)
           -> absl::StatusOr<std::unique_ptr<megascale::device::Device>> {
         return megascale::injection::MakePacedDevice(place.local_rank,
-                                                     folder == nullptr ? "/nonexistent" : folder);
+                                                     folder == nullptr ? "" : folder);
       });
 }

@@ -11,7 +11,9 @@ namespace megascale::injection {
 
 class Switch {
  public:
-  Switch(const std::string& folder, const std::string& name) : path_(folder + "/" + name) {}
+  // `folder`: empty for a switch that is always off.
+  Switch(const std::string& folder, const std::string& name)
+      : path_(folder.empty() ? "" : folder + "/" + name) {}
   // Reads up to two numbers from the file. Returns false and leaves both as they are if there is no
   // file.
   bool Read(double* first, double* second) const {

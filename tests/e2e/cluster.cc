@@ -227,6 +227,8 @@ void Cluster::UseControlGroup(const std::string& directory) {
   RunAgentsUnder({"/bin/sh", "-c", enter + " && exec \"$@\"", "sh"});
 }
 
+void Cluster::PaceJobs() { agent_program_ = Runfile("tests/diagnose/paced_program"); }
+
 void Cluster::UseTls(const std::string& host) {
   UseTcp(host);
   tls_ = true;
@@ -284,11 +286,16 @@ void Cluster::StartDriver() {
 
 void Cluster::StartAgent(int index, int slots) {
   const std::string name = absl::StrCat("n", index);
-  std::vector<std::string> command = {program_,    "agent",
-                                      "--driver",  address(),
-                                      "--slots",   absl::StrCat(slots),
-                                      "--node-id", name,
-                                      "--run-dir", absl::StrCat(directory_, "/", name)};
+  std::vector<std::string> command = {agent_program_.empty() ? program_ : agent_program_,
+                                      "agent",
+                                      "--driver",
+                                      address(),
+                                      "--slots",
+                                      absl::StrCat(slots),
+                                      "--node-id",
+                                      name,
+                                      "--run-dir",
+                                      absl::StrCat(directory_, "/", name)};
   for (const std::string& flag : TransportFlags("agent")) command.push_back(flag);
   command.insert(command.end(), agent_flags_.begin(), agent_flags_.end());
   command.insert(command.begin(), agent_prefix_.begin(), agent_prefix_.end());

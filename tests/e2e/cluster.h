@@ -72,6 +72,9 @@ class Cluster {
   void SetDriverFlags(std::vector<std::string> flags) { driver_flags_ = std::move(flags); }
   // Starts driver, agents and commands from now on as this build of the program.
   void UseProgram(std::string path) { program_ = std::move(path); }
+  // Workers of agents that are started from now on sleep for 14 ms in each pass: a job of few steps
+  // lasts long enough to be disturbed. The bits stay the same. Needs the data PACED of rules.bzl.
+  void PaceJobs();
   // Keeps the folder with the logs after the test.
   void KeepLogs() { keep_logs_ = true; }
   // Kills all processes and removes the folder; fails the test if a process outlived its parent.
@@ -124,6 +127,7 @@ class Cluster {
   client::JobClient& Client() const;
 
   std::string program_ = Program();
+  std::string agent_program_;  // empty: program_
   std::string directory_;
   std::string address_;
   bool tcp_ = false;

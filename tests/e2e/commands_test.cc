@@ -269,9 +269,10 @@ TEST_F(CommandsTest, CtrlCInWatchAndFollowDetachesAndSaysHowToCancel) {
 }
 
 TEST_F(CommandsTest, LogsShowEachAttemptAndFollowToTheEnd) {
+  cluster_.PaceJobs();
   Start();
   // Steps enough for a driver that is slow to start again.
-  cluster_.Submit("job", {"train.steps=600"});
+  cluster_.Submit("job", {"train.steps=150", "train.micro_batch_size=4"});
   ASSERT_TRUE(cluster_.WaitForStep("job", 25));
   const std::string log = cluster_.directory() + "/follow.log";
   const pid_t pid =

@@ -153,11 +153,21 @@ TEST_P(DamageTest, OfTheNewestCheckpointMeansThatThePreviousOneIsUsedAndItSaysSo
 INSTANTIATE_TEST_SUITE_P(All, DamageTest,
                          ::testing::Range(0, IsSoak() ? static_cast<int>(Damages().size()) : 1));
 
-TEST_F(CorruptionTest, EveryOlderCheckpointIsTriedAndThenTheJobStopsAndSaysHowToGoOn) {
-  const std::vector<std::string> sets = {"checkpoint.interval=5", "checkpoint.keep=5",
-                                         "fault.restart_backoff=10ms",
-                                         "fault.max_restarts_without_progress=1"};
-  cluster_.Submit("calm", sets);
+class PacedCorruptionTest : public CorruptionTest {
+ protected:
+  void SetUp() override {
+    cluster_.PaceJobs();
+    CorruptionTest::SetUp();
+  }
+};
+
+TEST_F(PacedCorruptionTest, EveryOlderCheckpointIsTriedAndThenTheJobStopsAndSaysHowToGoOn) {
+  const std::vector<std::string> shape = {"train.steps=80", "train.micro_batch_size=4"};
+  std::vector<std::string> sets = {"checkpoint.interval=5", "checkpoint.keep=5",
+                                   "fault.restart_backoff=10ms",
+                                   "fault.max_restarts_without_progress=1"};
+  sets.insert(sets.end(), shape.begin(), shape.end());
+  cluster_.Submit("calm", shape);
   ASSERT_EQ(cluster_.WaitForEnd("calm"), control::v1::JOB_STATE_SUCCEEDED);
 
   cluster_.Submit("four", sets);
@@ -189,7 +199,7 @@ TEST_F(CorruptionTest, EveryOlderCheckpointIsTriedAndThenTheJobStopsAndSaysHowTo
   EXPECT_EQ(cluster_.Megascale({"checkpoint", "verify", of_five[4]}).exit_code, 0);
   EXPECT_EQ(cluster_
                 .Megascale({"submit", cluster_.directory() + "/job.yaml", "--job-id", "on",
-                            "--from", of_five[4]})
+                            "--from", of_five[4], "--set", shape[0], "--set", shape[1]})
                 .exit_code,
             0);
   EXPECT_EQ(cluster_.WaitForEnd("on"), control::v1::JOB_STATE_SUCCEEDED);

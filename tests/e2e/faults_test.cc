@@ -17,8 +17,8 @@ namespace {
 
 using control::v1::Job;
 
-constexpr int64_t kSteps = 150;
-constexpr int64_t kMiddle = 50;
+constexpr int64_t kSteps = 70;
+constexpr int64_t kMiddle = 25;  // after the first checkpoint
 
 struct Ended {
   std::string digest;
@@ -30,7 +30,15 @@ Ended EndOf(const Cluster& cluster, const std::string& job_id) {
   return {cluster.Digest(job_id), cluster.LossLog(job_id)};
 }
 
-// Two agents with two slots each, and a run without faults to compare others with.
+// The test's job, shorter.
+void SubmitTo(const Cluster& cluster, const std::string& job_id,
+              std::vector<std::string> sets = {}) {
+  sets.insert(sets.end(), {absl::StrCat("train.steps=", kSteps), "train.micro_batch_size=4"});
+  cluster.Submit(job_id, sets);
+}
+
+// Two agents with two slots each, paced, so that a job lasts long enough to be disturbed; and a run
+// without faults to compare others with.
 class FaultsTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -38,23 +46,25 @@ class FaultsTest : public ::testing::Test {
     cluster.StartDriver();
     cluster.StartAgent(0, 2);
     cluster.StartAgent(1, 2);
-    cluster.Submit("calm");
+    SubmitTo(cluster, "calm");
     calm_ = new Ended(EndOf(cluster, "calm"));
     EXPECT_EQ(calm_->losses.size(), static_cast<size_t>(kSteps));
   }
   static void TearDownTestSuite() { delete calm_; }
 
   void StartTwoAgents() {
+    cluster_.PaceJobs();
     cluster_.StartDriver();
     cluster_.StartAgent(0, 2);
     cluster_.StartAgent(1, 2);
   }
   void StartFourAgents() {
+    cluster_.PaceJobs();
     cluster_.StartDriver();
     for (int i = 0; i < 4; ++i) cluster_.StartAgent(i, 1);
   }
   void SubmitAndReachTheMiddle() {
-    cluster_.Submit("job");
+    SubmitTo(cluster_, "job");
     ASSERT_TRUE(cluster_.WaitForStep("job", kMiddle));
     before_ = cluster_.Status("job");
     ASSERT_LT(before_.last_step(), kSteps) << "the job ended before it could be disturbed";
@@ -74,14 +84,14 @@ Ended* FaultsTest::calm_ = nullptr;
 TEST_F(FaultsTest, TheSameFourRanksOnOneAgentGiveTheSameBits) {
   cluster_.StartDriver();
   cluster_.StartAgent(0, 4);
-  cluster_.Submit("job");
+  SubmitTo(cluster_, "job");
   ExpectTheSameBits();
 }
 
 TEST_F(FaultsTest, ControlAndTensorsOverTcpGiveTheSameBits) {
   cluster_.UseTcp();
   StartTwoAgents();
-  cluster_.Submit("job");
+  SubmitTo(cluster_, "job");
   ExpectTheSameBits();
 }
 
@@ -117,8 +127,9 @@ TEST_F(FaultsTest, SigtermToAWorkerIsAFailureThatNamesTheSignal) {
 TEST_F(FaultsTest, AJobThatCrashesWhereItCrashedBeforeFailsWithItsFirstRanksLastLines) {
   StartTwoAgents();
   // There is no checkpoint, so every attempt begins with initial weights.
-  cluster_.Submit("job", {"checkpoint.interval=1000", "fault.max_restarts_without_progress=2",
-                          "fault.restart_backoff=100ms"});
+  SubmitTo(cluster_, "job",
+           {"checkpoint.interval=1000", "fault.max_restarts_without_progress=2",
+            "fault.restart_backoff=100ms"});
   for (int64_t attempt = 1; attempt <= 4; ++attempt) {
     const int64_t step = attempt == 1 ? kMiddle : 3;
     Job job;
@@ -241,7 +252,7 @@ TEST_F(FaultsTest, AKilledAgentTakesItsProcessesWithItAndTheJobResumesFromStorag
 // The other ranks connect to each other, or are about to, and see hang-ups from all sides.
 TEST_F(FaultsTest, AnAgentKilledAsTheFirstTensorSocketAppearsEndsNoJob) {
   StartFourAgents();
-  cluster_.Submit("job");
+  SubmitTo(cluster_, "job");
   ASSERT_TRUE(cluster_.WaitForSockets(0));
   cluster_.KillAgent(2);
   cluster_.StartAgent(2, 1);
@@ -273,7 +284,7 @@ TEST_F(FaultsTest, AStoppedWorkerWhoseAgentEndsIsTheCause) {
 // As on a cloned machine, whose host name is the default id.
 TEST_F(FaultsTest, ASecondAgentWithTheIdOfAHealthyOneIsRefusedAndTheJobGoesOn) {
   StartTwoAgents();
-  cluster_.Submit("job");
+  SubmitTo(cluster_, "job");
   ASSERT_TRUE(cluster_.WaitForStep("job", 5));
   const std::string log = cluster_.directory() + "/clone.log";
   const pid_t clone = Spawn({Program(), "agent", "--driver", cluster_.address(), "--slots", "2",
@@ -328,7 +339,7 @@ TEST_F(FaultsTest, AnAgentThatIsPausedForLessThanItsTimeoutCausesNoRecovery) {
   cluster_.SetDriverFlags({"--node-timeout", "60s"});
   StartTwoAgents();
   // Only the driver decides whether a machine is lost, however short the job's own limits are.
-  cluster_.Submit("job", {"fault.heartbeat_timeout=2s"});
+  SubmitTo(cluster_, "job", {"fault.heartbeat_timeout=2s"});
   ASSERT_TRUE(cluster_.WaitForStep("job", kMiddle));
   ::kill(cluster_.agent_pid(1), SIGSTOP);
   const auto is_silent = [&] {

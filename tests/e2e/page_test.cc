@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -62,6 +63,17 @@ class PageTest : public ::testing::Test {
     const CommandResult result =
         e2e::Run({"/usr/bin/python3", "-c", program, site + path, token}, {{"no_proxy", "*"}});
     return result.exit_code == 0 ? result.out : result.err;
+  }
+  // A real Prometheus scrapes the driver, until it answers each query with its value.
+  void ExpectPrometheusAnswers(const std::map<std::string, std::string>& queries) const {
+    std::vector<std::string> command = {"/usr/bin/python3",
+                                        Runfile("tests/page/prometheus_check.py"),
+                                        Site() + "/?token=" + Token()};
+    for (const auto& [query, expected] : queries) {
+      command.insert(command.end(), {query, expected});
+    }
+    const CommandResult checked = e2e::Run(command);
+    EXPECT_EQ(checked.exit_code, 0) << checked.out << checked.err;
   }
   json FetchJson(const std::string& path) const {
     const std::string answer = Fetch(path, Token());
@@ -132,7 +144,11 @@ TEST_F(PageTest, ShowsARunningJobAndItsMetricsGoElsewhere) {
   const auto log = [&] { return Fetch("/api/log?job=shown&rank=0", Token()); };
   EXPECT_TRUE(WaitUntil([&] { return absl::StrContains(log(), "worker 0"); }, 30)) << log();
   EXPECT_EQ(FetchJson("/api/machines")["machines"].at(0)["pool"], "active");
-  EXPECT_THAT(Fetch("/metrics", Token()), HasSubstr("megascale_job_step{job_id=\"shown\"}"));
+  ExpectPrometheusAnswers({
+      {"megascale_job_step{job_id=\"shown\"} > bool 4", "1"},
+      {"megascale_job_state{job_id=\"shown\",state=\"running\"}", "1"},
+      {"count(megascale_node_pool{pool=\"active\"})", "1"},
+  });
 
   const std::vector<pid_t> workers = DescendantsOf(cluster_.agent_pid(0), "worker");
   ASSERT_FALSE(workers.empty());

@@ -2,6 +2,9 @@
 
 load("//third_party:rules.bzl", "megascale_test")
 
+# Data of tests that call Cluster::PaceJobs.
+PACED = ["//tests/diagnose:paced_program"]
+
 def cluster_test(name, deps = [], data = [], tags = [], shards = None):
     """Runs drivers, agents and workers, which mostly wait, so that others run beside it.
 

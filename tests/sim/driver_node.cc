@@ -17,8 +17,9 @@ namespace {
 
 constexpr char kStateDirectory[] = "/state";
 constexpr int64_t kSnapshotIntervalEvents = 40;
-// A loss log that works again for less than this may not be noticed.
-constexpr absl::Duration kLossLogRetry = absl::Seconds(2);
+// A loss log that works again for less than this may not be noticed: a job that waits for its next
+// attempt does not try it.
+constexpr absl::Duration kLossLogRetry = driver::JobLogs::kPatience;
 constexpr absl::Duration kRestartMin = absl::Milliseconds(200);
 constexpr absl::Duration kRestartMax = absl::Seconds(4);
 

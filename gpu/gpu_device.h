@@ -32,13 +32,14 @@ struct GpuRequest {
 // found.
 absl::StatusOr<std::unique_ptr<device::Device>> MakeGpuDevice(const GpuRequest& request);
 
-// Makes a device of each GPU of this machine, for tests of the machine; none where no driver is.
+// Makes a device of each GPU of this machine, for tests of the machine. Empty without an NVIDIA
+// driver.
 // Errors: FailedPrecondition - there is a driver, but this program cannot use it, for a reason that
 // MakeGpuDevice names; Internal - CUDA failed.
 absl::StatusOr<std::vector<std::unique_ptr<device::Device>>> MakeAllGpuDevices();
 
-// Returns a sample of each GPU of this machine, for its metrics; none where no driver is. Blocking:
-// asks the driver, which may hang.
+// Returns a sample of each GPU of this machine, for its metrics; empty without an NVIDIA driver.
+// Blocking: asks the driver, which may hang.
 std::vector<telemetry::v1::GpuSample> ReadGpus();
 
 }  // namespace megascale::gpu

@@ -22,8 +22,8 @@ struct JobFileOptions {
 };
 
 // Parses the text of a job file into a complete, valid specification. Applies `options`, makes
-// paths absolute (relative to the current directory, not to
-// the file's), fills in the defaults and checks the rules. An error names the place where the field
+// paths absolute (relative to the current directory, not to that of the file), fills in the
+// defaults and checks the rules. An error names the place where the field
 // was given: in the file, or by which option. Errors: InvalidArgument - all mistakes; rules about
 // several fields are checked once each field is valid by itself.
 absl::StatusOr<job::v1::JobSpec> LoadJobText(const std::string& file_name, const std::string& text,

@@ -79,7 +79,7 @@ struct Description {
   std::string name;          // for people: "Intel(R) Xeon(R) Platinum 8481C"
   std::string numerics;      // the part of the numerics fingerprint: equal devices give equal bits
   int64_t memory_bytes = 0;  // of the whole device, whoever else uses it; 0: unknown
-  // What others had left of it when this was asked for; unset: the device cannot tell.
+  // Bytes that were still free when Describe was called; unset: the device cannot tell.
   std::optional<int64_t> free_bytes = std::nullopt;
   PeakRates peak = {};
   int num_ranks = 1;  // ranks that share the device's memory and rates

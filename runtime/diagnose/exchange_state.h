@@ -1,9 +1,10 @@
 // Why an exchange that all its members have entered does not end: what has been moved between each
 // two of them. Pure functions of what the ranks' communicators show (telemetry/exchange_board.h).
 //
-// The sender's bytes pass three marks: ready, transmitted, delivered. Where they stop tells the
-// cause apart. Not started, not transmitted and not delivered are the way between two ranks, or the
-// rank that all such ways have in common; device not ready is the sender. Source: Mycroft, SOSP
+// The sender's bytes pass three marks: ready, transmitted, delivered. The mark where they stop
+// tells the cause. Bytes that stop between ready and delivered (not started, not transmitted, not
+// delivered) accuse the way between two ranks, or the rank that all these ways have in common. If
+// all ready bytes have arrived (device not ready), the sender is the cause. Source: Mycroft, SOSP
 // '25, table 4.
 //
 // A rank's report is a claim about itself. It can raise suspicion of the way between two ranks, but

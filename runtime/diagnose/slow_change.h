@@ -2,7 +2,7 @@
 // newest steps of a job with older ones. It tells a slow machine from an unequal stage if all ranks
 // of a stage are on one machine, and a slow link from a large exchange. Pure functions.
 //
-// All that is slow alike, on every machine, names nobody.
+// A slowdown that is the same on every machine names no rank.
 #pragma once
 
 #include <vector>

@@ -44,7 +44,7 @@ struct RankLayout {
   // With tied ends, on the first and the last stage: the elements of this rank's part of the
   // embedding matrix, which they exchange. Otherwise 0.
   int64_t exchanged_embedding = 0;
-  // True for the last stage then: it has a copy of the matrix.
+  // True on the last stage of a model with tied ends: it has a copy of the matrix.
   bool borrows_embedding() const { return exchanged_embedding > 0 && coordinate.pipeline > 0; }
 
   // This rank's optimizer shard of the chunk `range`. `range` may be a chunk of another stage.

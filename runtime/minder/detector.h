@@ -65,12 +65,13 @@ struct Suspect {
 // Returns the score that a candidate needs among n machines.
 double ScoreThreshold(const DetectorOptions& options, size_t n);
 
-// Returns the first suspect of those that last, or, if none lasts, of those that are over; of
-// several in the same metric and second the one that differs most. `metrics` in order of priority;
-// `models`: one for each metric, one for kOneModel, none for raw windows. Returns no suspect for
-// fewer than three machines (nothing tells which one of two differs), or for series shorter than
-// the continuity. Requires: all metrics have the same number of machines and of seconds; values are
-// finite. Cost: for each metric about 0.4 us of one core for each machine and second.
+// Returns the first suspect that still differs, or, if none does, the first that differed earlier.
+// Among several in the same metric and second, returns the one that differs most. `metrics` in
+// order of priority; `models`: one for each metric, one for kOneModel, none for raw windows.
+// Returns no suspect for fewer than three machines (nothing tells which one of two differs), or for
+// series shorter than the continuity. Requires: all metrics have the same number of machines and of
+// seconds; values are finite. Cost: for each metric about 0.4 us of one core for each machine and
+// second.
 std::optional<Suspect> FindSuspect(absl::Span<const MetricSeries> metrics,
                                    absl::Span<const LstmVae> models,
                                    const DetectorOptions& options = {});

@@ -220,7 +220,7 @@ class Ops {
   virtual void NormBackward(const NormBackwardArgs& args) = 0;
   virtual void Attention(const AttentionArgs& args) = 0;
   virtual void AttentionBackward(const AttentionBackwardArgs& args) = 0;
-  // For generation. The default refuses: implementations that only train have no other.
+  // For generation. The default ends the program: implementations that only train keep it.
   virtual void CachedAttention(const CachedAttentionArgs& args);
   virtual void Rotary(const RotaryArgs& args) = 0;
   virtual void Activation(const ActivationArgs& args) = 0;

@@ -129,8 +129,8 @@ struct Operation {
   bool for_tied_ends = false;     // only in plans with tied embeddings on several stages
 };
 
-// Returns the row of an operation. A value without one, as memory of another program may hold, has
-// a row of class kUnknown.
+// Returns the row of an operation. For a value that has no row, as another program may leave in
+// shared memory, returns a row of class kUnknown.
 const Operation& OperationOf(OpKind kind);
 
 // Returns all rows, ascending by kind.

@@ -42,7 +42,7 @@ struct CostOptions {
   std::vector<ChunkWork> chunks = {};  // of the whole model
 };
 
-// True if CostModel knows what takes this operation its time: operators, memory or links.
+// True if CostModel can price this operation, by its operators, its memory traffic or its links.
 bool HasPrice(plan::OpKind kind);
 
 class CostModel {

@@ -26,11 +26,11 @@ namespace megascale::driver {
 //      refusal there excludes the node; failures of machines are counted apart; processes that
 //      cannot be ended, and checkpoints that only one machine cannot read, quarantine the machine.
 //   5: queued jobs start by priority; jobs pass one that waits for more slots than there are; a
-//      spare stays one when a job is placed on it; when the log is restored from a copy, every
+//      spare stays a spare when a job is placed on it; when the log is restored from a copy, every
 //      job, queued ones included, first ends what is left of it on all machines (FENCE).
-//   6: when tests are turned on, jobs that run go on, and lost nodes are tested when they return;
-//      a recovering job's waiting time for slots ends only when it makes progress, not when an
-//      attempt starts; only a machine that was there for the whole fence timeout is blamed.
+//   6: when tests are turned on, running jobs continue, and lost nodes are tested when they
+//      return; a recovering job counts as waiting for slots until it makes progress, not only until
+//      an attempt starts; only a machine that was there for the whole fence timeout is blamed.
 //   7: after its own test a machine exchanges bytes with others, and so do all machines of a job
 //      whose ranks lost each other without a known cause; a machine that is lost after its
 //      processes of a failed attempt had ended is not the cause.

@@ -27,8 +27,7 @@ class IndexedState;  // job_index.h
 // Find a job or node by its id; null: there is no such job or node.
 const JobRecord* FindJob(const DriverState& state, absl::string_view job_id);
 JobRecord* FindJob(DriverState* state, absl::string_view job_id);
-// Returns whether it is of a job that stands still, and not of one that trains slowly or has a
-// machine that differs.
+// Returns whether the suspicion explains a stall, and not a slow job or a machine that differs.
 bool IsOfStall(const megascale::control::v1::Suspicion& suspicion);
 // Returns whether all ranks train, and none of them has ended.
 bool Trains(const JobRecord& job);
@@ -55,7 +54,7 @@ inline constexpr int kTestStartsMax = 5;
 absl::Duration TestDeadline(megascale::agent::v1::TestKind kind);
 // True while the driver waits for the result of the node's test.
 bool IsTestDue(const NodeRecord& node);
-// Returns the nodes where processes of jobs may run: there, tests wait.
+// Returns the nodes where processes of jobs may run. Tests wait on these nodes.
 std::set<std::string> BusyNodes(const DriverState& state);
 
 // Returns the number of ranks of the job: data * pipeline * tensor sizes.
@@ -92,8 +91,8 @@ std::vector<std::string> LiveNodesOf(const DriverState& state, const JobRecord& 
 std::string NodeOfRank(const JobRecord& job, int rank);
 
 bool IsFenced(const JobRecord& job, absl::string_view node_id);
-// True when the node takes no ranks and the job, which holds, is fenced there: the agent then keeps
-// none of the job's memory.
+// True when the node takes no ranks, the job is on hold, and it is fenced there. The agent then
+// keeps no memory of the job.
 bool HasLeft(const JobRecord& job, const NodeRecord& node);
 // True when this agent has passed the job's preflight.
 bool HasPreflight(const JobRecord& job, const megascale::agent::v1::Hello& agent);
@@ -115,7 +114,7 @@ std::vector<std::string> NodesToFence(const DriverState& state, const JobRecord&
 // The longest time that agents in contact need to kill and reap the processes of an attempt,
 // however much memory these have and however busy the machine is.
 inline constexpr absl::Duration kFenceTimeout = absl::Minutes(5);
-// Returns those of NodesToFence that have not done so.
+// Returns the nodes of NodesToFence that have not confirmed it yet.
 std::vector<std::string> UnfencedNodesOf(const DriverState& state, const JobRecord& job);
 // True when no process of the attempt is left on any living node.
 bool AllFenced(const DriverState& state, const JobRecord& job);

@@ -26,8 +26,8 @@ struct PlacementResult {
 PlacementResult PlaceJob(const DriverState& state, const JobRecord& job,
                          const std::set<std::string>& givers = {});
 
-// Returns the nodes that get no rank now: those that have not passed a test yet, and those that are
-// tested again. A machine that is to be tested again while jobs run there goes on meanwhile.
+// Returns the nodes that get no rank now, because they have not passed a test yet or are being
+// tested again. A machine whose new test waits for running jobs keeps its ranks meanwhile.
 std::set<std::string> NodesInTest(const DriverState& state);
 
 // Returns the nodes of a recovering job whose tests are worth waiting for, because its memory is

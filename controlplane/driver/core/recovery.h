@@ -48,8 +48,9 @@ void AddFailure(const megascale::driver::v1::Failure& failure, bool is_cause, Jo
 // can cause are tried again.
 bool IsRetried(FailureClass failure_class);
 
-// The maximum number of attempts in a row without progress that failures of machines end. High,
-// because each loses a machine; a job that ends sooner is one that takes its machines down.
+// The maximum number of attempts in a row that failures of machines end and that make no progress.
+// It is high because each of them loses a machine; kFailuresOfOneNodeMax ends sooner a job that
+// takes its machines down.
 inline constexpr int kMachineFailuresMax = 20;
 // After this many attempts without progress that failed on one node, the job is placed elsewhere.
 // This many nodes that were lost in a row mean that the job takes its machines down.
@@ -70,7 +71,7 @@ bool CouldBeOfMachine(const JobRecord& job);
 // for causes that may blame a node.
 std::set<std::string> NodesThatFailedOften(const JobRecord& job);
 
-// Forgets failures before a progress.
+// Forgets the failures from before the job's last progress.
 void ForgetFailures(JobRecord* job);
 
 // True when the newest attempt ended because the preflight of a node refused the job, which had

@@ -37,8 +37,8 @@ class FailureDetector {
   // Forgets a job that has ended.
   void Forget(const std::string& job_id);
 
-  // Returns, by job, the awake time of the first failed checkpoint write after the last success, as
-  // this driver knows it; of jobs whose checkpoints can be written, nothing.
+  // Returns for each job whose checkpoint writes fail since when they do: the time of the first
+  // failure after the last success that this driver knows of, on the clock AgentReports::awake.
   std::map<std::string, absl::Duration> StorageFailures() const;
 
  private:

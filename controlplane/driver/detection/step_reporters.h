@@ -1,7 +1,7 @@
 // Which agents of a job keep its step records, and which one of them reports them. All ranks make
-// the same records, so two agents are enough: the one of the first rank of the last pipeline stage,
-// and its deputy, that of the next node in the order of ranks. Who they are follows from the
-// placement alone, so every driver names the same two for an attempt; who of them reports is
+// the same records, so two agents are enough: the agent of the first rank of the last pipeline
+// stage, and its deputy, the agent of the next node in the order of ranks. The placement alone
+// determines both, so every driver names the same two for an attempt. Which of the two reports is
 // decided here and is not logged, because both have all records that are not acknowledged.
 //
 // The other one takes over when ranks have completed steps that the reporter does not report for

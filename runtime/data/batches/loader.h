@@ -37,8 +37,7 @@ class BatchLoader {
       int32_t end_token = -1);
 
   // Publishes steps up to `last_step`, each as soon as its slot is free. Returns OK when that step
-  // is published or `stop` became true (noticed within 100 ms). Errors: those of reading
-  // samples.
+  // is published or `stop` became true (noticed within 100 ms). Errors: as Samples::Read.
   absl::Status RunUntil(const std::atomic<bool>& stop, int64_t last_step);
 
  private:

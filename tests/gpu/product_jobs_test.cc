@@ -289,7 +289,9 @@ TEST(ProductJobTest, AnAlgorithmOfTheTableThatTheLibraryRefusesIsMeasuredAnew) {
   for (const auto& [product, algorithm] : TableIn(given).products()) {
     EXPECT_NE(algorithm.id, faults.refused_algorithm);
     const gpu::Algorithm* const known = before.Find(product);
-    if (known != nullptr && known->id != faults.refused_algorithm) EXPECT_EQ(algorithm, *known);
+    if (known != nullptr && known->id != faults.refused_algorithm) {
+      EXPECT_EQ(algorithm, *known);
+    }
   }
 }
 

@@ -232,7 +232,7 @@ pid_t KeeperOf(pid_t agent) {
     pid_t pid = 0;
     if (!absl::SimpleAtoi(entry.path().filename().string(), &pid)) continue;
     const auto stat = base::ReadFile(absl::StrCat("/proc/", pid, "/stat"), 1 << 16);
-    const size_t name = stat.ok() ? stat->find(kName) : std::string::npos;
+    const size_t name = stat.ok() ? stat->find(kName.data(), 0, kName.size()) : std::string::npos;
     if (name == std::string::npos) continue;
     // The letter of the state, and the parent.
     const std::vector<std::string> fields = absl::StrSplit(stat->substr(name + kName.size()), ' ');

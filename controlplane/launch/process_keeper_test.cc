@@ -246,7 +246,7 @@ TEST_F(ProcessKeeperTest, OneThatIsStoppedOwesTheAnswerToAPing) {
   keeper_->Ping(absl::Seconds(9));
   EXPECT_TRUE(WaitUntil([&] {
     return keeper_->TakeExits().ok() &&
-           keeper_->SilenceAt(absl::Seconds(9)) == absl::ZeroDuration();
+           keeper_->SilenceAt(absl::Seconds(10)) == absl::ZeroDuration();
   }));
   ASSERT_TRUE(keeper_->Spawn(Request(1, {"exit", "0"})).ok());
   EXPECT_EQ(NextExit().token, 1);

@@ -7,8 +7,8 @@
 // as long, "late-RANK" with two numbers lets each exchange begin that many seconds late with that
 // probability, and "copy-RANK" with a number makes each copy of memory take that many seconds
 // longer for each byte. The fourth, "send-RANK", is that of slow_send.h. RANK counts the ranks of
-// the machine from 0. Without such a folder no core is kept busy: a job of few steps then lasts, and
-// costs little (Cluster::PaceJobs). Threads: as every device.
+// the machine from 0. Without such a folder no core is kept busy: a job of few steps then lasts,
+// and costs little (Cluster::PaceJobs). Threads: as every device.
 #pragma once
 
 #include <memory>

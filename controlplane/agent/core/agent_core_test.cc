@@ -584,7 +584,8 @@ TEST_F(AgentCoreTest, SamplesOfGpusHaveTheirShareOfWhatIsSentUnasked) {
   }
   const auto num_text_bytes = [&] {
     size_t num_bytes = 0;
-    for (const ActualRank& rank : core_.Report(heartbeats).jobs(0).ranks()) {
+    const auto report = core_.Report(heartbeats);
+    for (const ActualRank& rank : report.jobs(0).ranks()) {
       num_bytes += rank.status().recent().size();
     }
     return num_bytes;

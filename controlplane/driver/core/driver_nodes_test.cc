@@ -286,8 +286,8 @@ TEST_F(NodeIdTest, AnotherKeyWaitsUntilTheFirstIsLost) {
   EXPECT_EQ(Check(Contact::kGone),
             absl::AlreadyExistsError(
                 "node n1: the agent on host host-of-n1 has this node id and went away a moment "
-                "ago; this agent, which has another key, is taken once that one has been silent "
-                "for too long"));
+                "ago; this agent, which has another key, is accepted once that one has been silent "
+                "for the driver's --node-timeout"));
   EXPECT_EQ(CodeOf(Contact::kUnknown), kHeld);
   Do(Lost("n1", "a"));
   for (const Contact contact : {Contact::kUnknown, Contact::kGone, Contact::kHeard}) {

@@ -247,6 +247,7 @@ def check_ranks(browser, base):
 
 
 def check_mesh(browser):
+    browser.eval("document.querySelector('canvas').focus()")
     browser.press("Enter")
     browser.wait_for("document.querySelector('#rank-panel h3')?.innerText === 'rank 13'")
     panel = browser.text("#rank-panel")

@@ -338,7 +338,7 @@ class GpuProductTuner final : public device::ProductTuner {
       if (algorithm->id != kNoAlgorithm || !Products::Fuses(args)) break;
       args = ops::WithoutEpilogues(args);
     }
-    const absl::Status prepared = products->Prepare(args);
+    absl::Status prepared = products->Prepare(args);
     if (absl::IsFailedPrecondition(prepared)) {
       base::LogWarning(absl::StrCat("measures a product anew: ", prepared.message()));
       return absl::OkStatus();

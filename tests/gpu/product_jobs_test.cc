@@ -273,29 +273,6 @@ TEST(ProductJobTest, WhatATableOfAnotherDeviceOrLibraryHasIsMeasured) {
   emulator::SetFaultsOfCublasLt({});
 }
 
-TEST(ProductJobTest, AnAlgorithmOfTheTableThatTheLibraryRefusesIsMeasuredAnew) {
-  const EmulatedMachine machine;
-  const std::string measured = NewFolder("measured"), given = NewFolder("given");
-  RunResult none;
-  QuestionsOf(JobIn(measured, {}), &none);
-  DeviceTables tables;
-  tables.Add(emulator::EmulatedOptions().device_name,
-             checkpoint::ReadProductTable(measured).value());
-  emulator::CublasLtFaults faults;
-  faults.refused_algorithm = TableIn(measured).products().begin()->second.id;
-  emulator::SetFaultsOfCublasLt(faults);
-  EXPECT_GT(QuestionsOf(tables.JobIn(given), &none), 0);
-  emulator::SetFaultsOfCublasLt({});
-  const gpu::AlgorithmTable before = TableIn(measured);
-  for (const auto& [product, algorithm] : TableIn(given).products()) {
-    EXPECT_NE(algorithm.id, faults.refused_algorithm);
-    const gpu::Algorithm* const known = before.Find(product);
-    if (known != nullptr && known->id != faults.refused_algorithm) {
-      EXPECT_EQ(algorithm, *known);
-    }
-  }
-}
-
 TEST(ProductJobTest, TheTuningLeavesNoTraceInTheBits) {
   const EmulatedMachine machine;
   const Layout layout = {.data = 2};

@@ -9,10 +9,15 @@
 namespace megascale::cli {
 namespace {
 
-control::v1::Job JobWithoutStorage() {
+control::v1::Job RunningJob() {
   control::v1::Job job;
   job.set_job_id("job");
   job.set_state(control::v1::JOB_STATE_RUNNING);
+  return job;
+}
+
+control::v1::Job JobWithoutStorage() {
+  control::v1::Job job = RunningJob();
   job.set_last_step(40);
   job.mutable_last_checkpoint()->set_step(35);
   job.mutable_storage_failure()->set_node_id("n2");
@@ -65,9 +70,7 @@ TEST(ServiceReportTest, StorageThatWorksIsNotMentioned) {
 }
 
 control::v1::Job JobWithASilentKeeper() {
-  control::v1::Job job;
-  job.set_job_id("job");
-  job.set_state(control::v1::JOB_STATE_RUNNING);
+  control::v1::Job job = RunningJob();
   job.mutable_silent_keeper()->set_node_id("n1");
   job.mutable_silent_keeper()->set_seconds(7.2);
   return job;

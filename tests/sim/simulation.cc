@@ -274,8 +274,19 @@ class Simulation {
   bool IsOver(absl::Duration storm) const {
     if (world_.timeline.now() < storm || !operators_->done() || !driver_.up()) return false;
     const DriverState& state = driver_.durable();
+    if (restore_after_ > absl::ZeroDuration() && !KnowsTheEpochEverywhere(state)) return false;
     return std::all_of(state.jobs().begin(), state.jobs().end(),
                        [](const JobRecord& job) { return driver::IsTerminal(job); });
+  }
+
+  // True when each agent that runs has ended the processes of older epochs, also those of jobs that
+  // the restored log does not have, or that had ended in it.
+  bool KnowsTheEpochEverywhere(const DriverState& state) const {
+    return std::all_of(agents_.begin(), agents_.end(), [&](const auto& agent) {
+      const auto* node = driver::FindNode(state, agent->node_id());
+      return !agent->up() || (node != nullptr && node->alive() &&
+                              (node->has_quarantine() || driver::HasFencedEpoch(state, *node)));
+    });
   }
 
   void SayUnended() {

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "controlplane/driver/exchanges/testing/test_machine.h"
+
 namespace megascale::driver {
 namespace {
 
@@ -29,14 +31,7 @@ class ExchangesTest : public ::testing::Test {
  protected:
   // Adds machines n0, n1 … that want exchanges.
   void Add(int count) {
-    for (int i = 0; i < count; ++i) {
-      v1::NodeRecord* node = state_.add_nodes();
-      node->mutable_hello()->set_node_id("n" + std::to_string(state_.nodes_size() - 1));
-      node->mutable_hello()->set_machine_id("machine of " + node->hello().node_id());
-      node->mutable_hello()->set_tests_exchange(true);
-      node->set_alive(true);
-      node->mutable_exchanges()->set_why("its agent started");
-    }
+    for (int i = 0; i < count; ++i) AddMachine(Id(state_.nodes_size()), &state_);
   }
   v1::NodeRecord* Node(int index) { return state_.mutable_nodes(index); }
   static std::string Id(int index) { return "n" + std::to_string(index); }

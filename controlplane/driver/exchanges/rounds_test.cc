@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "controlplane/driver/exchanges/exchanges.h"
+#include "controlplane/driver/exchanges/testing/test_machine.h"
 
 namespace megascale::driver {
 namespace {
@@ -23,14 +24,7 @@ class RoundsTest : public ::testing::Test {
  protected:
   // Adds machines that want a round: n100, n101 ….
   void Add(int count) {
-    for (int i = 0; i < count; ++i) {
-      v1::NodeRecord* node = state_.add_nodes();
-      node->mutable_hello()->set_node_id("n" + std::to_string(99 + state_.nodes_size()));
-      node->mutable_hello()->set_machine_id("machine of " + node->hello().node_id());
-      node->mutable_hello()->set_tests_exchange(true);
-      node->set_alive(true);
-      node->mutable_exchanges()->set_why("its agent started");
-    }
+    for (int i = 0; i < count; ++i) AddMachine("n" + std::to_string(100 + state_.nodes_size()), &state_);
   }
   v1::NodeExchanges* Exchanges(int index) {
     return state_.mutable_nodes(index)->mutable_exchanges();

@@ -195,8 +195,6 @@ void EpochChecker::OnProcessKilled(const ProcessName& process) {
 void EpochChecker::OnEnd(const DriverState& durable) {
   for (const auto& [key, process] : processes_) {
     if (process.epoch == epoch_ || process.killed) continue;
-    // A machine that was given up may not have come back yet.
-    if (given_up_.count(process.name.incarnation) > 0) continue;
     world_.Violate("OneEpochAtATime",
                    absl::StrCat("job ", process.name.job_id, ": rank ", process.name.rank,
                                 " of an older epoch was never ended"));

@@ -121,15 +121,16 @@ absl::Status ProcessKeeper::Kill(int64_t token, int signal) {
 }
 
 void ProcessKeeper::Ping(absl::Duration now) {
-  if (pinged_ < absl::InfiniteDuration() || !commands_.valid()) return;
+  if (ping_is_sent_ || !commands_.valid()) return;
   KeeperCommand command = {};
   command.kind = KeeperCommand::kPing;
   const std::string payload(reinterpret_cast<const char*>(&command), sizeof(command));
-  pinged_ = now;
-  // One that is gone, or that has not read its commands for long, does not answer. A part of a
-  // frame must not be sent.
+  pinged_ = std::min(pinged_, now);
+  // One that is gone, or that has not read its commands for long, has no room for more: the next
+  // call tries again. A part of a frame must not be sent.
   pollfd entry = {commands_.get(), POLLOUT, 0};
   if (::poll(&entry, 1, 0) <= 0) return;
+  ping_is_sent_ = true;
   base::SendFrame(commands_.get(), payload, {}, kCommandTimeout).IgnoreError();
 }
 
@@ -150,6 +151,7 @@ absl::StatusOr<std::vector<ProcessExit>> ProcessKeeper::TakeExits() {
     std::memcpy(&exited, frame->payload.data(), std::min(sizeof(exited), frame->payload.size()));
     if (exited.token == 0) {
       pinged_ = absl::InfiniteDuration();
+      ping_is_sent_ = false;
       continue;
     }
     taken.push_back({exited.token, exited.pid, exited.status, exited.killed != 0});

@@ -94,6 +94,7 @@ class ProcessKeeper {
   base::UniqueFd commands_;
   base::UniqueFd exits_;
   absl::Duration pinged_ = absl::InfiniteDuration();  // infinite: no answer is owed
+  bool ping_is_sent_ = false;                         // else there was no room for it
 };
 
 // Returns a status of waitpid in words: "exited with status 3", "killed by signal 9 (Killed)".

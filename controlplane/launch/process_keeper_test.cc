@@ -252,6 +252,20 @@ TEST_F(ProcessKeeperTest, OneThatIsStoppedOwesTheAnswerToAPing) {
   EXPECT_EQ(NextExit().token, 1);
 }
 
+// Many kills leave no room for a ping while the keeper stands still.
+TEST_F(ProcessKeeperTest, APingForWhichThereWasNoRoomIsSentLater) {
+  ::kill(keeper_->pid(), SIGSTOP);
+  for (int i = 0; i < 100; ++i) ASSERT_TRUE(keeper_->Kill(99, 0).ok());
+  keeper_->Ping(absl::Seconds(1));
+  EXPECT_EQ(keeper_->SilenceAt(absl::Seconds(3)), absl::Seconds(2));
+  ::kill(keeper_->pid(), SIGCONT);
+  EXPECT_TRUE(WaitUntil([&] {
+    keeper_->Ping(absl::Seconds(2));
+    return keeper_->TakeExits().ok() &&
+           keeper_->SilenceAt(absl::Seconds(3)) == absl::ZeroDuration();
+  }));
+}
+
 // It was asked long ago, by the real clock.
 TEST_F(ProcessKeeperTest, NothingIsStartedThroughOneThatHasBeenSilentForLong) {
   ::kill(keeper_->pid(), SIGSTOP);

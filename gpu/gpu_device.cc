@@ -26,6 +26,15 @@ void SetCudaEnvironment() {
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
 }
 
+absl::StatusOr<GpuTables> LoadTables() {  // without NCCL
+  GpuTables tables = {.nvml = cuda::LoadNvml(),
+                      .images = cuda::KernelImages(),
+                      .device_tables = DeviceTableFiles()};
+  ASSIGN_OR_RETURN(tables.cuda, cuda::LoadCuda());
+  ASSIGN_OR_RETURN(tables.cublas_lt, cuda::LoadCublasLt());
+  return tables;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<device::Device>> MakeGpuDevice(const GpuRequest& request) {
@@ -33,11 +42,7 @@ absl::StatusOr<std::unique_ptr<device::Device>> MakeGpuDevice(const GpuRequest& 
   RETURN_IF_ERROR(cuda::SetNcclEnvironment({.ib_timeout = request.nccl_ib_timeout,
                                             .ib_retry_count = request.nccl_ib_retry_count,
                                             .address = request.interface}));
-  GpuTables tables = {.nvml = cuda::LoadNvml(),
-                      .images = cuda::KernelImages(),
-                      .device_tables = DeviceTableFiles()};
-  ASSIGN_OR_RETURN(tables.cuda, cuda::LoadCuda());
-  ASSIGN_OR_RETURN(tables.cublas_lt, cuda::LoadCublasLt());
+  ASSIGN_OR_RETURN(GpuTables tables, LoadTables());
   if (!request.may_share) {
     ASSIGN_OR_RETURN(tables.nccl, cuda::LoadNccl());
   }
@@ -48,17 +53,14 @@ absl::StatusOr<std::vector<std::unique_ptr<device::Device>>> MakeAllGpuDevices()
   std::vector<std::unique_ptr<device::Device>> devices;
   if (::access(kDriverFile, F_OK) != 0) return devices;
   SetCudaEnvironment();
-  GpuTables tables = {.nvml = cuda::LoadNvml(),
-                      .images = cuda::KernelImages(),
-                      .device_tables = DeviceTableFiles()};
-  ASSIGN_OR_RETURN(tables.cuda, cuda::LoadCuda());
-  ASSIGN_OR_RETURN(tables.cublas_lt, cuda::LoadCublasLt());
+  ASSIGN_OR_RETURN(GpuTables tables, LoadTables());
   int count = 0;
   RETURN_IF_ERROR(MEGASCALE_CUDA_CALL(*tables.cuda, cudaGetDeviceCount(&count)));
   if (count > 1) {
     const auto nccl = cuda::LoadNccl();
-    if (nccl.ok()) tables.nccl = *nccl;
-    if (!nccl.ok()) {
+    if (nccl.ok()) {
+      tables.nccl = *nccl;
+    } else {
       base::LogWarning(absl::StrCat("GPUs are tested without NCCL: ", nccl.status().message()));
     }
   }

@@ -326,19 +326,18 @@ class GpuProductTuner final : public device::ProductTuner {
 
   // Adds to `known` the algorithm that `table` has for a product: with its fused epilogue, or
   // without, where the table says that there is no algorithm for both.
-  absl::Status Take(MatMulArgs args, const device::ProductCalls& calls, const AlgorithmTable& table,
-                    Products* products, AlgorithmTable* known) const {
+  absl::Status Take(const MatMulArgs& args, const device::ProductCalls& calls,
+                    const AlgorithmTable& table, Products* products, AlgorithmTable* known) const {
     const Products::Options options = OptionsOf(calls);
+    ASSIGN_OR_RETURN(const MatMulArgs made, Products::WithFusedEpilogue(args, table, options));
     AlgorithmTable taken;
-    for (;;) {
-      ASSIGN_OR_RETURN(const Product product, Products::ProductOf(options, args));
+    for (const MatMulArgs& of : {args, made}) {
+      ASSIGN_OR_RETURN(const Product product, Products::ProductOf(options, of));
       const Algorithm* const algorithm = table.Find(product);
       if (algorithm == nullptr) return absl::OkStatus();
       taken.Set(product, *algorithm);
-      if (algorithm->id != kNoAlgorithm || !Products::Fuses(args)) break;
-      args = ops::WithoutEpilogues(args);
     }
-    absl::Status prepared = products->Prepare(args);
+    absl::Status prepared = products->Prepare(made);
     if (absl::IsFailedPrecondition(prepared)) {
       base::LogWarning(absl::StrCat("measures a product anew: ", prepared.message()));
       return absl::OkStatus();

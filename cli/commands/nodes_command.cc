@@ -60,16 +60,12 @@ std::string TestText(const agent::v1::MachineTest& test) {
   }
 }
 
-std::string RateText(double bytes_per_second) {
-  return absl::StrCat(base::FormatBytes(static_cast<int64_t>(bytes_per_second)), "/s");
-}
-
 // Says how its exchange with many machines at once went: "8 at once 1.1 GiB/s".
 std::string RoundText(const control::v1::ExchangeResult& round) {
   const std::string name = absl::StrCat(round.node_ids_size() + 1, " at once ");
   switch (driver::Judge(round)) {
     case driver::ExchangeVerdict::kPassed:
-      return absl::StrCat(name, RateText(round.bytes_per_second()));
+      return absl::StrCat(name, driver::RateText(round.bytes_per_second()));
     case driver::ExchangeVerdict::kFailed:
       return absl::StrCat(name, round.failure().empty() ? "slow" : "failed");
     default:
@@ -94,7 +90,7 @@ std::string ExchangeText(const control::v1::NodeView& node) {
   if (num_passed > 0) words.push_back(absl::StrCat(num_passed, " passed"));
   if (num_failed > 0) words.push_back(absl::StrCat(num_failed, " failed"));
   if (words.empty()) return "-";
-  if (best > 0) words.push_back(absl::StrCat("at most ", RateText(best)));
+  if (best > 0) words.push_back(absl::StrCat("at most ", driver::RateText(best)));
   if (node.has_exchange_round()) words.push_back(RoundText(node.exchange_round()));
   return absl::StrJoin(words, ", ");
 }

@@ -102,12 +102,13 @@ std::optional<Standstill> StandstillOf(const telemetry::v1::Evidence& evidence, 
   return seen;
 }
 
-const telemetry::v1::Evidence* EvidenceOf(
+// Returns null if there is no answer.
+const control::v1::StreamEvidenceResponse* AnswerOf(
     absl::Span<const control::v1::StreamEvidenceResponse> responses, int rank) {
   const auto found = std::find_if(responses.begin(), responses.end(), [&](const auto& response) {
     return response.rank() == rank && response.error().empty();
   });
-  return found == responses.end() ? nullptr : &found->evidence();
+  return found == responses.end() ? nullptr : &*found;
 }
 
 }  // namespace
@@ -119,13 +120,10 @@ std::vector<diagnose::ShownCall> ShownCallsOf(
   for (const int member : members) {
     diagnose::ShownCall call;
     call.rank = member;
-    const auto found = std::find_if(responses.begin(), responses.end(), [&](const auto& response) {
-      return response.rank() == member && response.error().empty();
-    });
-    if (found != responses.end()) {
-      call.node = base::Printable(found->node_id());
+    if (const auto* answer = AnswerOf(responses, member)) {
+      call.node = base::Printable(answer->node_id());
       call.is_known = true;
-      AddFlows(found->evidence(), instruction, &call);
+      AddFlows(answer->evidence(), instruction, &call);
     }
     calls.push_back(std::move(call));
   }
@@ -182,14 +180,14 @@ void AddStandstill(absl::Span<const control::v1::StreamEvidenceResponse> respons
   const StuckFlow& flow = verdict.stuck.front();
   std::optional<Standstill> seen;
   int witness = flow.to;
-  if (const auto* evidence = EvidenceOf(responses, flow.to)) {
-    seen = StandstillOf(*evidence, flow.from, instructions,
+  if (const auto* answer = AnswerOf(responses, flow.to)) {
+    seen = StandstillOf(answer->evidence(), flow.from, instructions,
                         [](const auto& state) { return state.received_bytes(); });
   }
   if (!seen.has_value()) {
     witness = flow.from;
-    if (const auto* evidence = EvidenceOf(responses, flow.from)) {
-      seen = StandstillOf(*evidence, flow.to, instructions,
+    if (const auto* answer = AnswerOf(responses, flow.from)) {
+      seen = StandstillOf(answer->evidence(), flow.to, instructions,
                           [](const auto& state) { return state.delivered_bytes(); });
     }
   }

@@ -18,8 +18,18 @@ double SecondsAgo(int64_t nanos, const telemetry::v1::Evidence& evidence) {
   return (static_cast<double>(evidence.monotonic_nanos()) - static_cast<double>(nanos)) / 1e9;
 }
 
-bool NamesSomebody(const Diagnosis& diagnosis) {
-  return diagnosis.rank >= 0 || !diagnosis.node.empty() || !diagnosis.peer_node.empty();
+// Adds the evidence. Returns whether it is to be the verdict: the job trains, and nobody is named.
+bool TakesVerdict(const control::v1::Job& job, const std::string& evidence, Diagnosis* diagnosis) {
+  Findings& findings = diagnosis->findings;
+  const bool names_somebody =
+      diagnosis->rank >= 0 || !diagnosis->node.empty() || !diagnosis->peer_node.empty();
+  if (names_somebody || job.state() != control::v1::JOB_STATE_RUNNING) {
+    findings.evidence.push_back(evidence);
+    return false;
+  }
+  findings.evidence.insert(findings.evidence.begin(),
+                           {evidence, absl::StrCat("its steps: ", findings.verdict)});
+  return true;
 }
 
 }  // namespace
@@ -53,12 +63,7 @@ void AddStorageFailure(const control::v1::Job& job, Diagnosis* diagnosis) {
   const std::string evidence =
       absl::StrFormat("node %s could not store a checkpoint for %.0f s: %s", node,
                       failure.seconds(), base::Printable(failure.message(), 300));
-  if (NamesSomebody(*diagnosis) || job.state() != control::v1::JOB_STATE_RUNNING) {
-    findings.evidence.push_back(evidence);
-    return;
-  }
-  findings.evidence.insert(findings.evidence.begin(),
-                           {evidence, absl::StrCat("its steps: ", findings.verdict)});
+  if (!TakesVerdict(job, evidence, diagnosis)) return;
   findings.cause = "storage";
   findings.verdict =
       absl::StrCat("storage: node ", node, " cannot store checkpoints; the job trains without");
@@ -77,12 +82,7 @@ void AddSilentKeeper(const control::v1::Job& job, Diagnosis* diagnosis) {
   const std::string evidence =
       absl::StrFormat("the process keeper of node %s has not answered its agent for %.0f s", node,
                       job.silent_keeper().seconds());
-  if (NamesSomebody(*diagnosis) || job.state() != control::v1::JOB_STATE_RUNNING) {
-    findings.evidence.push_back(evidence);
-    return;
-  }
-  findings.evidence.insert(findings.evidence.begin(),
-                           {evidence, absl::StrCat("its steps: ", findings.verdict)});
+  if (!TakesVerdict(job, evidence, diagnosis)) return;
   findings.cause = "silent_keeper";
   findings.verdict = absl::StrCat("silent process keeper: node ", node,
                                   " starts and reaps no process; the job trains on");

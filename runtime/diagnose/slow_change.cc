@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "runtime/base/median.h"
 
 namespace megascale::diagnose {
@@ -125,18 +126,26 @@ class Comparison {
     const bool is_one_machine =
         std::set<int>(history_.machine_of.begin(), history_.machine_of.end()).size() == 1;
     std::vector<double> changes(num_workers_, 1);
+    std::map<int, double> common_of;  // by machine, unless there is one
     for (size_t w = 0; w < num_workers_; ++w) {
-      std::vector<double> of_others;
-      for (size_t o = 0; o < num_workers_; ++o) {
-        if (history_.machine_of[o] == without) continue;
-        const bool is_elsewhere = history_.machine_of[o] != history_.machine_of[w];
-        if (is_elsewhere || (is_one_machine && o != w)) of_others.push_back(ratios[o]);
-      }
-      if (of_others.empty()) continue;  // nothing tells it from the job
-      const double common = base::UpperMedian(std::move(of_others));
-      if (common > 0) changes[w] = std::min(ratios[w], ratios[w] / common);
+      const auto is_other = [&](size_t o) {
+        return is_one_machine ? o != w : history_.machine_of[o] != history_.machine_of[w];
+      };
+      const auto [at, is_new] = common_of.try_emplace(history_.machine_of[w]);
+      if (is_new || is_one_machine) at->second = CommonOf(ratios, without, is_other);
+      if (at->second > 0) changes[w] = std::min(ratios[w], ratios[w] / at->second);
     }
     return changes;
+  }
+
+  // Returns the median of the others; 0: there are none, so nothing tells a worker from the job.
+  double CommonOf(const std::vector<double>& ratios, int without,
+                  absl::FunctionRef<bool(size_t)> is_other) const {
+    std::vector<double> of_others;
+    for (size_t o = 0; o < num_workers_; ++o) {
+      if (history_.machine_of[o] != without && is_other(o)) of_others.push_back(ratios[o]);
+    }
+    return of_others.empty() ? 0 : base::UpperMedian(std::move(of_others));
   }
 
   // Finds workers of one machine that compute longer. Those on the machine `without` do not count.

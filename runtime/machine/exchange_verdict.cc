@@ -10,13 +10,9 @@ namespace megascale::machine {
 
 namespace control = megascale::control::v1;
 
-namespace {
-
 std::string RateText(double bytes_per_second) {
   return absl::StrCat(base::FormatBytes(static_cast<int64_t>(bytes_per_second)), "/s");
 }
-
-}  // namespace
 
 std::string WhyFailed(const control::ExchangeResult& result) {
   if (!result.note().empty()) return "";

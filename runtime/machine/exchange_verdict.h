@@ -16,6 +16,9 @@ enum class ExchangeVerdict {
 // nothing about what the network was like then.
 ExchangeVerdict Judge(const megascale::control::v1::ExchangeResult& result);
 
+// "1.1 GiB/s"
+std::string RateText(double bytes_per_second);
+
 // Returns why the exchange failed, in one line; "": it did not.
 std::string WhyFailed(const megascale::control::v1::ExchangeResult& result);
 

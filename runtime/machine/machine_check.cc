@@ -39,6 +39,7 @@ struct Budgets {
   size_t memory_bytes;
   absl::Duration memory, arithmetic, training, loopback, disk, directory;
   size_t directory_bytes_max;
+  int64_t device_elements;  // of each device's buffer that all add together
 };
 constexpr Budgets kQuick = {64 * kMiB,
                             absl::Milliseconds(250),
@@ -47,15 +48,11 @@ constexpr Budgets kQuick = {64 * kMiB,
                             absl::Milliseconds(100),
                             absl::Milliseconds(100),
                             absl::Milliseconds(50),
-                            8 * kMiB};
-constexpr Budgets kFull = {1024 * kMiB,      absl::Seconds(8), absl::Seconds(4), absl::Seconds(3),
-                           absl::Seconds(2), absl::Seconds(3), absl::Seconds(1), 256 * kMiB};
-
-DeviceExchangeOptions DeviceExchangeOf(bool is_full) {
-  DeviceExchangeOptions options;
-  if (is_full) options.elements = int64_t{32} << 20;
-  return options;
-}
+                            8 * kMiB,
+                            int64_t{4} << 20};
+constexpr Budgets kFull = {1024 * kMiB,      absl::Seconds(8), absl::Seconds(4),
+                           absl::Seconds(3), absl::Seconds(2), absl::Seconds(3),
+                           absl::Seconds(1), 256 * kMiB,       int64_t{32} << 20};
 
 // An eighth of what the agent's processes may use, at most: the machine may have little.
 size_t MemoryBytes(const Budgets& budgets) {
@@ -139,12 +136,12 @@ std::vector<TestResult> CheckOneDevice(device::Device* device, int index,
 
 // What ranks on the devices do together.
 void CheckDevicesTogether(const std::vector<std::unique_ptr<device::Device>>& devices,
-                          const CheckOptions& options, bool is_full, MachineTest* test) {
+                          const CheckOptions& options, int64_t elements, MachineTest* test) {
   std::vector<device::Device*> members;
   for (const auto& device : devices) members.push_back(device.get());
   const absl::Duration begin = base::RealClock().Monotonic();
-  const PartResult result =
-      CheckDeviceExchange(members, options.device_exchange.value_or(DeviceExchangeOf(is_full)));
+  const PartResult result = CheckDeviceExchange(
+      members, options.device_exchange.value_or(DeviceExchangeOptions{.elements = elements}));
   AddResult(Told(absl::StrCat("all-reduce among ", devices.size(), " devices"), result,
                  base::RealClock().Monotonic() - begin),
             test);
@@ -172,7 +169,9 @@ void CheckDevices(const CheckOptions& options, bool is_full, MachineTest* test) 
   for (std::vector<TestResult>& of_device : results) {
     for (TestResult& told : of_device) AddResult(std::move(told), test);
   }
-  if (devices->size() > 1) CheckDevicesTogether(*devices, options, is_full, test);
+  if (devices->size() > 1) {
+    CheckDevicesTogether(*devices, options, (is_full ? kFull : kQuick).device_elements, test);
+  }
 }
 
 // What a full exchange does more slowly than a quick one (peer_check.h). The blocks of a round, in

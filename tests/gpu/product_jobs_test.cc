@@ -167,16 +167,9 @@ gpu::AlgorithmTable TableIn(const std::string& folder) {
   return gpu::AlgorithmTable::FromJson(checkpoint::ReadProductTable(folder).value()).value();
 }
 
-bool MakesGelu(const gpu::AlgorithmTable& table) {
-  return std::any_of(table.products().begin(), table.products().end(), [](const auto& entry) {
-    return entry.first.epilogue == gpu::Epilogue::kBiasGelu && entry.second.id != gpu::kNoAlgorithm;
-  });
-}
-
-bool MakesBiasGradients(const gpu::AlgorithmTable& table) {
-  return std::any_of(table.products().begin(), table.products().end(), [](const auto& entry) {
-    return entry.first.epilogue == gpu::Epilogue::kBiasGradient &&
-           entry.second.id != gpu::kNoAlgorithm;
+bool Makes(gpu::Epilogue epilogue, const gpu::AlgorithmTable& table) {
+  return std::any_of(table.products().begin(), table.products().end(), [&](const auto& entry) {
+    return entry.first.epilogue == epilogue && entry.second.id != gpu::kNoAlgorithm;
   });
 }
 
@@ -186,14 +179,14 @@ TEST(ProductJobTest, GradientsOfBiasesThatTheLibraryLacksAreSumsOfColumnsInAllAt
   const std::string with = NewFolder("with"), without = NewFolder("without");
   RunResult fused, first, resumed;
   QuestionsOf(JobIn(with, {}), &fused);
-  EXPECT_TRUE(MakesBiasGradients(TableIn(with)));
+  EXPECT_TRUE(Makes(gpu::Epilogue::kBiasGradient, TableIn(with)));
   emulator::CublasLtFaults faults;
   faults.has_bias_gradients = false;
   emulator::SetFaultsOfCublasLt(faults);
   QuestionsOf(JobIn(without, {}).StopAfter(2), &first);
   emulator::SetFaultsOfCublasLt({});
-  EXPECT_FALSE(MakesBiasGradients(TableIn(without)));
-  EXPECT_TRUE(MakesGelu(TableIn(without)));
+  EXPECT_FALSE(Makes(gpu::Epilogue::kBiasGradient, TableIn(without)));
+  EXPECT_TRUE(Makes(gpu::Epilogue::kBiasGelu, TableIn(without)));
   EXPECT_EQ(QuestionsOf(From(JobIn(without, {}), first), &resumed), 0);
 }
 
@@ -202,13 +195,13 @@ TEST(ProductJobTest, AnActivationThatTheLibraryLacksIsMadeByAKernelInAllAttempts
   const std::string with = NewFolder("with"), without = NewFolder("without");
   RunResult fused, first, resumed;
   QuestionsOf(JobIn(with, {}), &fused);
-  EXPECT_TRUE(MakesGelu(TableIn(with)));
+  EXPECT_TRUE(Makes(gpu::Epilogue::kBiasGelu, TableIn(with)));
   emulator::CublasLtFaults faults;
   faults.has_activations = false;
   emulator::SetFaultsOfCublasLt(faults);
   QuestionsOf(JobIn(without, {}).StopAfter(2), &first);
   emulator::SetFaultsOfCublasLt({});
-  EXPECT_FALSE(MakesGelu(TableIn(without)));
+  EXPECT_FALSE(Makes(gpu::Epilogue::kBiasGelu, TableIn(without)));
   EXPECT_EQ(QuestionsOf(From(JobIn(without, {}), first), &resumed), 0);
   // Rounded once instead of twice.
   EXPECT_NE(resumed.digest, fused.digest);
@@ -271,6 +264,29 @@ TEST(ProductJobTest, WhatATableOfAnotherDeviceOrLibraryHasIsMeasured) {
   emulator::SetFaultsOfCublasLt(newer);
   EXPECT_GT(QuestionsOf(of_this.JobIn(NewFolder("library")), &none), 0);
   emulator::SetFaultsOfCublasLt({});
+}
+
+TEST(ProductJobTest, AnAlgorithmOfTheTableThatTheLibraryRefusesIsMeasuredAnew) {
+  const EmulatedMachine machine;
+  const std::string measured = NewFolder("measured"), given = NewFolder("given");
+  RunResult none;
+  QuestionsOf(JobIn(measured, {}), &none);
+  DeviceTables tables;
+  tables.Add(emulator::EmulatedOptions().device_name,
+             checkpoint::ReadProductTable(measured).value());
+  emulator::CublasLtFaults faults;
+  faults.refused_algorithm = TableIn(measured).products().begin()->second.id;
+  emulator::SetFaultsOfCublasLt(faults);
+  EXPECT_GT(QuestionsOf(tables.JobIn(given), &none), 0);
+  emulator::SetFaultsOfCublasLt({});
+  const gpu::AlgorithmTable before = TableIn(measured), after = TableIn(given);
+  for (const auto& [product, algorithm] : after.products()) {
+    EXPECT_NE(algorithm.id, faults.refused_algorithm);
+    const gpu::Algorithm* const known = before.Find(product);
+    if (known != nullptr && known->id != faults.refused_algorithm) {
+      EXPECT_EQ(algorithm, *known);
+    }
+  }
 }
 
 TEST(ProductJobTest, TheTuningLeavesNoTraceInTheBits) {

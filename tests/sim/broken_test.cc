@@ -81,8 +81,7 @@ class PaddedLog : public driver::EventLog {
   absl::StatusOr<driver::LogContents> ReadAll() override {
     absl::StatusOr<driver::LogContents> contents = log_->ReadAll();
     if (!contents.ok()) return contents;
-    while (contents->state.num_events() + static_cast<int64_t>(contents->events.size()) <
-           *num_events_) {
+    while (driver::NumEvents(*contents) < *num_events_) {
       contents->events.emplace_back().mutable_driver_started();
     }
     return contents;

@@ -107,7 +107,7 @@ void DriverNode::Start() {
 void DriverNode::CheckReplay() {
   const driver::LogContents& log = disk_.durable_log();
   DriverState expected = durable_;
-  const int64_t num_durable = log.state.num_events() + static_cast<int64_t>(log.events.size());
+  const int64_t num_durable = driver::NumEvents(log);
   if (num_durable > expected.num_events()) {  // more reached the disk than was acknowledged
     expected = log.state;
     for (const driver::Event& event : log.events) driver::Apply(event, &expected);
@@ -242,7 +242,10 @@ std::string LossLogPath(const std::string& job_id) {
 }  // namespace
 
 std::string DriverNode::LossLogOf(const std::string& job_id) {
-  const std::string path = LossLogPath(job_id);
+  return ReadWhole(LossLogPath(job_id));
+}
+
+std::string DriverNode::ReadWhole(const std::string& path) {
   return disk_.ReadAt(path, 0, disk_.Size(path).value_or(0)).value_or("");
 }
 
@@ -285,9 +288,7 @@ void DriverNode::KeepCopyOfLog() {
 
 void DriverNode::BackUp() {
   disk_.MendLog();
-  const std::string path = driver::CountPathOf(kStateDirectory);
-  backup_ =
-      Copy{disk_.durable_log(), disk_.ReadAt(path, 0, disk_.Size(path).value_or(0)).value_or("")};
+  backup_ = Copy{disk_.durable_log(), ReadWhole(driver::CountPathOf(kStateDirectory))};
 }
 
 void DriverNode::Restore(absl::Duration away, bool declared) {

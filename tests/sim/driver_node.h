@@ -101,6 +101,8 @@ class DriverNode {
     absl::Time Wall() const override { return absl::UnixEpoch() + timeline->now() + wall_offset; }
   };
 
+  // Returns what a file holds; "": there is none, or it cannot be read.
+  std::string ReadWhole(const std::string& path);
   bool Proceed();
   absl::StatusOr<std::unique_ptr<driver::DriverShell>> MakeShell();
   agent::TestKind MachineTests() const;

@@ -110,8 +110,7 @@ JobRecord* Transition::Current(const std::string& job_id, int64_t attempt) {
 }
 
 void Transition::Stamp(google::protobuf::Timestamp* time) const {
-  time->set_seconds(event_.time_unix_nanos() / 1'000'000'000);
-  time->set_nanos(static_cast<int32_t>(event_.time_unix_nanos() % 1'000'000'000));
+  SetTime(event_.time_unix_nanos(), time);
 }
 
 JobRecord* Transition::Find(absl::string_view job_id) {

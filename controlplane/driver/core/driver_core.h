@@ -62,6 +62,9 @@ inline constexpr int kOpenJobsMax = 1000;
 absl::StatusOr<bool> IsNewSubmit(const IndexedState& state,
                                  const megascale::driver::v1::JobSubmitted& submit);
 
+// Returns the NotFound of whoever asks for a job that is not there.
+absl::Status NoSuchJob(absl::string_view job_id);
+
 // Returns whether a cancel must be logged; false: the job is being or has been cancelled.
 // Errors: NotFound; FailedPrecondition - the job has succeeded or failed.
 absl::StatusOr<bool> IsNewCancel(const IndexedState& state, absl::string_view job_id);

@@ -247,6 +247,11 @@ const pb::EndedRank* FindEnded(const JobRecord& job, int rank) {
   return nullptr;
 }
 
+void SetTime(int64_t unix_nanos, google::protobuf::Timestamp* timestamp) {
+  timestamp->set_seconds(unix_nanos / 1'000'000'000);
+  timestamp->set_nanos(static_cast<int32_t>(unix_nanos % 1'000'000'000));
+}
+
 bool IsFencedEverywhere(const DriverState& state, const JobRecord& job) {
   return state.rules() >= 5 && IsHold(job.stage()) && job.leave().reason() == kDriverRestored;
 }

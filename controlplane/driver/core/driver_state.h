@@ -102,6 +102,8 @@ bool HasAllPreflights(const DriverState& state, const JobRecord& job);
 std::set<std::string> RefusingNodesOf(const DriverState& state, const JobRecord& job);
 const megascale::driver::v1::EndedRank* FindEnded(const JobRecord& job, int rank);
 
+void SetTime(int64_t unix_nanos, google::protobuf::Timestamp* timestamp);
+
 // Why a job goes on with another attempt after its driver's log was restored from a copy.
 inline constexpr char kDriverRestored[] = "DriverRestored";
 // True while the job must be fenced on every node, because its log is a copy that may lack later

@@ -131,7 +131,8 @@ bool Transition::OnNodeJoined(const pb::NodeJoined& joined) {
     node->clear_busy();
     node->clear_fenced_epoch();
     DemandTest(node, "its agent started", nullptr);
-  } else if (state_.rules() >= 8 && !node->has_test()) {
+  } else if (state_.rules() >= 8 && !node->has_test() && node->hello().tests_machine() &&
+             state_.machine_tests() != agent::TEST_KIND_UNSPECIFIED) {
     // A driver of an older version did not note that its agent can test it.
     DemandTestBesideJobs(node, BusyNodes(state_));
   }
@@ -332,10 +333,11 @@ void Transition::EndExchange(const pb::Exchange& exchange) {
   for (NodeRecord& node : *state_.mutable_nodes()) {
     if (KeepMinimum(minimum, &node)) NodeToChange(node.hello().node_id());
   }
-  for (const pb::ExchangeMember& member : exchange.members()) {
-    if (state_.rules() >= 8) break;  // EndHaste
-    NodeRecord* node = NodeToChange(member.node_id());
-    if (!WantsExchange(*node)) node->mutable_exchanges()->set_after_failure(false);
+  if (state_.rules() < 8) {  // since then EndHaste does it
+    for (const pb::ExchangeMember& member : exchange.members()) {
+      NodeRecord* node = NodeToChange(member.node_id());
+      if (!WantsExchange(*node)) node->mutable_exchanges()->set_after_failure(false);
+    }
   }
   for (const FaultyMachine& faulty : FindFaulty(state_)) {
     Quarantine(faulty.node_id, absl::StrCat("machine test: ", faulty.evidence));
@@ -456,6 +458,7 @@ void Transition::BeginRounds(const std::vector<FreeMachine>& free) {
 }
 
 bool Transition::BeginRoundsOf(const std::vector<const NodeRecord*>& machines) {
+  if (machines.size() < static_cast<size_t>(kRoundMin)) return false;
   const int num_max = kExchangesAtOnce - state_.exchanges_size();
   const auto rounds = ChooseRounds(machines, ShareOneMachine(state_), num_max);
   for (const std::vector<std::string>& node_ids : rounds) BeginExchange(node_ids);
@@ -464,9 +467,11 @@ bool Transition::BeginRoundsOf(const std::vector<const NodeRecord*>& machines) {
 
 bool Transition::BeginRoundsBefore(const PlacementResult& placement) {
   if (state_.rules() < 8 || state_.exchanges_size() >= kExchangesAtOnce) return false;
+  const std::set<std::string> node_ids = NodesOf(placement);
+  if (node_ids.size() < static_cast<size_t>(kRoundMin)) return false;
   const bool is_restored = IsRestored();
   std::vector<const NodeRecord*> machines;
-  for (const std::string& node_id : NodesOf(placement)) {
+  for (const std::string& node_id : node_ids) {
     const NodeRecord* node = FindNode(state_, node_id);
     const bool is_free = UseOf(node_id) == NodeUse::kFree && begun_on_.count(node_id) == 0;
     if (!MayExchange(*node) || !is_free) continue;
@@ -478,7 +483,7 @@ bool Transition::BeginRoundsBefore(const PlacementResult& placement) {
 void Transition::BeginExchange(const std::vector<std::string>& node_ids) {
   // Greater than the number of any event, which is the id of a machine's own test.
   int64_t id = VersionOfEvent(state_.num_events());
-  for (const pb::Exchange& other : state_.exchanges()) id = std::max(id, other.id() + 1);
+  if (!state_.exchanges().empty()) id = std::max(id, state_.exchanges().rbegin()->id() + 1);
   pb::Exchange* exchange = state_.add_exchanges();
   exchange->set_id(id);
   exchange->set_kind(state_.machine_tests());

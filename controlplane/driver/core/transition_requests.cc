@@ -58,12 +58,14 @@ absl::StatusOr<bool> IsNewSubmit(const IndexedState& state, const pb::JobSubmitt
       ": is taken by a job with another specification; choose another job id, or leave it out"));
 }
 
+absl::Status NoSuchJob(absl::string_view job_id) {
+  return absl::NotFoundError(
+      absl::StrCat("job ", job_id, ": there is no such job; `megascale list` shows all jobs"));
+}
+
 absl::StatusOr<bool> IsNewCancel(const IndexedState& state, absl::string_view job_id) {
   const JobRecord* job = state.Find(job_id);
-  if (job == nullptr) {
-    return absl::NotFoundError(
-        absl::StrCat("job ", job_id, ": there is no such job; `megascale list` shows all jobs"));
-  }
+  if (job == nullptr) return NoSuchJob(job_id);
   if (!IsTerminal(*job)) return !job->has_cancel();
   if (job->state() == control::JOB_STATE_CANCELLED) return false;
   return absl::FailedPreconditionError(absl::StrCat("job ", job_id, ": has ended already (",

@@ -79,10 +79,7 @@ absl::StatusOr<bool> IsNewReport(const IndexedState& state, absl::Time now,
   RETURN_IF_ERROR(CheckReportTexts(*report));
   RETURN_IF_ERROR(BoundBegin(now, report));
   const JobRecord* job = state.Find(found->job_id());
-  if (job == nullptr) {
-    return absl::NotFoundError(absl::StrCat(
-        "job ", found->job_id(), ": there is no such job; `megascale list` shows all jobs"));
-  }
+  if (job == nullptr) return NoSuchJob(found->job_id());
   if (job->state() != control::JOB_STATE_RUNNING || job->attempt() != report->attempt()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "job ", found->job_id(), ": is in attempt ", job->attempt(), " (", job->reason(),

@@ -54,10 +54,10 @@ void AgentReports::KeepGpus(const agent::ActualState& report, Agent* taken) cons
   if (report.gpus().empty()) return;
   auto kept = std::make_shared<ReportedGpus>();
   if (taken->gpus != nullptr) *kept = *taken->gpus;
-  std::erase_if(*kept, [&](const auto& gpu) { return awake_ - gpu.second.heard > kGpuAgeMax; });
+  std::erase_if(*kept, [&](const auto& gpu) { return awake_ - gpu.second->heard > kGpuAgeMax; });
   for (const telemetry::v1::GpuSample& sample : report.gpus()) {
     if (kept->size() >= kGpusMax && kept->count(sample.index()) == 0) continue;
-    (*kept)[sample.index()] = {sample, awake_};
+    (*kept)[sample.index()] = std::make_shared<const ReportedGpu>(ReportedGpu{sample, awake_});
   }
   taken->gpus = std::move(kept);
 }

@@ -20,7 +20,7 @@ struct ReportedGpu {
   megascale::telemetry::v1::GpuSample sample;
   absl::Duration heard = absl::ZeroDuration();  // in awake time
 };
-using ReportedGpus = std::map<int, ReportedGpu>;  // by index
+using ReportedGpus = std::map<int, std::shared_ptr<const ReportedGpu>>;  // by index
 
 class AgentReports {
  public:

@@ -48,6 +48,7 @@ double MinimumExchangeRate(const v1::DriverState& state);
 // What a result means (exchange_verdict.h).
 using machine::ExchangeVerdict;
 using machine::Judge;
+using machine::RateText;
 using machine::WhyFailed;
 using machine::WorstExchange;
 

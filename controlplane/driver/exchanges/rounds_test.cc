@@ -24,7 +24,8 @@ class RoundsTest : public ::testing::Test {
  protected:
   // Adds machines that want a round: n100, n101 ….
   void Add(int count) {
-    for (int i = 0; i < count; ++i) AddMachine("n" + std::to_string(100 + state_.nodes_size()), &state_);
+    for (int i = 0; i < count; ++i)
+      AddMachine("n" + std::to_string(100 + state_.nodes_size()), &state_);
   }
   v1::NodeExchanges* Exchanges(int index) {
     return state_.mutable_nodes(index)->mutable_exchanges();

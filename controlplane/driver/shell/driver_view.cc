@@ -112,11 +112,7 @@ std::vector<control::RankView> DriverView::Ranks(const JobRecord& job,
 
 absl::StatusOr<control::Job> DriverView::Job(const std::string& job_id, absl::Time now) const {
   const JobPart* part = jobs_.Find(job_id);
-  if (part == nullptr) {
-    return absl::NotFoundError(absl::StrCat("job ", job_id,
-                                            ": there is no such job; `megascale "
-                                            "list` shows all jobs"));
-  }
+  if (part == nullptr) return NoSuchJob(job_id);
   const JobRecord& job = part->record->Head();
   if (!IsTerminal(job) || job.attempt() == 0) {
     const auto place = std::find(queue_->begin(), queue_->end(), job_id);
@@ -248,7 +244,7 @@ void DriverView::AddGpus(control::NodeView* view) const {
   const AgentPart* part = agents_.Find(view->node_id());
   if (part == nullptr || part->gpus == nullptr || !view->alive()) return;
   for (const auto& [index, gpu] : *part->gpus) {
-    if (awake_ - gpu.heard <= AgentReports::kGpuAgeMax) *view->add_gpus() = gpu.sample;
+    if (awake_ - gpu->heard <= AgentReports::kGpuAgeMax) *view->add_gpus() = gpu->sample;
   }
 }
 

@@ -64,11 +64,6 @@ std::set<std::string> NodesConcerned(const JobRecord& job) {
   return nodes;
 }
 
-void SetTime(int64_t unix_nanos, google::protobuf::Timestamp* timestamp) {
-  timestamp->set_seconds(unix_nanos / 1'000'000'000);
-  timestamp->set_nanos(static_cast<int32_t>(unix_nanos % 1'000'000'000));
-}
-
 void TellExchanges(const v1::NodeExchanges& exchanges, control::NodeEvidence* told) {
   const control::ExchangeResult* worst = WorstExchange(exchanges.results());
   if (worst != nullptr) *told->mutable_worst_exchange() = *worst;

@@ -26,11 +26,6 @@ namespace control = megascale::control::v1;
 
 constexpr size_t kRateSteps = 20;
 
-void SetTime(int64_t unix_nanos, google::protobuf::Timestamp* timestamp) {
-  timestamp->set_seconds(unix_nanos / 1'000'000'000);
-  timestamp->set_nanos(static_cast<int32_t>(unix_nanos % 1'000'000'000));
-}
-
 // Returns the rate over the newest steps of this attempt.
 double TokensPerSecond(const JobRecord& job, const RecentSteps& steps) {
   double tokens = 0;
@@ -330,8 +325,8 @@ control::Job ViewJob(const JobRecord& job, const JobSources& sources) {
     const std::vector<control::RankView> ranks = ViewRanks(job, sources.report);
     *view.mutable_ranks() = {ranks.begin(), ranks.end()};
   }
-  if (HoldsSlots(job)) AddPreflight(job, nodes, sources.report, &view);
   if (HoldsSlots(job)) {
+    AddPreflight(job, nodes, sources.report, &view);
     AddStorageError(nodes, sources, &view);
     AddSilentKeeper(job, nodes, sources.report, &view);
   }
@@ -354,6 +349,7 @@ control::Job WithoutAges(control::Job job) {
   job.clear_flops_ceiling_age_seconds();
   if (job.has_last_checkpoint()) job.mutable_last_checkpoint()->clear_age_seconds();
   if (job.has_storage_failure()) job.mutable_storage_failure()->clear_seconds();
+  if (job.has_silent_keeper()) job.mutable_silent_keeper()->clear_seconds();
   for (auto& rank : *job.mutable_ranks()) {
     rank.mutable_status()->clear_alive_age_seconds();
     rank.mutable_status()->clear_progress_age_seconds();

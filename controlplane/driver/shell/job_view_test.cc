@@ -121,6 +121,7 @@ TEST_F(JobViewTest, TheMachineWhoseProcessKeeperIsSilentIsShown) {
   const control::Job view = ViewJob(job_, sources);
   EXPECT_EQ(view.silent_keeper().node_id(), "n1");
   EXPECT_EQ(view.silent_keeper().seconds(), 9);
+  EXPECT_EQ(WithoutAges(view).silent_keeper().seconds(), 0) << "watchers are told of no age";
 }
 
 TEST_F(JobViewTest, AFailureOfAnotherKindIsNoWarningOfNumbers) {

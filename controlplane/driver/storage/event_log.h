@@ -25,6 +25,11 @@ struct LogContents {
   std::vector<Event> events;
 };
 
+// Returns how many events a log has had since it began.
+inline int64_t NumEvents(const LogContents& log) {
+  return log.state.num_events() + static_cast<int64_t>(log.events.size());
+}
+
 class EventLog {
  public:
   virtual ~EventLog() = default;

@@ -53,8 +53,7 @@ class SimulatedDisk::Log : public EventLog {
   }
 
   absl::Status Append(int64_t num_before, const std::vector<Event>& events) override {
-    MEGASCALE_CHECK(num_before ==
-                    disk_.log_.state.num_events() + static_cast<int64_t>(disk_.log_.events.size()));
+    MEGASCALE_CHECK(num_before == NumEvents(disk_.log_));
     RETURN_IF_ERROR(disk_.Do("append to the log"));
     disk_.unsynced_ = events;
     RETURN_IF_ERROR(disk_.Do("sync the log"));
@@ -106,10 +105,7 @@ bool SimulatedDisk::DamageLog(LogDamage damage, size_t choice) {
     log_error_ = absl::DataLossError(absl::StrCat(
         "event ", number, damage == LogDamage::kFlipped ? " cannot be read" : " is missing"));
   }
-  const auto num_events = [](const LogContents& log) {
-    return log.state.num_events() + static_cast<int64_t>(log.events.size());
-  };
-  if (log_error_.ok() && num_events(log_) == num_events(before)) return false;
+  if (log_error_.ok() && NumEvents(log_) == NumEvents(before)) return false;
   undamaged_ = before;
   return true;
 }

@@ -44,12 +44,15 @@ def _precompiled(kwargs):
     kwargs["deps"] = kwargs.get("deps", []) + ["//third_party/precompiled:" + name]
     return kwargs
 
-# At most this many sources of a library are one compilation.
+# At most this many sources of a target are one compilation.
 _JOINED_MAX = 10
 
-def _joined(name, srcs, apart = [], testonly = False):
-    """`srcs` of a library, those of its own folder put together (third_party/precompiled/README.md)."""
-    together = [src for src in srcs if src.endswith(".cc") and src[0] not in ":/" and src not in apart]
+def _joined(name, srcs, end = ".cc", apart = [], edit = "cat", testonly = False):
+    """`srcs` of a target, those of its own folder put together (third_party/precompiled/README.md).
+
+    `end`: how the name of such a source ends. `edit`: the command that writes what is put together of a $$source.
+    """
+    together = [src for src in srcs if src.endswith(end) and src[0] not in ":/" and src not in apart]
     if len(together) < 2:
         return srcs
     num_parts = (len(together) + _JOINED_MAX - 1) // _JOINED_MAX
@@ -60,15 +63,19 @@ def _joined(name, srcs, apart = [], testonly = False):
         native.genrule(
             name = part,
             srcs = together[i * size:(i + 1) * size],
-            outs = [part + ".cc"],
-            cmd = "for source in $(SRCS); do echo \"#line 1 \\\"$$source\\\"\"; cat $$source; echo; done > $@",
+            outs = [part + end],
+            cmd = "for source in $(SRCS); do echo \"#line 1 \\\"$$source\\\"\"; %s $$source; echo; done > $@" % edit,
             testonly = testonly,
         )
-        parts.append(part + ".cc")
+        parts.append(part + end)
     return [src for src in srcs if src not in together] + select({
         "//third_party:sources_apart": together,
         "//conditions:default": parts,
     })
+
+# Puts the unnamed namespace of a test into one with the test's name: helpers of several tests have the same names.
+_NAME_NAMESPACE = ("name=$$(basename $$source .cc); sed -e \"s/^namespace {$$/namespace $$name { namespace {/\"" +
+                   " -e 's/^}  \\/\\/ namespace$$/} }  \\/\\/ namespace/'")
 
 def cc_library(name, srcs = [], apart = [], **kwargs):
     """Bazel's cc_library, with headers of libraries precompiled, and its sources compiled together.
@@ -77,7 +84,7 @@ def cc_library(name, srcs = [], apart = [], **kwargs):
     """
     kwargs = _precompiled(dict(kwargs, name = name, srcs = srcs))
     if "copts" not in kwargs or kwargs["copts"][:1] == _PRECOMPILED_COPTS[:1]:
-        kwargs["srcs"] = _joined(name, srcs, apart, kwargs.get("testonly", False))
+        kwargs["srcs"] = _joined(name, srcs, apart = apart, testonly = kwargs.get("testonly", False))
     native.cc_library(**kwargs)
 
 def cc_binary(**kwargs):
@@ -120,12 +127,14 @@ def cc_service_library(name, srcs, imports = [], deps = [], visibility = ["//vis
     )
 
 def megascale_test(name, srcs = None, deps = [], **kwargs):
-    """A GoogleTest binary; `name` is the file's name without its ending.
+    """A GoogleTest binary: of the file with its name, or of several `srcs`, which are compiled together.
 
+    Tests of a folder that need nothing special are one binary, FOLDER_test; --test_filter picks cases of it.
     The tag "no_tsan", with its reason beside it, keeps a test out of `./dev test --config=tsan`: it runs threads
     of a library that was not built with ThreadSanitizer, which then sees races where the library's own locks are.
     """
     kwargs.setdefault("size", "small")
-    kwargs["srcs"] = srcs or [name + ".cc"]
     kwargs["deps"] = deps + ["@system//:gtest_main"]
-    native.cc_test(name = name, **_precompiled(kwargs))
+    kwargs = _precompiled(dict(kwargs, srcs = srcs or [name + ".cc"]))
+    kwargs["srcs"] = _joined(name, kwargs["srcs"], end = "_test.cc", edit = _NAME_NAMESPACE, testonly = True)
+    native.cc_test(name = name, **kwargs)

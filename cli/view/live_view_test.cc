@@ -486,7 +486,7 @@ TEST(PlainLogTest, TellsCheckpointsAndWhyAnAttemptEnded) {
                    "last failure: host on n1 unreachable (attempt 1)"}));
 }
 
-TEST(TerminalTest, WritesNumbersForPeople) {
+TEST(TextTest, NumbersAndWidthsAreForPeople) {
   EXPECT_EQ(WithCommas(0), "0");
   EXPECT_EQ(WithCommas(999), "999");
   EXPECT_EQ(WithCommas(1000), "1,000");

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 #include "cli/command_line/command_line.h"
 #include "cli/commands/commands.h"
 #include "runtime/base/fd.h"
@@ -24,6 +25,9 @@ int RunProgram(int argc, char** argv, const actors::MakeDevice& make_device,
                const telemetry::ReadGpus& read_gpus) {
   if (argc > 1 && Computes(argv[1])) base::EnterEnvironment(base::ThreadEnvironment(false), argv);
   base::RaiseOpenFilesLimit();
+  // Debian's abseil looks for deadlocks at each lock of gRPC's; tests, which do not run this, keep
+  // it.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   CommandLine line("megascale",
                    "Trains language models on many machines, and on this one.\n"
                    "Start here: megascale local examples/fortunes.yaml --agents 2 --slots 2");

@@ -25,7 +25,9 @@ void AgentReports::Advance(absl::Duration now) {
 }
 
 void AgentReports::TakeHello(const agent::Hello& hello) {
-  Agent& taken = agents_[hello.node_id()];
+  const auto [found, is_new] = agents_.try_emplace(hello.node_id());
+  if (is_new) ++agents_version_;
+  Agent& taken = found->second;
   if (taken.hello.incarnation() != hello.incarnation()) {
     taken.report.reset();
     taken.gpus.reset();
@@ -110,11 +112,11 @@ const agent::ActualJob* AgentReports::ReportOfAttempt(const std::string& node_id
   return last != nullptr && last->attempt() == job.attempt() ? last : nullptr;
 }
 
-const AgentReports::JobNodes& AgentReports::NodesOfAttempt(const JobRecord& job) const {
+AgentReports::JobNodes& AgentReports::NodesOfAttempt(const JobRecord& job) const {
   JobNodes& known = job_nodes_[JobId(job)];
   // Only a new attempt places ranks again; within an attempt the placements may only be cleared.
   if (known.attempt == job.attempt() && known.num_ranks == job.placements_size()) return known;
-  known = JobNodes{job.attempt(), job.placements_size(), NodesOf(job), {}};
+  known = JobNodes{job.attempt(), job.placements_size(), NodesOf(job), {}, -1, {}};
   known.ranks_on.resize(known.nodes.size());
   for (const auto& placement : job.placements())
     ++known.ranks_on[PlaceOf(known.nodes, placement.node_id())];
@@ -123,6 +125,18 @@ const AgentReports::JobNodes& AgentReports::NodesOfAttempt(const JobRecord& job)
 
 const std::vector<std::string>& AgentReports::Nodes(const JobRecord& job) const {
   return NodesOfAttempt(job).nodes;
+}
+
+const std::vector<const AgentReports::Agent*>& AgentReports::AgentsOf(const JobRecord& job) const {
+  JobNodes& known = NodesOfAttempt(job);
+  if (known.agents_version == agents_version_) return known.agents;
+  known.agents_version = agents_version_;
+  known.agents.clear();
+  for (const std::string& node_id : known.nodes) {
+    const auto found = agents_.find(node_id);
+    known.agents.push_back(found == agents_.end() ? nullptr : &found->second);
+  }
+  return known.agents;
 }
 
 int AgentReports::NumRanksOn(const JobRecord& job, const std::string& node_id) const {

@@ -32,6 +32,15 @@ class AgentReports {
   // A longer gap between two calls means that the driver itself stalled.
   static constexpr absl::Duration kStallMax = absl::Seconds(1);
 
+  // What is known of a node.
+  struct Agent {
+    megascale::agent::v1::Hello hello;
+    std::shared_ptr<const megascale::agent::v1::ActualState> report;  // null: there is none
+    std::shared_ptr<const ReportedGpus> gpus;                         // null: there are none
+    absl::Duration heard = absl::ZeroDuration();                      // in awake time
+    bool punctual = false;
+  };
+
   // `now`: monotonic time at which the driver began to listen. `node_timeout`: the longest silence
   // of a node that is well.
   AgentReports(absl::Duration now, absl::Duration node_timeout)
@@ -80,11 +89,17 @@ class AgentReports {
 
   // Returns NodesOf(job), cached for an attempt because every report asks for it.
   const std::vector<std::string>& Nodes(const JobRecord& job) const;
+  // Returns what is known of each of Nodes(job), without a search; null: no agent has said hello.
+  // Valid until an agent says hello or is forgotten.
+  const std::vector<const Agent*>& AgentsOf(const JobRecord& job) const;
   bool IsOn(const JobRecord& job, const std::string& node_id) const;
   // Returns how many ranks of the job are placed on the node.
   int NumRanksOn(const JobRecord& job, const std::string& node_id) const;
   // Forgets a node that is lost.
-  void ForgetNode(const std::string& node_id) { agents_.erase(node_id); }
+  void ForgetNode(const std::string& node_id) {
+    agents_.erase(node_id);
+    ++agents_version_;
+  }
   // Forgets what is cached for a job.
   void Forget(const std::string& job_id) { job_nodes_.erase(job_id); }
 
@@ -104,26 +119,22 @@ class AgentReports {
   int64_t num_looks() const { return num_looks_; }
 
  private:
-  struct Agent {
-    megascale::agent::v1::Hello hello;
-    std::shared_ptr<const megascale::agent::v1::ActualState> report;  // null: there is none
-    std::shared_ptr<const ReportedGpus> gpus;                         // null: there are none
-    absl::Duration heard = absl::ZeroDuration();                      // in awake time
-    bool punctual = false;
-  };
   void KeepGpus(const megascale::agent::v1::ActualState& report, Agent* taken) const;
   struct JobNodes {  // the nodes of one attempt
     int64_t attempt = -1;
     int num_ranks = 0;
     std::vector<std::string> nodes;  // sorted
     std::vector<int> ranks_on;       // the number of ranks on each of them
+    int64_t agents_version = -1;
+    std::vector<const Agent*> agents;  // of agents_version
   };
-  const JobNodes& NodesOfAttempt(const JobRecord& job) const;
+  JobNodes& NodesOfAttempt(const JobRecord& job) const;
 
   absl::Duration node_timeout_;
   absl::Duration now_;
   absl::Duration awake_ = absl::ZeroDuration();
   std::map<std::string, Agent> agents_;
+  int64_t agents_version_ = 0;  // changes with the keys of agents_
   mutable std::map<std::string, JobNodes> job_nodes_;
   mutable int64_t num_looks_ = 0;
 };

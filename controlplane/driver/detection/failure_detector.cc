@@ -27,17 +27,6 @@ absl::Duration HeartbeatTimeout(const JobRecord& job) {
   return job::ToDuration(job.submitted().spec().fault().heartbeat_timeout());
 }
 
-// Changes while preflights of the job go on with something that takes long.
-int64_t PreflightProgress(const JobRecord& job, const AgentReports& reports) {
-  if (job.stage() != pb::STAGE_PREFLIGHT) return 0;
-  int64_t progress = 0;
-  for (const std::string& node_id : reports.Nodes(job)) {
-    const agent::ActualJob* actual = reports.ReportOfAttempt(node_id, job);
-    if (actual != nullptr) progress += actual->preflight().progress();
-  }
-  return progress;
-}
-
 bool IsStarting(telemetry::Phase phase) {
   return phase == telemetry::PHASE_UNSPECIFIED || phase == telemetry::PHASE_STARTING ||
          phase == telemetry::PHASE_LOADING || phase == telemetry::PHASE_FIRST_STEP;
@@ -100,6 +89,7 @@ absl::Duration FailureDetector::Since(std::map<std::string, Watched>* watched,
 void FailureDetector::Forget(const std::string& job_id) {
   stages_.erase(job_id);
   phases_.erase(job_id);
+  looks_.erase(job_id);
   storage_.erase(job_id);
 }
 
@@ -127,10 +117,11 @@ std::vector<Event> FailureDetector::FailuresOf(const JobRecord& job, const Agent
     if (failed.has_value()) events.push_back(*std::move(failed));
   };
   const bool runs = job.stage() == pb::STAGE_RUN;
-  if (runs) add(StorageFailed(job, reports));
+  std::vector<Look>& looks = LooksAt(job, reports);
+  if (runs) add(StorageFailed(job, reports, looks));
   // A job that leaves a node waits for all of its ranks, too.
-  if (runs || job.stage() == pb::STAGE_LEAVE) add(Hung(job, reports));
-  if (runs || job.stage() == pb::STAGE_PREFLIGHT) add(Overdue(job, reports));
+  if (runs || job.stage() == pb::STAGE_LEAVE) add(Hung(job, reports, &looks));
+  if (runs || job.stage() == pb::STAGE_PREFLIGHT) add(Overdue(job, reports, looks));
   return events;
 }
 
@@ -162,48 +153,86 @@ std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
   return suspect;
 }
 
+std::vector<FailureDetector::Look>& FailureDetector::LooksAt(const JobRecord& job,
+                                                             const AgentReports& reports) {
+  Looks& looks = looks_[JobId(job)];
+  const std::vector<std::string>& nodes = reports.Nodes(job);
+  const std::vector<const AgentReports::Agent*>& agents = reports.AgentsOf(job);
+  if (looks.attempt != job.attempt() || looks.nodes.size() != nodes.size()) {
+    looks = {job.attempt(), std::vector<Look>(nodes.size())};
+    for (size_t i = 0; i < nodes.size(); ++i) looks.nodes[i].node_id = nodes[i];
+  }
+  static const std::shared_ptr<const agent::ActualState> kNoReport;
+  // Thousands of ranks are looked at ten times a second; a node reports once a second.
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    Look& look = looks.nodes[i];
+    const AgentReports::Agent* known = agents[i];
+    const auto& report = known == nullptr ? kNoReport : known->report;
+    if (look.report != report) {
+      look.job = report == nullptr ? nullptr : reports.ReportOfAttempt(nodes[i], job);
+      look.calm_until = absl::ZeroDuration();
+      look.report = report;
+    }
+    if (report == nullptr) continue;
+    look.heard = known->heard;
+    look.punctual = known->punctual;
+  }
+  return looks.nodes;
+}
+
 std::vector<FailureDetector::Suspect> FailureDetector::SuspectsOf(const JobRecord& job,
-                                                                  const AgentReports& reports,
+                                                                  absl::Duration awake,
+                                                                  std::vector<Look>* looks,
                                                                   bool* is_cause_ahead) {
   std::vector<Suspect> suspects;
-  const absl::Duration heartbeat_timeout = HeartbeatTimeout(job);
-  const ProgressLimits limits(job);
   std::vector<Watched>& phases = phases_[JobId(job)];
   phases.resize(static_cast<size_t>(job.placements_size()));
-  for (const std::string& node_id : reports.Nodes(job)) {
-    const agent::ActualJob* actual = reports.ReportOfAttempt(node_id, job);
-    if (actual == nullptr) continue;
-    const absl::Duration silence = reports.SilenceOf(node_id);
-    for (const auto& rank : actual->ranks()) {
-      if (rank.state() != agent::ActualRank::STATE_RUNNING) continue;
-      const telemetry::RankStatus& status = rank.status();
-      if (NodeOfRank(job, status.rank()) != node_id) continue;
-      // Thousands of ranks are looked at ten times a second, and most of them are well.
-      Watched& watched = phases[static_cast<size_t>(status.rank())];
-      const int64_t value = job.attempt() * 64 + status.phase();
-      if (watched.value != value) watched = Watched{value, reports.awake()};
-      const absl::Duration still = StillFor(status, silence, reports.awake() - watched.since);
-      const bool is_alive = absl::Seconds(status.alive_age_seconds()) <= heartbeat_timeout;
-      const absl::Duration limit = limits.Of(status.phase());
-      if (is_alive && still <= limit) {
-        // It has stood still for long, but in a phase that this driver has not seen for so long.
-        *is_cause_ahead |= absl::Seconds(status.progress_age_seconds()) > limit &&
-                           !plan::NeedsPeers(plan::InstructionId::FromPacked(status.instruction()));
-        continue;
-      }
-      std::optional<Suspect> suspect = SuspectOf(status, is_alive, still, limit);
-      // The report of an agent that stalled itself says nothing about its ranks.
-      if (!suspect.has_value() || !reports.IsPunctual(node_id)) continue;
-      suspect->node_id = node_id;
-      suspects.push_back(*std::move(suspect));
-    }
+  for (Look& look : *looks) {
+    if (look.job == nullptr || awake <= look.calm_until) continue;
+    AddSuspects(job, awake, &phases, &look, &suspects, is_cause_ahead);
   }
   return suspects;
 }
 
-std::optional<Event> FailureDetector::Hung(const JobRecord& job, const AgentReports& reports) {
+void FailureDetector::AddSuspects(const JobRecord& job, absl::Duration awake,
+                                  std::vector<Watched>* phases, Look* look,
+                                  std::vector<Suspect>* suspects, bool* is_cause_ahead) {
+  const absl::Duration heartbeat_timeout = HeartbeatTimeout(job);
+  const ProgressLimits limits(job);
+  const absl::Duration silence = awake - look->heard;
+  look->calm_until = absl::InfiniteDuration();
+  for (const auto& rank : look->job->ranks()) {
+    if (rank.state() != agent::ActualRank::STATE_RUNNING) continue;
+    const telemetry::RankStatus& status = rank.status();
+    if (NodeOfRank(job, status.rank()) != look->node_id) continue;
+    Watched& watched = (*phases)[static_cast<size_t>(status.rank())];
+    const int64_t value = job.attempt() * 64 + status.phase();
+    if (watched.value != value) watched = Watched{value, awake};
+    const absl::Duration still = StillFor(status, silence, awake - watched.since);
+    const bool is_alive = absl::Seconds(status.alive_age_seconds()) <= heartbeat_timeout;
+    const absl::Duration limit = limits.Of(status.phase());
+    if (is_alive && still <= limit) {
+      // It has stood still for long, but in a phase that this driver has not seen for so long.
+      const bool is_long = absl::Seconds(status.progress_age_seconds()) > limit;
+      *is_cause_ahead |=
+          is_long && !plan::NeedsPeers(plan::InstructionId::FromPacked(status.instruction()));
+      // What is still grows with the time.
+      look->calm_until = std::min(look->calm_until, is_long ? awake : awake + limit - still);
+      continue;
+    }
+    look->calm_until = awake;
+    std::optional<Suspect> suspect = SuspectOf(status, is_alive, still, limit);
+    // The report of an agent that stalled itself says nothing about its ranks.
+    if (!suspect.has_value() || !look->punctual) continue;
+    suspect->node_id = look->node_id;
+    suspects->push_back(*std::move(suspect));
+  }
+}
+
+std::optional<Event> FailureDetector::Hung(const JobRecord& job, const AgentReports& reports,
+                                           std::vector<Look>* looks) {
   bool is_cause_ahead = false;
-  const std::vector<Suspect> suspects = SuspectsOf(job, reports, &is_cause_ahead);
+  const std::vector<Suspect> suspects = SuspectsOf(job, reports.awake(), looks, &is_cause_ahead);
   if (suspects.empty()) return std::nullopt;
   const Suspect& worst =
       *std::max_element(suspects.begin(), suspects.end(), [](const Suspect& a, const Suspect& b) {
@@ -214,25 +243,28 @@ std::optional<Event> FailureDetector::Hung(const JobRecord& job, const AgentRepo
   return HungEvent(job, worst.rank, worst.node_id, worst.evidence, reports);
 }
 
-std::optional<Event> FailureDetector::Overdue(const JobRecord& job, const AgentReports& reports) {
+std::optional<Event> FailureDetector::Overdue(const JobRecord& job, const AgentReports& reports,
+                                              const std::vector<Look>& looks) {
   const absl::Duration limit = job::ToDuration(job.submitted().spec().fault().start_timeout());
-  const int64_t stage = job.stage_event() + PreflightProgress(job, reports);
+  int64_t stage = job.stage_event();
+  if (job.stage() == pb::STAGE_PREFLIGHT) {  // it may go on with something that takes long
+    for (const Look& look : looks) stage += look.job ? look.job->preflight().progress() : 0;
+  }
   if (Since(&stages_, JobId(job), stage, reports) <= limit) return std::nullopt;
   if (job.stage() == pb::STAGE_PREFLIGHT) {
-    for (const std::string& node_id : reports.Nodes(job)) {
-      const agent::Hello* agent = reports.FindHello(node_id);
+    for (const Look& look : looks) {
+      const agent::Hello* agent = reports.FindHello(look.node_id);
       if (agent != nullptr && HasPreflight(job, *agent)) continue;
       const std::string evidence =
           absl::StrCat("its preflight did not end within ", absl::FormatDuration(limit));
-      return HungEvent(job, -1, node_id, evidence, reports);
+      return HungEvent(job, -1, look.node_id, evidence, reports);
     }
     return std::nullopt;
   }
   std::set<int> there;
-  for (const std::string& node_id : reports.Nodes(job)) {
-    const agent::ActualJob* actual = reports.ReportOfAttempt(node_id, job);
-    if (actual == nullptr) continue;
-    for (const auto& rank : actual->ranks()) there.insert(rank.status().rank());
+  for (const Look& look : looks) {
+    if (look.job == nullptr) continue;
+    for (const auto& rank : look.job->ranks()) there.insert(rank.status().rank());
   }
   for (const auto& placement : job.placements()) {
     if (there.count(placement.rank()) > 0) continue;
@@ -247,13 +279,13 @@ std::optional<Event> FailureDetector::Overdue(const JobRecord& job, const AgentR
 // Training goes on meanwhile. Only a commit ends the failure; one rank's stored shard proves
 // little.
 std::optional<Event> FailureDetector::StorageFailed(const JobRecord& job,
-                                                    const AgentReports& reports) {
+                                                    const AgentReports& reports,
+                                                    const std::vector<Look>& looks) {
   const int64_t newest = NewestCommittedStep(job);
   const auto known = storage_.find(JobId(job));
   if (known != storage_.end() && known->second.value != newest) storage_.erase(known);
-  for (const std::string& node_id : reports.Nodes(job)) {
-    const agent::ActualJob* actual = reports.ReportOfAttempt(node_id, job);
-    if (actual == nullptr || actual->storage_error().empty()) continue;
+  for (const Look& look : looks) {
+    if (look.job == nullptr || look.job->storage_error().empty()) continue;
     const absl::Duration limit =
         job::ToDuration(job.submitted().spec().fault().checkpoint_timeout());
     // Unset in a log that was written before this limit existed.
@@ -264,11 +296,11 @@ std::optional<Event> FailureDetector::StorageFailed(const JobRecord& job,
     failure.set_failure_class(telemetry::FAILURE_CLASS_STORAGE);
     failure.set_message(
         absl::StrCat("no checkpoint could be written for ", absl::FormatDuration(limit),
-                     " (fault.checkpoint_timeout): ", actual->storage_error(), "; ",
+                     " (fault.checkpoint_timeout): ", look.job->storage_error(), "; ",
                      newest < 0 ? "there is no older one"
                                 : absl::StrCat("the last good one is of step ", newest, ": ",
                                                job.committed().rbegin()->directory())));
-    return RankFailedEvent(job, -1, node_id, failure, reports);
+    return RankFailedEvent(job, -1, look.node_id, failure, reports);
   }
   return std::nullopt;
 }

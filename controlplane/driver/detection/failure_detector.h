@@ -8,6 +8,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -56,25 +57,48 @@ class FailureDetector {
     absl::Duration since = absl::ZeroDuration();
   };
 
+  // What was found in a node's newest report, which is looked at again once that may change.
+  struct Look {
+    std::string node_id;
+    std::shared_ptr<const megascale::agent::v1::ActualState> report;
+    const megascale::agent::v1::ActualJob* job = nullptr;  // null: nothing of the present attempt
+    absl::Duration heard = absl::ZeroDuration();           // in awake time
+    bool punctual = false;
+    absl::Duration calm_until = absl::ZeroDuration();  // in awake time: no rank is a suspect before
+  };
+  struct Looks {
+    int64_t attempt = -1;
+    std::vector<Look> nodes;  // of the job, in their order
+  };
+
+  // Returns the looks at the job's nodes, renewed where an agent has reported since.
+  std::vector<Look>& LooksAt(const JobRecord& job, const AgentReports& reports);
   // Returns for how long `key` has had this value.
   static absl::Duration Since(std::map<std::string, Watched>* watched, const std::string& key,
                               int64_t value, const AgentReports& reports);
   // `is_cause_ahead` is set if a rank that does not wait for peers has stood still for too long by
   // its own account, and will be a suspect once this driver has seen its phase for as long.
-  std::vector<Suspect> SuspectsOf(const JobRecord& job, const AgentReports& reports,
-                                  bool* is_cause_ahead);
+  std::vector<Suspect> SuspectsOf(const JobRecord& job, absl::Duration awake,
+                                  std::vector<Look>* looks, bool* is_cause_ahead);
+  // Adds the suspects on one node, and says until when there can be no other.
+  void AddSuspects(const JobRecord& job, absl::Duration awake, std::vector<Watched>* phases,
+                   Look* look, std::vector<Suspect>* suspects, bool* is_cause_ahead);
   // `is_alive`: its timer thread runs. `still`: for how long the rank has made no progress;
   // `limit`: for how long it may.
   static std::optional<Suspect> SuspectOf(const megascale::telemetry::v1::RankStatus& status,
                                           bool is_alive, absl::Duration still,
                                           absl::Duration limit);
   // Return the job's failure of this kind.
-  std::optional<Event> StorageFailed(const JobRecord& job, const AgentReports& reports);
-  std::optional<Event> Hung(const JobRecord& job, const AgentReports& reports);
-  std::optional<Event> Overdue(const JobRecord& job, const AgentReports& reports);
+  std::optional<Event> StorageFailed(const JobRecord& job, const AgentReports& reports,
+                                     const std::vector<Look>& looks);
+  std::optional<Event> Hung(const JobRecord& job, const AgentReports& reports,
+                            std::vector<Look>* looks);
+  std::optional<Event> Overdue(const JobRecord& job, const AgentReports& reports,
+                               const std::vector<Look>& looks);
 
   std::map<std::string, Watched> stages_;               // by job
   std::map<std::string, std::vector<Watched>> phases_;  // by job, then by rank
+  std::map<std::string, Looks> looks_;                  // by job
   std::map<std::string, Watched> storage_;  // by job: newest commit, and since when writes fail
 };
 

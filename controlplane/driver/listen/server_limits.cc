@@ -32,6 +32,8 @@ void SetLimits(grpc::ServerBuilder* builder, size_t memory_bytes) {
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMilliseconds);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMilliseconds);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  // Measuring a connection's bandwidth takes a ping and a timer for messages as small as reports.
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
 }
 
 }  // namespace megascale::driver

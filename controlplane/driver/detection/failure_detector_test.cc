@@ -46,6 +46,26 @@ TEST_F(FailureDetectorTest, SilentNodeIsLostAfterItsTimeoutAndJoinsAgain) {
   EXPECT_TRUE(back[0].has_node_joined());
 }
 
+// Thousands of nodes are looked at ten times a second, and each of them reports once a second.
+TEST_F(FailureDetectorTest, BetweenReportsNothingIsSearchedAndLimitsHoldAllTheSame) {
+  Train();
+  Pass(absl::Seconds(70));  // in one phase for longer than the limit of 60 s
+  RankOf(1)->mutable_status()->set_progress_age_seconds(58);
+  for (const auto& [node_id, report] : reports_) Report(node_id, report);
+  Tick();
+  const int64_t before = monitor_.reports().num_looks();
+  const absl::Duration reported = now_;
+  while (now_ < reported + absl::Seconds(2)) {
+    EXPECT_THAT(Tick(), SizeIs(0)) << now_ - reported;
+    now_ += absl::Milliseconds(100);
+  }
+  EXPECT_EQ(monitor_.reports().num_looks(), before);
+  now_ += absl::Milliseconds(100);
+  const std::vector<Event> events = Tick();
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].rank_failed().rank(), 1);
+}
+
 // The job comes from an old log, before limits had minimums. Its limits affect only its own ranks;
 // its machine and the machine's other job go on.
 TEST_F(FailureDetectorTest, AJobWithoutPatienceHarmsItselfOnly) {

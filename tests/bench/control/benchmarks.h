@@ -26,12 +26,13 @@ void MeasureWatch(int watchers, int steps);
 // What a driver is measured with.
 struct FleetLoad {
   int agents = 1536;
-  int slots = 8;             // ranks of each agent
-  int seconds = 30;          // for which it is measured
-  int retained = 0;          // jobs that have ended
-  int running = 0;           // jobs of one agent each; the other agents run one large job
-  int watchers = 0;          // of the large job
-  int metrics_seconds = 10;  // between two reads of the metrics of all machines; 0: nobody reads
+  int slots = 8;     // ranks of each agent
+  int seconds = 30;  // for which it is measured
+  int retained = 0;  // jobs that have ended
+  int running = 0;   // jobs of one agent each; the other agents run one large job
+  int watchers = 0;  // of the large job
+  // Between two reads of the metrics of all machines, as `megascale minder watch` reads them.
+  int metrics_seconds = 480;  // 0: nobody reads
   // The agents of each job store a checkpoint after so many steps; 0: never.
   int checkpoint_steps = 10;
   // A small job fails each time that this many seconds have passed, and recovers; 0: none fails.

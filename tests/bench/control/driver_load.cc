@@ -13,7 +13,6 @@
 #include "controlplane/client/job_client.h"
 #include "proto/agent.pb.h"
 #include "runtime/base/clock.h"
-#include "runtime/base/stop_signal.h"
 #include "tests/bench/control/benchmarks.h"
 #include "tests/bench/control/fleet.h"
 #include "tests/bench/control/measures.h"
@@ -88,63 +87,34 @@ class Watchers {
   std::vector<std::thread> threads_;
 };
 
-// Reads the metrics of all machines of a job again and again until it is destroyed, as somebody
-// does who looks for the faulty one.
-class MetricsReader {
- public:
-  MetricsReader(const e2e::Cluster& cluster, absl::Duration interval) : interval_(interval) {
-    if (interval <= absl::ZeroDuration()) return;
-    thread_ = std::thread([this, own = ClientOf(cluster)] { Read(own.get()); });
-  }
-  ~MetricsReader() {
-    stop_.Notify();
-    if (thread_.joinable()) thread_.join();
-  }
-  // Returns a line; empty: nothing was to be read.
-  std::string Line() const {
-    if (interval_ <= absl::ZeroDuration()) return "";
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return absl::StrFormat(
-        "  metrics of all machines, every %.0f s: %d reads of %.0f machines and %.1f MiB each, "
-        "%s\n",
-        absl::ToDoubleSeconds(interval_), seconds_.size(), PerRead(num_machines_),
-        PerRead(num_bytes_) / (1 << 20), seconds_.empty() ? "none has ended" : Quantiles(seconds_));
-  }
-
- private:
-  double PerRead(int64_t sum) const {
-    return seconds_.empty() ? 0 : static_cast<double>(sum) / static_cast<double>(seconds_.size());
-  }
-  void Read(client::JobClient* client) {
-    control::v1::StreamEvidenceRequest request;
-    request.set_job_id(kFleetJobId);
-    request.set_kind(telemetry::v1::EVIDENCE_KIND_METRICS);
-    do {
-      int64_t machines = 0;
-      int64_t bytes = 0;
-      client::StreamCallbacks<control::v1::StreamEvidenceResponse> callbacks;
-      callbacks.on_message = [&](const control::v1::StreamEvidenceResponse& response) {
-        machines += response.evidence().samples_size() > 0 ? 1 : 0;
-        bytes += static_cast<int64_t>(response.ByteSizeLong());
-      };
-      callbacks.should_stop = [this] { return stop_.WaitFor(absl::ZeroDuration()); };
-      const double begin = Now();
-      if (!client->Evidence(request, callbacks).ok()) continue;
-      const std::lock_guard<std::mutex> lock(mutex_);
-      seconds_.push_back(Now() - begin);
-      num_machines_ += machines;
-      num_bytes_ += bytes;
-    } while (!stop_.WaitFor(interval_));
-  }
-
-  const absl::Duration interval_;
-  base::StopSignal stop_;
-  mutable std::mutex mutex_;
-  std::vector<double> seconds_;
-  int64_t num_machines_ = 0;
-  int64_t num_bytes_ = 0;
-  std::thread thread_;
-};
+// Reads the metrics of all machines of a job once, as `megascale minder watch` does, and returns
+// what that costs the driver beside `share`, what it takes of a core anyway.
+std::string TimeMetrics(client::JobClient* client, const e2e::Cluster& cluster, double share,
+                        int interval_seconds) {
+  control::v1::StreamEvidenceRequest request;
+  request.set_job_id(kFleetJobId);
+  request.set_kind(telemetry::v1::EVIDENCE_KIND_METRICS);
+  request.set_only_ranks_of_job(true);
+  int machines = 0;
+  int64_t bytes = 0;
+  client::StreamCallbacks<control::v1::StreamEvidenceResponse> callbacks;
+  callbacks.on_message = [&](const control::v1::StreamEvidenceResponse& response) {
+    machines += response.evidence().samples_size() > 0 ? 1 : 0;
+    bytes += static_cast<int64_t>(response.ByteSizeLong());
+  };
+  const absl::Duration before = UseOf(cluster.driver_pid()).cpu;
+  const double begin = Now();
+  const absl::Status status = client->Evidence(request, callbacks);
+  if (!status.ok()) return absl::StrCat("  metrics: ", status.ToString(), "\n");
+  const double elapsed = Now() - begin;
+  const ProcessUse after = UseOf(cluster.driver_pid());
+  const double cpu = absl::ToDoubleSeconds(after.cpu - before) - share * elapsed;
+  return absl::StrFormat(
+      "  the metrics of %d machines, %.1f MiB, are read in %.1f s, for %.1f s of a core of the "
+      "driver's; every %d s that is %.1f %% of a core; %.0f MiB\n",
+      machines, static_cast<double>(bytes) / (1 << 20), elapsed, cpu, interval_seconds,
+      100 * cpu / interval_seconds, static_cast<double>(after.memory_bytes) / (1 << 20));
+}
 
 bool AwaitState(client::JobClient* client, control::v1::JobState state) {
   return e2e::WaitUntil(
@@ -235,7 +205,6 @@ void MeasureFleet(const FleetLoad& load) {
   SubmitJobs(client.get(), load);
   const Watchers watchers(cluster, load.watchers);
   absl::SleepFor(absl::Seconds(3));  // the joins and starts are over
-  const MetricsReader metrics(cluster, absl::Seconds(load.metrics_seconds));
 
   const std::string log = cluster.state_directory() + "/log";
   const ProcessUse before = UseOf(cluster.driver_pid());
@@ -263,7 +232,9 @@ void MeasureFleet(const FleetLoad& load) {
         "  %d watchers got %.2f messages a second each\n", load.watchers,
         static_cast<double>(watchers.messages() - messages_before) / elapsed / load.watchers);
   }
-  std::cout << metrics.Line();
+  if (load.metrics_seconds > 0) {
+    std::cout << TimeMetrics(client.get(), cluster, cpu / elapsed, load.metrics_seconds);
+  }
   std::cout << "  reads: " << TimeReads(client.get()) << "\n";
   std::cout << absl::StrFormat("  beside it: protobuf alone parses such a report in %.0f us\n",
                                1e6 * SecondsToParse(fleet.SampleReport(agents / 2)));

@@ -68,6 +68,16 @@ struct AgentStreams::Impl {
   std::map<std::string, absl::Duration> refusals_logged;  // when, by shortened node id
 };
 
+namespace {
+
+// Returns the question that a message answers; empty: none.
+std::string AnsweredRequest(const pb::AgentUp& up) {
+  if (up.has_log()) return up.log().request_id();
+  return up.has_spans() ? up.spans().request_id() : up.evidence().request_id();
+}
+
+}  // namespace
+
 // One stream. gRPC calls its reactions. It lives at least until OnDone, and as long as it is
 // referenced.
 class AgentStreams::Impl::Session : public AgentLink,
@@ -119,12 +129,11 @@ class AgentStreams::Impl::Session : public AgentLink,
       impl_->loop->OnReport(node_id_, std::move(*up_.mutable_actual()),
                             [session = shared_from_this()] { session->ReadNext(); });
     } else {
-      if (up_.has_log()) impl_->Answer(KeyOf(node_id_, up_.log().request_id()), up_);
-      if (up_.has_spans()) impl_->Answer(KeyOf(node_id_, up_.spans().request_id()), up_);
-      if (up_.has_evidence()) impl_->Answer(KeyOf(node_id_, up_.evidence().request_id()), up_);
       for (const auto& request : up_.store().requests()) {
         impl_->HandleStore(request, node_id_, shared_from_this());
       }
+      const std::string id = AnsweredRequest(up_);
+      if (!id.empty()) impl_->Answer(KeyOf(node_id_, id), std::move(up_));
       ReadNext();
     }
   }

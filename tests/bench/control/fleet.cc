@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "proto/agent.grpc.pb.h"
 #include "runtime/telemetry/doing.h"
+#include "runtime/telemetry/rank_work.h"
 
 namespace megascale::bench {
 
@@ -262,14 +263,20 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
     }
   }
 
-  // As controlplane/agent/service/agent_loop.h does it: metrics have every kept sample, and other
-  // kinds nothing.
+  // As controlplane/agent/service/agent_loop.h does it: metrics have every kept sample, or how the
+  // ranks spent the steps that are asked for, and other kinds nothing.
   void Answer(const pb::FetchEvidence& fetch) {
     pb::AgentUp message;
     pb::EvidenceChunk* chunk = message.mutable_evidence();
     chunk->set_request_id(fetch.request_id());
-    if (fetch.kind() == telemetry::v1::EVIDENCE_KIND_METRICS) {
+    if (fetch.kind() == telemetry::v1::EVIDENCE_KIND_METRICS && fetch.work_of().empty()) {
       *chunk->mutable_evidence() = *samples_;
+    } else if (fetch.kind() == telemetry::v1::EVIDENCE_KIND_METRICS) {
+      std::vector<telemetry::v1::StepRange> ranges(fetch.work_of().begin(), fetch.work_of().end());
+      for (auto& rank :
+           telemetry::SumWork(fetch.job_id(), std::move(ranges), samples_->samples())) {
+        *chunk->mutable_evidence()->add_work() = std::move(rank);
+      }
     }
     std::lock_guard<std::mutex> lock(mutex_);
     answers_.push_back(std::move(message));

@@ -270,7 +270,7 @@ control::RankView ViewRank(const JobRecord& job, int index, const ReportLookup& 
   for (const auto& reported : actual->ranks()) {
     if (reported.status().rank() == placement.rank()) {
       *rank.mutable_status() = reported.status();
-      rank.mutable_status()->set_doing(telemetry::DescribeDoing(reported.status()));
+      rank.mutable_status()->set_doing(megascale::telemetry::DescribeDoing(reported.status()));
     }
   }
   return rank;

@@ -15,10 +15,12 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <set>
 #include <sstream>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -93,8 +95,18 @@ bool WaitForJob(const std::function<Job()>& ask, const std::function<bool(const 
 
 std::string Runfile(const std::string& path) {
   const char* runfiles = ::getenv("TEST_SRCDIR");
-  const std::string root = runfiles == nullptr ? "." : absl::StrCat(runfiles, "/megascale");
-  return std::filesystem::canonical(absl::StrCat(root, "/", path)).string();
+  // A program that is started by hand finds them beside itself.
+  std::error_code error;
+  const std::string own = std::filesystem::read_symlink("/proc/self/exe", error).string();
+  for (const std::string& root : {absl::StrCat(runfiles == nullptr ? "" : runfiles, "/megascale"),
+                                  absl::StrCat(own, ".runfiles/megascale"), std::string(".")}) {
+    const auto found = std::filesystem::canonical(absl::StrCat(root, "/", path), error);
+    if (!error) return found.string();
+  }
+  std::fprintf(stderr,
+               "no file %s beside %s: build it with Bazel, and start it where Bazel put it\n",
+               path.c_str(), own.c_str());
+  std::_Exit(2);
 }
 
 std::string Program() { return Runfile("cli/megascale"); }

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "actors/exceptions.h"
+#include "actors/actor_process.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"

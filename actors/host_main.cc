@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "actors/actor_process.h"
 #include "actors/checkpoint_actor.h"
 #include "actors/data_loader_actor.h"
 #include "actors/link.h"
@@ -155,7 +156,7 @@ int Serve(Link* link, const HostAssignment& assignment, const device::Descriptio
   }
 
   caf::actor_system_config config;
-  config.set("scheduler.max-threads", 1);
+  SetThreads(1, &config);
   caf::actor_system system(config);
   const PersisterActor persister = system.spawn<caf::detached>(
       Persister, PersisterOptions{assignment, regions->snapshots,

@@ -27,7 +27,6 @@
 #include "runtime/base/process/shared_memory.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/numerics.h"
-#include "runtime/checkpoint/shared_directory.h"
 #include "runtime/telemetry/heartbeat.h"
 
 namespace megascale::actors {
@@ -149,11 +148,6 @@ int Serve(Link* link, const HostAssignment& assignment, const device::Descriptio
   const telemetry::HeartbeatTimer timer(&heartbeat, &base::RealClock());
   auto dataset = OpenDataset(assignment);
   if (!dataset.ok()) return Fail(link, FailureOfInput(dataset.status()));
-
-  // Every preflight has passed, so every machine has seen the nonce.
-  if (assignment.nonce_node_id() == assignment.node_id()) {
-    checkpoint::RemoveNonce(assignment.checkpoint_directory());
-  }
 
   caf::actor_system_config config;
   SetThreads(1, &config);

@@ -103,7 +103,7 @@ Ceiling FindCeiling(const std::string& key, const CeilingSources& sources) {
   if (kept.has_value() && kept->idle) return *kept;
   Ceiling best;
   best.idle = sources.is_idle();
-  best.flops_per_second = sources.measure();
+  best.flops_per_second = sources.measure(best.idle);
   best.measured_at = sources.now();
   if (!best.idle && kept.has_value() && kept->flops_per_second > best.flops_per_second) {
     return *kept;

@@ -17,8 +17,10 @@ struct Ceiling {
 };
 
 struct CeilingSources {
-  std::string directory;            // where ceilings are kept; empty: they are not kept
-  std::function<double()> measure;  // FLOP/s
+  std::string directory;  // where ceilings are kept; empty: they are not kept
+  // Returns FLOP/s. A busy machine's result is less exact and is soon replaced, so it is worth less
+  // time.
+  std::function<double(bool idle)> measure;
   std::function<bool()> is_idle;
   std::function<absl::Time()> now;
 };

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "actors/exceptions.h"
+#include "actors/actor_process.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
@@ -16,6 +16,7 @@
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/numerics.h"
 #include "runtime/checkpoint/product_table.h"
+#include "runtime/checkpoint/shared_directory.h"
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/checkpoint/writer.h"
 
@@ -80,6 +81,12 @@ absl::Status Persist(const PersisterOptions& options, const PersistSnapshot& mes
                                             message.step, " any more"));
   }
   return checkpoint::PersistShard(reader, *snapshot, options.assignment.checkpoint_directory());
+}
+
+// Every preflight has passed, so every machine has seen the nonce.
+void RemoveNonce(const HostAssignment& assignment) {
+  if (assignment.nonce_node_id() != assignment.node_id()) return;
+  checkpoint::RemoveNonce(assignment.checkpoint_directory());
 }
 
 }  // namespace
@@ -208,6 +215,8 @@ PersisterActor::behavior_type Persister(PersisterActor::stateful_pointer<Persist
                                         PersisterOptions options) {
   EndProcessOnException(self);
   self->state.options = std::move(options);
+  // In this actor's thread: batches must not wait for storage that stands still.
+  RemoveNonce(self->state.options.assignment);
   const auto go_on = [=] {
     PersisterState& state = self->state;
     if (state.retry_scheduled || !state.WorkOff()) return;

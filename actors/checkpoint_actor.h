@@ -42,7 +42,7 @@ CheckpointActor::behavior_type Checkpoint(CheckpointActor::stateful_pointer<Chec
                                           WorkerEvents worker);
 
 //   Parent: host. Receives: PersistSnapshot, WriteCheckpointManifest, Retain (from the link). Sends
-//   the results to the agent, through the link.
+//   the results to the agent, through the link. Begins by removing the preflight's nonce.
 using PersisterActor = caf::typed_actor<
     // Writes one rank's shard; reported as ShardPersisted or StorageError.
     caf::reacts_to<PersistSnapshot>,

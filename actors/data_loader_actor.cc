@@ -3,7 +3,7 @@
 #include <atomic>
 #include <utility>
 
-#include "actors/exceptions.h"
+#include "actors/actor_process.h"
 #include "runtime/data/batches/loader.h"
 
 namespace megascale::actors {

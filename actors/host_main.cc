@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "actors/actor_process.h"
 #include "actors/checkpoint_actor.h"
 #include "actors/data_loader_actor.h"
 #include "actors/link.h"
@@ -26,7 +27,6 @@
 #include "runtime/base/process/shared_memory.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/numerics.h"
-#include "runtime/checkpoint/shared_directory.h"
 #include "runtime/telemetry/heartbeat.h"
 
 namespace megascale::actors {
@@ -149,13 +149,8 @@ int Serve(Link* link, const HostAssignment& assignment, const device::Descriptio
   auto dataset = OpenDataset(assignment);
   if (!dataset.ok()) return Fail(link, FailureOfInput(dataset.status()));
 
-  // Every preflight has passed, so every machine has seen the nonce.
-  if (assignment.nonce_node_id() == assignment.node_id()) {
-    checkpoint::RemoveNonce(assignment.checkpoint_directory());
-  }
-
   caf::actor_system_config config;
-  config.set("scheduler.max-threads", 1);
+  SetThreads(1, &config);
   caf::actor_system system(config);
   const PersisterActor persister = system.spawn<caf::detached>(
       Persister, PersisterOptions{assignment, regions->snapshots,

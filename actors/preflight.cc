@@ -44,6 +44,7 @@ using megascale::agent::v1::Preflight;
 using megascale::link::v1::HostAssignment;
 
 constexpr double kMeasureSeconds = 0.3;
+constexpr double kMeasureBusySeconds = 0.05;
 
 constexpr absl::Duration kMeasureTurn = absl::Seconds(10);
 constexpr absl::Duration kProgressInterval = absl::Seconds(1);
@@ -91,7 +92,10 @@ void FindOrMeasureCeiling(const HostAssignment& assignment, CeilingSources sourc
   const auto compute = layout::ComputeType(assignment.spec().train().precision());
   const int cores = static_cast<int>(std::ceil(base::SmallestCpuLimit().cores));
   if (!sources.measure) {
-    sources.measure = [&] { return ops::MeasureMatMulCeiling(compute, cores, kMeasureSeconds); };
+    sources.measure = [&](bool idle) {
+      return ops::MeasureMatMulCeiling(compute, cores,
+                                       idle ? kMeasureSeconds : kMeasureBusySeconds);
+    };
   }
   if (!sources.is_idle) sources.is_idle = MachineIsIdle;
   if (!sources.now) sources.now = absl::Now;

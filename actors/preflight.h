@@ -33,9 +33,9 @@ struct PreflightOptions {
 
 // Runs the checks. A failed check is a refusal in the result, which ends the job: a person has to
 // fix the cause. Errors: network storage is unreachable (IsAway); try again. Blocking: encodes the
-// text, or reads the data once; measures for half a second if the rate is neither the device's peak
-// nor known yet. `device` is the one of each of the machine's ranks; its free memory is the least
-// of theirs.
+// text, or reads the data once; measures for half a second, or less on a busy machine, if the rate
+// is neither the device's peak nor known yet. `device` is the one of each of the machine's ranks;
+// its free memory is the least of theirs.
 absl::StatusOr<megascale::agent::v1::Preflight> RunPreflight(
     const megascale::link::v1::HostAssignment& assignment, const device::Description& device,
     PreflightOptions options = {});

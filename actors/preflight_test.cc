@@ -85,7 +85,7 @@ class PreflightTest : public ::testing::Test {
   static Preflight Run(const HostAssignment& assignment,
                        std::function<void(const Preflight&)> on_progress = nullptr) {
     CeilingSources sources;
-    sources.measure = [] { return 1e11; };
+    sources.measure = [](bool) { return 1e11; };
     sources.is_idle = [] { return true; };
     PreflightOptions options;
     options.ceilings = sources;
@@ -253,7 +253,8 @@ class CeilingTest : public PreflightTest {
     CeilingSources sources;
     sources.directory = directory_ + "/state";
     sources.is_idle = [idle] { return idle; };
-    sources.measure = [&] {
+    sources.measure = [&](bool measured_idle) {
+      EXPECT_EQ(measured_idle, idle) << "a busy machine is measured for less time";
       ++num_measured_;
       return flops_per_second;
     };
@@ -346,7 +347,7 @@ TEST_F(CeilingTest, ThePeakOfTheDevicesTakesThePlaceOfAMeasurement) {
   const device::Description device = {
       .name = "fast", .numerics = "", .peak = {.fp32 = 6e13, .bf16 = 9.9e14}};
   CeilingSources sources;
-  sources.measure = [&] { return ++num_measured_; };
+  sources.measure = [&](bool) { return ++num_measured_; };
   const Preflight fp32 = RunPreflight(assignment, device, {.ceilings = sources}).value();
   EXPECT_EQ(fp32.state(), Preflight::STATE_PASSED) << fp32.message();
   EXPECT_EQ(fp32.flops_ceiling(), 1.2e14) << "of both ranks' devices";
@@ -358,7 +359,7 @@ TEST_F(CeilingTest, ThePeakOfTheDevicesTakesThePlaceOfAMeasurement) {
 
 TEST_F(CeilingTest, ABusyMachineIsWarnedOf) {
   CeilingSources sources;
-  sources.measure = [] { return 6.6e10; };
+  sources.measure = [](bool) { return 6.6e10; };
   sources.is_idle = [] { return false; };
   sources.now = [] { return absl::FromUnixSeconds(1'000'000); };
   const Preflight passed = RunPreflight(AssignmentOf("n0"), kCpu, {.ceilings = sources}).value();

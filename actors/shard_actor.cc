@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "actors/exceptions.h"
+#include "actors/actor_process.h"
 
 namespace megascale::actors {
 

@@ -1,6 +1,6 @@
 #include "actors/stage_actor.h"
 
-#include "actors/exceptions.h"
+#include "actors/actor_process.h"
 
 namespace megascale::actors {
 

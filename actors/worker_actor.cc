@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/time/time.h"
-#include "actors/exceptions.h"
+#include "actors/actor_process.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 

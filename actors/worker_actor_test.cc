@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "actors/actor_process.h"
 #include "actors/checkpoint_actor.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/process/shared_memory.h"
@@ -102,7 +103,7 @@ Ended RunWorkerActor(const std::shared_ptr<FakeEngine>& engine, int64_t last_ste
   };
   {
     caf::actor_system_config config;
-    config.set("scheduler.max-threads", 2);
+    SetThreads(2, &config);
     caf::actor_system system(config);
     const WorkerActor worker = system.spawn(Worker, std::move(options));
     ended.exit_code = exit_code.get_future().get();

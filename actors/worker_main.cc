@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "actors/actor_process.h"
 #include "actors/link.h"
 #include "actors/worker_actor.h"
 #include "proto/link.pb.h"
@@ -158,7 +159,7 @@ int RunAssigned(Link* link, const link::v1::Assignment& assignment, Regions* reg
 
   std::promise<int> exit_code;
   caf::actor_system_config config;
-  config.set("scheduler.max-threads", 2);
+  SetThreads(2, &config);
   caf::actor_system system(config);
   WorkerOptions options;
   options.engine = *engine;

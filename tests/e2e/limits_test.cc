@@ -1,5 +1,6 @@
 // Control groups that limit an agent's cores and memory: `status` shows the limits, and the
-// preflight warns of them or refuses the job before a worker starts.
+// preflight warns of them or refuses the job before a worker starts. So it does where the program
+// was built without CUDA.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -167,6 +168,27 @@ TEST(LimitsTest, AJobThatNeedsMoreMemoryThanItsGroupHasIsRefusedWithTheSum) {
   }
   const std::string shown = cluster.Megascale({"status"}).out;
   EXPECT_NE(shown.find("384.0 MiB"), std::string::npos) << shown;
+}
+
+// The program of a machine without the CUDA toolkit, where gpu/no_gpu_device.cc is linked.
+TEST(LimitsTest, AProgramBuiltWithoutCudaTrainsOnProcessorsAndRefusesGpusInOneLine) {
+  Cluster cluster;
+  cluster.UseProgram(Runfile("cli/megascale_without_cuda"));
+  cluster.SetDriverFlags({"--machine-tests", "quick"});  // which ask for the machine's devices
+  cluster.StartDriver();
+  cluster.StartAgent(0, 4);
+  cluster.Submit("gpu", {"device=cuda"});
+  EXPECT_EQ(cluster.WaitForEnd("gpu"), control::v1::JOB_STATE_FAILED);
+  const Job refused = cluster.Status("gpu");
+  EXPECT_EQ(refused.reason(), "Refused");
+  EXPECT_EQ(refused.attempt(), 1);
+  const std::string line =
+      "device: cuda: this program was built without CUDA; build it where the CUDA 13 toolkit is "
+      "installed (CUDA_HOME, default /usr/local/cuda), or use device = cpu";
+  EXPECT_NE(refused.message().find(line), std::string::npos) << refused.message();
+  EXPECT_EQ(refused.message().find('\n'), std::string::npos) << refused.message();
+  cluster.Submit("cpu", {"train.steps=5"});
+  EXPECT_EQ(cluster.WaitForEnd("cpu"), control::v1::JOB_STATE_SUCCEEDED);
 }
 
 }  // namespace

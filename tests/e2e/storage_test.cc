@@ -1,9 +1,10 @@
-// Failing storage: a disk that fills while a job trains, the limit on how long that may last, and
-// machines that do not see the same checkpoint directory. The disks are real file systems of a few
-// MiB, mounted in this test's own mount namespace, so that they vanish with it.
+// Failing storage: a disk that fills while a job trains, the limit on how long that may last,
+// storage that stands still, and machines that do not see the same checkpoint directory. The disks
+// are real file systems, mounted in this test's own mount namespace, so that they vanish with it.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,14 +13,18 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
+#include "runtime/checkpoint/shared_directory.h"
 #include "tests/e2e/cluster.h"
 
 namespace megascale::e2e {
@@ -33,6 +38,29 @@ bool EnterMountNamespace() {
                               ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0;
   return entered;
 }
+
+// Storage that stands still: every call below `path` waits until the object is destroyed, and then
+// fails. It is a file system whose server, this process, never answers the kernel.
+class SilentDisk {
+ public:
+  explicit SilentDisk(std::string path)
+      : path_(std::move(path)), server_(::open("/dev/fuse", O_RDWR | O_CLOEXEC)) {
+    const std::string options =
+        absl::StrCat("fd=", server_.get(), ",rootmode=40000,user_id=0,group_id=0");
+    mounted_ = server_.valid() && ::mount("megascale-test", path_.c_str(), "fuse",
+                                          MS_NOSUID | MS_NODEV, options.c_str()) == 0;
+  }
+  ~SilentDisk() {
+    if (mounted_) ::umount2(path_.c_str(), MNT_DETACH);
+  }
+
+  bool works() const { return mounted_; }
+
+ private:
+  const std::string path_;
+  const base::UniqueFd server_;
+  bool mounted_ = false;
+};
 
 class StorageTest : public ::testing::Test {
  protected:
@@ -230,6 +258,44 @@ TEST_F(StorageTest, AfterTheJobsLimitItFailsWithTheErrorAsItsReason) {
   }
   EXPECT_EQ(
       cluster_.Megascale({"checkpoint", "verify", job.last_checkpoint().directory()}).exit_code, 0);
+}
+
+// The state is in memory, so the job needs no storage before its next checkpoints.
+TEST_F(StorageTest, ARestartFromMemoryDoesNotWaitForStorageThatStandsStill) {
+  cluster_.StartAgent(0, 2);
+  cluster_.StartAgent(1, 2);
+  cluster_.Submit("calm");
+  ASSERT_EQ(cluster_.WaitForEnd("calm"), control::v1::JOB_STATE_SUCCEEDED);
+  const std::string disk = cluster_.directory() + "/disk";
+  std::filesystem::create_directory(disk);
+  cluster_.Submit("job", {"checkpoint.directory=" + disk});
+  ASSERT_TRUE(WaitUntil([&] { return cluster_.Status("job").has_last_checkpoint(); }, 60));
+  auto silent = std::make_unique<SilentDisk>(disk);
+  if (!silent->works()) GTEST_SKIP() << "this user may not serve a file system (/dev/fuse)";
+  const Job before = cluster_.Status("job");
+  ASSERT_EQ(before.state(), control::v1::JOB_STATE_RUNNING);
+  ASSERT_EQ(::kill(before.ranks(3).status().pid(), SIGKILL), 0);
+  Job starting;
+  ASSERT_TRUE(WaitUntil(
+      [&] {
+        starting = cluster_.Status("job");
+        return starting.message().find("in the agents' memory") != std::string::npos;
+      },
+      60))
+      << starting.message();
+  int64_t restored = 0;
+  ASSERT_EQ(std::sscanf(starting.message().c_str(), "attempt 2 from step %ld", &restored), 1)
+      << starting.message();
+  EXPECT_TRUE(cluster_.WaitForStep("job", restored + 1));
+  const Job after = cluster_.Status("job");
+  EXPECT_EQ(after.attempt(), 2);
+  EXPECT_EQ(after.last_checkpoint().step(), before.last_checkpoint().step());
+  silent.reset();
+  EXPECT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
+  EXPECT_EQ(cluster_.Status("job").attempt(), 2) << cluster_.Status("job").culprit().evidence();
+  EXPECT_EQ(cluster_.Digest("job"), cluster_.Digest("calm"));
+  EXPECT_EQ(cluster_.LossLog("job"), cluster_.LossLog("calm"));
+  EXPECT_FALSE(std::filesystem::exists(absl::StrCat(disk, "/job/", checkpoint::kNonceFile)));
 }
 
 // The files are intact, and no slot is free: the other machine of the job reads for it.

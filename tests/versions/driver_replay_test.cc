@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <set>
@@ -13,10 +14,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/service/driver_server.h"
 #include "controlplane/protocol/protocol.h"
 #include "proto/control.grpc.pb.h"
+#include "runtime/base/checksum.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/version.h"
 #include "tests/e2e/cluster.h"
@@ -226,6 +229,27 @@ TEST_F(DriverReplayTest, TheRecordingIsOfTheMinorReleaseBeforeThisOneOrOfThisOne
       << "record the release before this one: tests/versions/record.sh";
   EXPECT_LE(recorded_minor, minor);
   EXPECT_GE(conversation_.protocol_version(), protocol::kOldestVersion);
+}
+
+// The recording that was added together with PREVIOUS, before recordings named their commit.
+constexpr char kUnnamedCommit[] = "c0dc232b";
+constexpr char kUnnamedSha256[] =
+    "08073a8b10573b8fcc234cb18fe26b0554dd27b1929c44bd32e3bc88651b8209";
+
+TEST_F(DriverReplayTest, TheRecordingIsOfTheCommitThatIsTheReleaseBefore) {
+  std::ifstream file(e2e::Runfile("tests/versions/PREVIOUS"));
+  std::string previous;
+  while (std::getline(file, previous) && absl::StartsWith(previous, "#")) {
+  }
+  ASSERT_FALSE(previous.empty());
+  std::string recorded = conversation_.commit();
+  if (recorded.empty()) {
+    EXPECT_EQ(base::Sha256OfFile(e2e::Runfile("tests/versions/data/previous.gz")).value(),
+              kUnnamedSha256)
+        << "a recording names its commit: tests/versions/record.sh";
+    recorded = kUnnamedCommit;
+  }
+  EXPECT_EQ(recorded, previous) << "record it: tests/versions/record.sh";
 }
 
 TEST_F(DriverReplayTest, AgentsOfTheReleaseGetTheSameDecisions) { Play({}); }

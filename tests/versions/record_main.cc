@@ -1,5 +1,5 @@
 // Records what a driver and two agents of one release say to each other while jobs run, a worker is
-// killed, a job is cancelled and a machine is drained. Usage: record PROGRAM OUT
+// killed, a job is cancelled and a machine is drained. Usage: record PROGRAM COMMIT OUT
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -158,7 +158,7 @@ void WriteText(const std::string& path) {
   MEGASCALE_CHECK(base::WriteFileDurably(path, text).ok());
 }
 
-int Record(const std::string& program, const std::string& out) {
+int Record(const std::string& program, const std::string& commit, const std::string& out) {
   char directory[] = "/tmp/ms-XXXXXX";  // as that of a driver in a test
   MEGASCALE_CHECK(::mkdtemp(directory) != nullptr);
   WriteText(absl::StrCat(directory, "/text"));
@@ -190,14 +190,15 @@ int Record(const std::string& program, const std::string& out) {
   const std::vector<std::string> words = absl::StrSplit(version.out, absl::ByAnyChar(" \n"));
   MEGASCALE_CHECK(version.exit_code == 0 && words.size() > 1);
   conversation.set_program_version(words[1]);
+  conversation.set_commit(commit);
   conversation.set_directory(directory);
   const absl::Status written = WriteConversation(conversation, out);
   if (!written.ok()) {
     std::fprintf(stderr, "%s\n", written.ToString().c_str());
     return 1;
   }
-  std::printf("wrote %s: %d messages and calls of megascale %s, %ju bytes\n", out.c_str(),
-              conversation.entries_size(), words[1].c_str(),
+  std::printf("wrote %s: %d messages and calls of megascale %s of %s, %ju bytes\n", out.c_str(),
+              conversation.entries_size(), words[1].c_str(), commit.c_str(),
               static_cast<uintmax_t>(std::filesystem::file_size(out)));
   std::filesystem::remove_all(directory);
   return 0;
@@ -207,9 +208,9 @@ int Record(const std::string& program, const std::string& out) {
 }  // namespace megascale::versions
 
 int main(int argc, char** argv) {
-  if (argc != 3) {
-    std::fprintf(stderr, "usage: record PROGRAM OUT\n");
+  if (argc != 4) {
+    std::fprintf(stderr, "usage: record PROGRAM COMMIT OUT\n");
     return 2;
   }
-  return megascale::versions::Record(argv[1], argv[2]);
+  return megascale::versions::Record(argv[1], argv[2], argv[3]);
 }

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "absl/synchronization/notification.h"
+#include "runtime/base/clock.h"
 #include "runtime/comm/testing/test_world.h"
 #include "runtime/device/testing/strict_device.h"
 
@@ -79,7 +80,16 @@ TEST(StagedCommunicatorTest, AnAbortEndsAnExchangeOnADeviceThatHangs) {
     if (rank == 0) return ended.WaitForNotification();
     ExchangingRank mine(host.get());
     mine.device->Hold();
-    std::thread aborter([&] { fabric.Abort(absl::UnavailableError("the attempt is over")); });
+    std::thread aborter([&] {
+      // Once the exchange has given the device its copy, it waits for it.
+      const absl::Duration deadline = base::RealClock().Monotonic() + absl::Seconds(20);
+      while (mine.device->host_bytes_of("exchange") == 0 &&
+             base::RealClock().Monotonic() < deadline) {
+        std::this_thread::yield();
+      }
+      EXPECT_GT(mine.device->host_bytes_of("exchange"), 0);
+      fabric.Abort(absl::UnavailableError("the attempt is over"));
+    });
     EXPECT_EQ(mine.Sum({.timeout = absl::Minutes(5)}), absl::AbortedError("the attempt is over"));
     aborter.join();
     ended.Notify();

@@ -1,5 +1,6 @@
 #include "actors/worker_core.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -9,6 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/status.h"
+#include "runtime/device/testing/strict_device.h"
+#include "runtime/engine/testing/test_job.h"
 
 namespace megascale::actors {
 namespace {
@@ -204,6 +207,25 @@ TEST(WorkerCoreTest, AStepWhoseNumbersAreNotFiniteDiverged) {
   WorkerCore core({.first_step = 0, .last_step = 2});
   EXPECT_EQ(core.OnStepFinished(1, absl::OutOfRangeError("nan"))[0].failure.failure_class(),
             telemetry::v1::FAILURE_CLASS_DIVERGED);
+}
+
+// The host cannot read the numbers of this device.
+TEST(WorkerCoreTest, ANotFiniteTensorOnADeviceEndsAsDivergedWithItsName) {
+  job::v1::JobSpec spec = engine::ToyJob(engine::WriteTestText("text"), 1, 1);
+  spec.mutable_optimizer()->set_lr(1e30);
+  spec.mutable_optimizer()->set_clip_grad(0);
+  engine::RunOptions options(spec);
+  options.make_device = [](int) { return device::StrictDevice::Create(); };
+  absl::Status ended;
+  options.on_failure = [&](int, const absl::Status& status) { ended = status; };
+  engine::RunJob(options);
+  WorkerCore core({.first_step = 0, .last_step = spec.train().steps()});
+  const std::vector<WorkerAction> actions = core.OnStepFinished(1, ended);
+  ASSERT_FALSE(actions.empty());
+  EXPECT_EQ(actions[0].kind, Kind::kReportFailure);
+  EXPECT_EQ(actions[0].failure.failure_class(), telemetry::v1::FAILURE_CLASS_DIVERGED);
+  EXPECT_THAT(actions[0].failure.message(),
+              ::testing::ContainsRegex("it began in .*with [a-z_.]+[.]weight gave -?(nan|inf)"));
 }
 
 TEST(FailureOfTest, APeerThatIsGoneIsAConsequenceAndAnErrorOfThisMachineIsNot) {

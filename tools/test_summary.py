@@ -18,7 +18,7 @@ import sys
 import xml.etree.ElementTree
 
 NUM_SLOWEST = 10
-NOT_APPLICABLE = ("this processor", "this machine has no GPU", "a sanitizer ")
+NOT_APPLICABLE = ("this processor", "this machine has no GPU", "this machine has a GPU", "a sanitizer ")
 RESULT = re.compile(r"^(//\S+) +(?:\((?:\d+/\d+ )?(cached)\) )?(PASSED|FLAKY|FAILED TO BUILD|FAILED|TIMEOUT|NO STATUS)(?:.*? in ([\d.]+)s)?")
 SHARDS = re.compile(r"^ +Stats over (\d+) runs: max = [\d.]+s, min = [\d.]+s, avg = ([\d.]+)s")
 # What scripts write, which have no test.xml of their own.

@@ -11,6 +11,7 @@
 #include "absl/time/civil_time.h"
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
+#include "runtime/telemetry/doing.h"
 
 namespace megascale::cli {
 namespace {
@@ -99,6 +100,20 @@ TEST(LiveViewTest, ShowsTheDevicesAndTheMemoryThatEachRankHasTaken) {
             }));
   job.set_state(control::v1::JOB_STATE_SUCCEEDED);
   EXPECT_EQ(RenderJob(job, Plain(120), 16).size(), 3u) << "an ended job holds no device";
+}
+
+// A large model's weights take minutes: not a hang.
+TEST(LiveViewTest, ShowsHowManyOfItsInitialWeightsALoadingRankHasMade) {
+  Job job = RunningJob();
+  telemetry::v1::RankStatus& status = *job.mutable_ranks(1)->mutable_status();
+  status.set_phase(telemetry::v1::PHASE_LOADING);
+  status.set_step(0);
+  status.set_progress_age_seconds(0);
+  telemetry::SetDoing({.activity = telemetry::v1::ACTIVITY_MAKE_WEIGHTS, .done = 37, .total = 100},
+                      &status);
+  status.set_doing(telemetry::DescribeDoing(status));  // as the driver does
+  EXPECT_EQ(RenderJob(job, Plain(120), 16)[5],
+            "    1  n0           loading            0           -  making initial weights: 37 %");
 }
 
 TEST(LiveViewTest, ShowsTheAgeOfTheMeasurementThatMfuIsGivenAgainst) {

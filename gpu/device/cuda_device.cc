@@ -119,9 +119,11 @@ class CudaDevice final : public device::Device {
   absl::StatusOr<std::unique_ptr<stream::Stream>> MakeStream(std::string name) override {
     // Operators need the kernels, and their maker cannot return an error.
     if (options_.make_ops != nullptr) RETURN_IF_ERROR(Kernels().status());
-    return CudaStream::Create(
-        {.cuda = &cuda_, .device = options_.index, .uses_graphs = options_.uses_graphs},
-        std::move(name));
+    return CudaStream::Create({.cuda = &cuda_,
+                               .device = options_.index,
+                               .uses_graphs = options_.uses_graphs,
+                               .num_ended = &num_ended_},
+                              std::move(name));
   }
 
   std::unique_ptr<ops::Ops> MakeOps(stream::Stream* stream, tensor::DType compute,

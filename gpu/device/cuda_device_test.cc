@@ -11,6 +11,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/synchronization/notification.h"
@@ -204,6 +205,7 @@ TEST(CudaStreamTest, WorkThatIsHeldBackComesBeforeWhateverElseUsesTheStream) {
       [&] { stream->Copy(host->data(), memory->data(), kBytes); },
       [&] { stream->Notify([](const absl::Status&) {}); },
       [&] { (void)stream->Finish(); },
+      [&] { (void)stream->FinishWhile([] { return absl::OkStatus(); }); },
       [&] { event->RecordNow(*stream, 1); },
       [&] { event->WaitNow(*stream, 1); },
   };
@@ -232,6 +234,36 @@ TEST(CudaStreamTest, TheDeviceHasItsWorkWhileTheHostWaitsForAnEvent) {
   EXPECT_TRUE(issued.WaitForNotificationWithTimeout(absl::Seconds(20)));
   event->Release();
   EXPECT_EQ(stream->Synchronize(), absl::OkStatus());
+}
+
+TEST(CudaStreamTest, AWaitForADeviceThatHangsCanBeGivenUp) {
+  const EmulatedMachine machine;
+  const auto device = MakeDevice();
+  const auto stream = device->MakeStream("stream").value();
+  EXPECT_EQ(stream->Synchronize(), absl::OkStatus());
+  const uint64_t num_ended = device->num_ended();
+  emulator::Done done;
+  absl::Notification hangs;
+  stream->RunAndWait([&] {
+    EXPECT_EQ(emulator::IssueStart(dynamic_cast<CudaStream&>(*stream).handle(),
+                                   [&](emulator::Done when) {
+                                     done = std::move(when);
+                                     hangs.Notify();
+                                   }),
+              cudaSuccess);
+  });
+  ASSERT_TRUE(hangs.WaitForNotificationWithTimeout(absl::Seconds(20)));
+  int num_asked = 0;
+  stream->RunAndWait([&] {
+    EXPECT_EQ(stream->FinishWhile([&] {
+      return ++num_asked < 3 ? absl::OkStatus() : absl::AbortedError("enough");
+    }),
+              absl::AbortedError("enough"));
+  });
+  EXPECT_EQ(device->num_ended(), num_ended) << "the device has ended nothing";
+  done(absl::OkStatus());
+  EXPECT_EQ(stream->Synchronize(), absl::OkStatus());
+  EXPECT_GT(device->num_ended(), num_ended);
 }
 
 TEST(CudaStreamTest, NotificationsKnowWhenTheWorkEnded) {

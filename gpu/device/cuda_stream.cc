@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <chrono>
 #include <system_error>
 #include <utility>
 
@@ -16,6 +17,8 @@ namespace megascale::gpu {
 namespace {
 
 constexpr size_t kInitialPending = 16;  // notifications
+// How often a wait asks whether it may go on.
+constexpr std::chrono::milliseconds kAskInterval(5);
 // Threads that wait for an event sleep meanwhile. Those of notifications have times.
 constexpr unsigned kNotifyFlags = cudaEventBlockingSync;
 constexpr unsigned kOrderFlags = cudaEventDisableTiming | cudaEventBlockingSync;
@@ -39,7 +42,8 @@ CudaStream::CudaStream(const Options& options, std::string name)
     : Stream(std::move(name)),
       cuda_(*options.cuda),
       device_(options.device),
-      uses_graphs_(options.uses_graphs) {}
+      uses_graphs_(options.uses_graphs),
+      num_ended_(options.num_ended) {}
 
 absl::Status CudaStream::Start() {
   RETURN_IF_ERROR(MEGASCALE_CUDA_CALL(cuda_, cudaSetDevice(device_)));
@@ -156,6 +160,7 @@ void CudaStream::RunNotifications() {
     if (first.event != nullptr) {
       Issued(MEGASCALE_CUDA_CALL(cuda_, cudaEventSynchronize(first.event)));
     }
+    if (num_ended_ != nullptr) ++*num_ended_;
     const cudaEvent_t before = last_event_;
     TakeTime(first.event);
     first.notification(error());
@@ -189,6 +194,19 @@ absl::Status CudaStream::Finish() {
   Issued(MEGASCALE_CUDA_CALL(cuda_, cudaStreamSynchronize(stream_)));
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock, [&] { return num_notified_ == num_asked_; });
+  return error_;
+}
+
+// The notifying thread waits for the device, so that this one can stop waiting.
+absl::Status CudaStream::FinishWhile(absl::FunctionRef<absl::Status()> may_wait) {
+  Notify([](const absl::Status& /*stays in error_*/) {});
+  std::unique_lock<std::mutex> lock(mutex_);
+  const uint64_t last = num_asked_;
+  while (!changed_.wait_for(lock, kAskInterval, [&] { return num_notified_ >= last; })) {
+    lock.unlock();
+    RETURN_IF_ERROR(may_wait());
+    lock.lock();
+  }
   return error_;
 }
 

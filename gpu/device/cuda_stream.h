@@ -9,6 +9,7 @@
 // ResourceExhausted - an operator found no memory for its workspace.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -33,6 +34,8 @@ class CudaStream final : public stream::Stream {
     const cuda::CudaApi* cuda = nullptr;  // outlives the stream
     int device = 0;                       // the index of its device
     bool uses_graphs = false;             // for the operators' work
+    // Counts the notifications that the device has come to; outlives the stream. Null: not counted.
+    std::atomic<uint64_t>* num_ended = nullptr;
   };
   // Errors: ResourceExhausted - the system refused a thread; Internal - CUDA refused a stream.
   static absl::StatusOr<std::unique_ptr<CudaStream>> Create(const Options& options,
@@ -45,6 +48,7 @@ class CudaStream final : public stream::Stream {
   absl::Duration NotifiedAt() const override { return notified_at_; }
   // Waits for notifications that were asked for before, as well.
   absl::Status Finish() override;
+  absl::Status FinishWhile(absl::FunctionRef<absl::Status()> may_wait) override;
   void TakeErrorOf(const stream::Stream& other) override;
   std::unique_ptr<stream::Event> MakeEvent() override;
 
@@ -78,6 +82,7 @@ class CudaStream final : public stream::Stream {
   const cuda::CudaApi& cuda_;
   const int device_;
   const bool uses_graphs_;
+  std::atomic<uint64_t>* const num_ended_;
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<StreamWork> work_;
 

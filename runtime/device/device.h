@@ -98,6 +98,10 @@ class Device {
   // own; otherwise 0, and used_bytes() counts them.
   int64_t pinned_bytes() const { return pinned_bytes_; }
 
+  // Returns a number that grows as the device ends what its streams were given, whichever stream.
+  // It stays 0 where work is over when the call that issues it returns.
+  uint64_t num_ended() const { return num_ended_; }
+
   // Returns zeroed memory for tensors. `name` says in errors what it is for ("weights"). Errors:
   // ResourceExhausted - the device has not enough memory; the message has the name and the bytes.
   virtual absl::StatusOr<std::unique_ptr<Memory>> Allocate(absl::string_view name,
@@ -147,6 +151,7 @@ class Device {
  protected:
   std::atomic<int64_t> used_bytes_ = 0;
   std::atomic<int64_t> pinned_bytes_ = 0;
+  std::atomic<uint64_t> num_ended_ = 0;
 };
 
 }  // namespace megascale::device

@@ -84,6 +84,19 @@ TEST_P(DeviceTest, MemoryIsCountedWhileItIsHeld) {
   EXPECT_EQ(device_->used_bytes() + device_->pinned_bytes(), 8 << 20);
 }
 
+// The ranks of a machine map such memory, or there is none.
+TEST_P(DeviceTest, MemoryForPeersIsSharedWhereTheHostMayTouchIt) {
+  const auto memory = device_->AllocateForPeers("peers", 1 << 20).value();
+  const bool is_the_hosts = static_cast<bool>(device_->OnHost({memory->data(), DType::kF32, 1}));
+  ASSERT_EQ(memory->shared() != nullptr, is_the_hosts);
+  if (is_the_hosts) {
+    const base::SharedMemory& shared = *memory->shared();
+    EXPECT_EQ(shared.data(), memory->data());
+    EXPECT_GE(shared.size_bytes(), size_t{1} << 20);
+  }
+  EXPECT_EQ(device_->Allocate("own", 1 << 20).value()->shared(), nullptr);
+}
+
 TEST_P(DeviceTest, AWindowReachesVectorsOfSeveralPieces) {
   const int64_t size = 2 * static_cast<int64_t>(HostWindow::kPieceBytes / sizeof(float)) + 17;
   const Vector vector = Make(size);
@@ -194,6 +207,21 @@ TEST_P(DeviceTest, NotificationsComeInOrderAfterTheWorkBeforeThem) {
   });
   EXPECT_EQ(stream_->Synchronize(), absl::OkStatus());
   EXPECT_EQ(seen, Count(kRounds));
+}
+
+TEST_P(DeviceTest, AWaitThatMayBeGivenUpEndsWithTheWorkAsWell) {
+  const auto memory = device_->AllocateHost("results", kSize * sizeof(float)).value();
+  const auto ops = device_->MakeOps(stream_.get(), DType::kF32, 1);
+  const Vector x = Make(kSize), sum = Make(kSize);
+  Upload(Count(kSize), x);
+  for (float round = 1; round <= 20; ++round) {
+    stream_->RunAndWait([&] {
+      ops->AddScaled(1.0, x, sum);
+      stream_->Copy(memory->data(), sum.data, kSize * sizeof(float));
+      EXPECT_EQ(stream_->FinishWhile([] { return absl::OkStatus(); }), absl::OkStatus());
+    });
+    ASSERT_EQ(static_cast<const float*>(memory->data())[kSize - 1], round * kSize);
+  }
 }
 
 TEST_P(DeviceTest, AnEventThatIsReleasedEndsTheWaitsForIt) {

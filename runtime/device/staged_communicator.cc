@@ -4,8 +4,11 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "runtime/base/check.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/status.h"
 #include "runtime/device/solo_communicator.h"
 
@@ -13,6 +16,7 @@ namespace megascale::device {
 namespace {
 
 using comm::CallInfo;
+using comm::Operation;
 using tensor::HostVector;
 using tensor::Vector;
 
@@ -24,15 +28,20 @@ struct Piece {
 
 class StagedCommunicator final : public comm::Communicator {
  public:
-  StagedCommunicator(comm::HostCommunicator* host, stream::Stream* stream,
+  StagedCommunicator(const Device* device, comm::HostCommunicator* host, stream::Stream* stream,
                      std::unique_ptr<Memory> send, std::unique_ptr<Memory> receive)
-      : host_(*host), stream_(*stream), send_(std::move(send)), receive_(std::move(receive)) {}
+      : device_(*device),
+        host_(*host),
+        stream_(*stream),
+        send_(std::move(send)),
+        receive_(std::move(receive)) {}
 
   int rank() const override { return host_.rank(); }
   int size() const override { return host_.size(); }
   const std::string& name() const override { return host_.name(); }
 
   absl::Status AllReduce(const Vector& buffer, const CallInfo& info) override {
+    RETURN_IF_ERROR(Begin(Operation::kAllReduce, info));
     return ForPieces(buffer, 1, [&](const Piece& piece) -> absl::Status {
       const HostVector here = ToHost({buffer, piece}, 1);
       RETURN_IF_ERROR(Await());
@@ -44,6 +53,7 @@ class StagedCommunicator final : public comm::Communicator {
 
   absl::Status ReduceScatter(const Vector& input, const Vector& output,
                              const CallInfo& info) override {
+    RETURN_IF_ERROR(Begin(Operation::kReduceScatter, info));
     RETURN_IF_ERROR(CheckBlocks(input, output));
     return ForPieces(output, size(), [&](const Piece& piece) -> absl::Status {
       const HostVector all = ToHost({input, piece, output.size}, size());
@@ -56,6 +66,7 @@ class StagedCommunicator final : public comm::Communicator {
   }
 
   absl::Status AllGather(const Vector& input, const Vector& output, const CallInfo& info) override {
+    RETURN_IF_ERROR(Begin(Operation::kAllGather, info));
     RETURN_IF_ERROR(CheckBlocks(output, input));
     return ForPieces(input, size(), [&](const Piece& piece) -> absl::Status {
       const HostVector mine = ToHost({input, piece}, 1);
@@ -68,6 +79,7 @@ class StagedCommunicator final : public comm::Communicator {
   }
 
   absl::Status Broadcast(const Vector& buffer, int root, const CallInfo& info) override {
+    RETURN_IF_ERROR(Begin(Operation::kBroadcast, info));
     return ForPieces(buffer, 1, [&](const Piece& piece) -> absl::Status {
       if (root != rank()) {
         const HostVector here = View(*receive_, buffer.dtype, piece.count);
@@ -84,6 +96,7 @@ class StagedCommunicator final : public comm::Communicator {
 
   absl::Status Reduce(const Vector& input, const Vector& output, int root,
                       const CallInfo& info) override {
+    RETURN_IF_ERROR(Begin(Operation::kReduce, info));
     return ForPieces(input, 1, [&](const Piece& piece) -> absl::Status {
       const HostVector here = ToHost({input, piece}, 1);
       const HostVector sum = View(*receive_, input.dtype, piece.count);
@@ -95,6 +108,7 @@ class StagedCommunicator final : public comm::Communicator {
   }
 
   absl::Status AllToAll(const Vector& input, const Vector& output, const CallInfo& info) override {
+    RETURN_IF_ERROR(Begin(Operation::kAllToAll, info));
     const int64_t block = input.size / size();
     return ForPieces({input.data, input.dtype, block}, size(),
                      [&](const Piece& piece) -> absl::Status {
@@ -108,11 +122,13 @@ class StagedCommunicator final : public comm::Communicator {
   }
 
   absl::Status Barrier(const CallInfo& info) override {
+    RETURN_IF_ERROR(Begin(Operation::kBarrier, info));
     RETURN_IF_ERROR(Await());
     return host_.Barrier(info);
   }
 
   absl::Status Send(int peer, const Vector& tensor, const CallInfo& info) override {
+    RETURN_IF_ERROR(Begin(Operation::kSend, info));
     return ForPieces(tensor, 1, [&](const Piece& piece) -> absl::Status {
       const HostVector here = ToHost({tensor, piece}, 1);
       RETURN_IF_ERROR(Await());
@@ -121,6 +137,7 @@ class StagedCommunicator final : public comm::Communicator {
   }
 
   absl::Status Recv(int peer, const Vector& tensor, const CallInfo& info) override {
+    RETURN_IF_ERROR(Begin(Operation::kRecv, info));
     return ForPieces(tensor, 1, [&](const Piece& piece) -> absl::Status {
       const HostVector here = View(*receive_, tensor.dtype, piece.count);
       RETURN_IF_ERROR(AwaitReads());
@@ -145,6 +162,19 @@ class StagedCommunicator final : public comm::Communicator {
     }
     size_t bytes() const { return static_cast<size_t>(piece.count) * tensor::SizeOf(tensor.dtype); }
   };
+
+  // The call that runs.
+  struct Call {
+    Operation operation = Operation::kBarrier;
+    uint64_t instruction_id = 0;
+    absl::Duration timeout = absl::ZeroDuration();
+  };
+
+  // Begins a call. Once the communicator is dead, no call gives a device that may hang more work.
+  absl::Status Begin(Operation operation, const CallInfo& info) {
+    call_ = {operation, info.instruction_id, host_.TimeoutOf(info)};
+    return failure_.ok() ? host_.failure() : failure_;
+  }
 
   // Calls `exchange` for pieces of `part` such that `num_blocks` of a piece fit the buffer; once
   // for an empty tensor, which the members agree on as well.
@@ -197,19 +227,49 @@ class StagedCommunicator final : public comm::Communicator {
   }
 
   // Waits for the work that was issued: what ToHost copies is there, and the device has read what
-  // ToDevice gave it.
+  // ToDevice gave it. The wait ends when the communicator is aborted, or when the device has ended
+  // nothing for the whole timeout. It may wait longer than that for work before the exchange, as
+  // long as any stream's work ends.
   absl::Status Await() {
     device_reads_ = false;
-    return stream_.Finish();
+    uint64_t num_ended = device_.num_ended();
+    absl::Duration since = base::RealClock().Monotonic();
+    return stream_.FinishWhile([&]() -> absl::Status {
+      RETURN_IF_ERROR(host_.failure());
+      const absl::Duration now = base::RealClock().Monotonic();
+      if (num_ended != device_.num_ended()) {
+        num_ended = device_.num_ended();
+        since = now;
+      }
+      return now - since < call_.timeout ? absl::OkStatus() : GiveUp();
+    });
   }
+
+  // Ends the communicator because the device hangs, and tells the other members.
+  absl::Status GiveUp() {
+    const int world_rank = host_.WorldRank(rank());
+    failure_ = comm::Blame(
+        absl::InternalError(absl::StrCat(
+            "group ", name(), ", rank ", world_rank, ", ", comm::Name(call_.operation),
+            " (instruction ", call_.instruction_id, "): the device of rank ", world_rank,
+            " hangs: it has ended no work for ", absl::FormatDuration(call_.timeout),
+            ", and the exchange waits for stream ", stream_.name())),
+        {world_rank});
+    host_.Abort(failure_);
+    return failure_;
+  }
+
   // For calls that copy nothing to the host.
   absl::Status AwaitReads() { return device_reads_ ? Await() : absl::OkStatus(); }
 
+  const Device& device_;
   comm::HostCommunicator& host_;
   stream::Stream& stream_;
   const std::unique_ptr<Memory> send_;
   const std::unique_ptr<Memory> receive_;
   bool device_reads_ = false;  // copies of ToDevice may not have ended
+  Call call_;
+  absl::Status failure_;  // that the device hangs
 };
 
 }  // namespace
@@ -219,7 +279,8 @@ absl::StatusOr<std::unique_ptr<comm::Communicator>> MakeStagedCommunicator(
   if (host->size() == 1) return MakeSoloCommunicator(host, stream);
   ASSIGN_OR_RETURN(auto send, device->AllocateHost("a staged communicator", kStagingBytes));
   ASSIGN_OR_RETURN(auto receive, device->AllocateHost("a staged communicator", kStagingBytes));
-  return std::make_unique<StagedCommunicator>(host, stream, std::move(send), std::move(receive));
+  return std::make_unique<StagedCommunicator>(device, host, stream, std::move(send),
+                                              std::move(receive));
 }
 
 }  // namespace megascale::device

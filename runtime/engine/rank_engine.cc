@@ -93,6 +93,8 @@ class Engine : public RankEngine {
   std::unique_ptr<ops::Ops> MakeOps(plan::StreamKind kind, int num_threads) const;
   absl::Status PrepareCommunicators();
   absl::Status MakeExecutor();
+  // As Load, with initial weights.
+  absl::Status Initialize();
   // As Load, from the snapshot region or from storage.
   absl::StatusOr<std::string> Restore(const RestorePoint& restore);
   absl::Status AbortReason() const;
@@ -358,25 +360,34 @@ absl::Status Engine::ChooseProducts(const RestorePoint& restore) {
                          calls, tuner);
 }
 
+absl::Status Engine::Initialize() {
+  device::HostWindow window(options_.device, &compute());
+  if (!options_.spec.model().from().empty()) {
+    return LoadInitialWeights(options_.spec.model(), StateOf(chunks_), &window, [this] {
+      if (options_.heartbeat == nullptr) return;
+      options_.heartbeat->Progress(base::RealClock().Monotonic());
+    });
+  }
+  int64_t num_elements = 0;
+  for (const ChunkState& chunk : chunks_) {
+    for (const model::FlatRange& range : chunk.optimizer->ranges()) num_elements += range.count;
+  }
+  telemetry::ShownShare share(options_.heartbeat, telemetry::v1::ACTIVITY_MAKE_WEIGHTS,
+                              num_elements);
+  const model::InitializeOptions initialize = {
+      .seed = options_.spec.train().seed(),
+      .num_threads = options_.spec.parallel().threads_per_rank(),
+      .on_progress = [&share](int64_t count) { share.Add(count); }};
+  for (ChunkState& chunk : chunks_) {
+    RETURN_IF_ERROR(chunk.optimizer->Initialize(initialize, &window));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::string> Engine::Load(const RestorePoint& restore) {
   std::string warning;
   if (restore.source() == RestorePoint::SOURCE_INITIAL) {
-    const model::InitializeOptions initialize = {
-        .seed = options_.spec.train().seed(),
-        .num_threads = options_.spec.parallel().threads_per_rank(),
-        .on_progress = [this] {
-          if (options_.heartbeat == nullptr) return;
-          options_.heartbeat->Progress(base::RealClock().Monotonic());
-        }};
-    device::HostWindow window(options_.device, &compute());
-    if (!options_.spec.model().from().empty()) {
-      RETURN_IF_ERROR(LoadInitialWeights(options_.spec.model(), StateOf(chunks_), &window,
-                                         initialize.on_progress));
-    } else {
-      for (ChunkState& chunk : chunks_) {
-        RETURN_IF_ERROR(chunk.optimizer->Initialize(initialize, &window));
-      }
-    }
+    RETURN_IF_ERROR(Initialize());
   } else {
     ASSIGN_OR_RETURN(warning, Restore(restore));
   }

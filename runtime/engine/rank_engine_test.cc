@@ -65,6 +65,21 @@ TEST(RankEngineTest, EveryRankReportsTheSameRecordOfEveryStep) {
   }
 }
 
+// The share is that of the rank's own weights, all of which have been counted at the end.
+TEST(RankEngineTest, MakingInitialWeightsShowsItsProgress) {
+  RunOptions options(Toy({2, 2}, job::v1::PRECISION_BF16));
+  std::atomic<int> num_looks = 0;
+  options.look_after_load = [&](int rank, const telemetry::v1::RankStatus& shown) {
+    EXPECT_EQ(shown.activity(), telemetry::v1::ACTIVITY_MAKE_WEIGHTS) << "rank " << rank;
+    EXPECT_EQ(shown.done(), 100) << "rank " << rank;
+    EXPECT_EQ(shown.total(), 100) << "rank " << rank;
+    EXPECT_GE(shown.progress_age_seconds(), 0) << "rank " << rank;
+    ++num_looks;
+  };
+  RunJob(options);
+  EXPECT_EQ(num_looks, 4);
+}
+
 TEST(RankEngineTest, AnAbortEndsTheWaitForASnapshotBuffer) {
   RunOptions options(Toy({1, 1}, job::v1::PRECISION_FP32));
   absl::Status status;

@@ -423,10 +423,59 @@ TEST_P(StrictLayoutTest, TheHostWaitsForAStreamOnlyWhereItExchanges) {
   }
 }
 
+// The first steps make scratch memory.
+constexpr size_t kWarmUp = 3;
+constexpr int64_t kCountedSteps = 6;
+
+// Neither the devices' memory nor the host's heap grows. Exchanges keep records of their messages,
+// which take the same calls of the heap in each step; over sockets, how many depends on how the
+// bytes come.
+TEST_P(StrictLayoutTest, NoStepTakesMemory) {
+  JobSpec spec = Toy(GetParam());
+  spec.mutable_train()->set_steps(kCountedSteps);
+  RunOptions options = Options(spec, GetParam());
+  std::mutex mutex;
+  std::map<int, StrictDevice*> devices;
+  options.make_device = [&](int rank) {
+    auto made = StrictDevice::Create({.seed = 41 + uint64_t(rank)});
+    const std::lock_guard<std::mutex> lock(mutex);
+    devices[rank] = made.get();
+    return made;
+  };
+  options.on_loader_thread = &base::IgnoreHeapCallsOfThisThread;
+  std::vector<base::HeapCalls> heap;
+  std::vector<int64_t> device_bytes, pinned_bytes;  // by step, then by rank
+  heap.reserve(kCountedSteps);
+  for (auto* bytes : {&device_bytes, &pinned_bytes}) bytes->reserve(8 * kCountedSteps);
+  options.after_step = [&] {
+    heap.push_back(base::CountHeapCalls());
+    for (const auto& [rank, device] : devices) {
+      device_bytes.push_back(device->used_bytes());
+      pinned_bytes.push_back(device->pinned_bytes());
+    }
+  };
+  RunJob(options);
+  ASSERT_EQ(heap.size(), static_cast<size_t>(kCountedSteps));
+  for (size_t i = 0; i < device_bytes.size(); ++i) {
+    const size_t rank = i % devices.size();
+    EXPECT_EQ(device_bytes[i], device_bytes[rank]) << "rank " << rank;
+    EXPECT_EQ(pinned_bytes[i], pinned_bytes[rank]) << "rank " << rank;
+  }
+  if (!base::kHeapIsCounted) GTEST_SKIP() << "a sanitizer has a heap of its own";
+  const auto in_step = [&](size_t i) { return heap[i] - heap[i - 1]; };
+  const int64_t allowed = devices.size() == 1 ? 0 : in_step(kWarmUp).ours;
+  for (size_t i = kWarmUp; i < heap.size(); ++i) {
+    if (GetParam().nodes.empty()) {
+      EXPECT_EQ(in_step(i).ours, allowed) << "step " << i + 1;
+    }
+    EXPECT_EQ(in_step(i).mappings, 0) << "step " << i + 1;
+  }
+}
+
 // The same for a rank alone, which exchanges with nobody.
-TEST(StrictDeviceTest, AStepWaitsForNoHostAndAllocatesNothing) {
-  JobSpec spec = Toy({});
-  spec.mutable_train()->set_steps(6);
+void ExpectAStepWaitsForNoHostAndAllocatesNothing(const Layout& layout) {
+  JobSpec spec = Toy(layout);
+  spec.mutable_train()->set_steps(kCountedSteps);
   RunOptions options = Options(spec);
   StrictDevice* device = nullptr;
   options.make_device = [&](int) {
@@ -437,21 +486,29 @@ TEST(StrictDeviceTest, AStepWaitsForNoHostAndAllocatesNothing) {
   options.on_loader_thread = &base::IgnoreHeapCallsOfThisThread;
   Counts first_waits, last_waits;
   std::vector<base::HeapCalls> heap;
-  heap.reserve(6);
+  heap.reserve(kCountedSteps);
   options.after_step = [&] {
     heap.push_back(base::CountHeapCalls());
     if (heap.size() == 1) first_waits = device->num_waits();
-    if (heap.size() == 6) last_waits = device->num_waits();
+    if (heap.size() == kCountedSteps) last_waits = device->num_waits();
   };
   RunJob(options);
-  ASSERT_EQ(heap.size(), 6u);
+  ASSERT_EQ(heap.size(), static_cast<size_t>(kCountedSteps));
   EXPECT_EQ(last_waits, first_waits);
   if (!base::kHeapIsCounted) GTEST_SKIP() << "a sanitizer has a heap of its own";
-  // After the first steps, which make scratch memory.
-  for (size_t i = 4; i < heap.size(); ++i) {
+  for (size_t i = kWarmUp + 1; i < heap.size(); ++i) {
     EXPECT_EQ((heap[i] - heap[i - 1]).ours, 0) << "step " << i + 1;
     EXPECT_EQ((heap[i] - heap[i - 1]).mappings, 0) << "step " << i + 1;
   }
+}
+
+TEST(StrictDeviceTest, AStepWaitsForNoHostAndAllocatesNothing) {
+  ExpectAStepWaitsForNoHostAndAllocatesNothing({});
+}
+
+TEST(StrictDeviceTest, NorDoesOneOfLambInBf16) {
+  ExpectAStepWaitsForNoHostAndAllocatesNothing(
+      {.optimizer = job::v1::OPTIMIZER_TYPE_LAMB, .precision = job::v1::PRECISION_BF16});
 }
 
 // Claims that the host may touch its memory, so that code with a host's path takes it: the mistake

@@ -125,7 +125,7 @@ void InitializeParameters(const ModelConfig& config, const ChunkLayout& layout,
       const int64_t first = block * block_elements;
       const int64_t count = std::min(block_elements, master.size() - first);
       InitializeBlock(config, layout, options.seed, begin + first, master.Slice(first, count));
-      if (options.on_progress) options.on_progress();
+      if (options.on_progress) options.on_progress(count);
     }
   };
   const int64_t num_threads =

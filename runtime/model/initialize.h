@@ -16,9 +16,9 @@ namespace megascale::model {
 struct InitializeOptions {
   uint64_t seed = 0;
   int num_threads = 1;  // the values do not depend on it
-  // Called after every block of at most a million elements, from any of the threads, to show that
-  // the work goes on: a rank's share of a large model takes minutes. May be empty.
-  std::function<void()> on_progress = {};
+  // Called with the number of elements of each block, of at most a million, once it is made, from
+  // any of the threads: a rank's share of a large model takes minutes. May be empty.
+  std::function<void(int64_t num_elements)> on_progress = {};
 };
 
 // Overwrites `master` with the initial values of `layout`'s flat elements [begin, begin +

@@ -140,10 +140,16 @@ TEST(InitializeParameters, DoesNotDependOnThreadsAndShowsThatItGoesOn) {
   InitializeParameters(config, layout, {.seed = kSeed}, 1,
                        tensor::HostVector::Of(absl::MakeSpan(alone)));
   std::atomic<int> num_calls = 0;
+  std::atomic<int64_t> num_made = 0;
+  const auto on_progress = [&](int64_t num_elements) {
+    ++num_calls;
+    num_made += num_elements;
+  };
   InitializeParameters(config, layout,
-                       {.seed = kSeed, .num_threads = 3, .on_progress = [&] { ++num_calls; }}, 1,
+                       {.seed = kSeed, .num_threads = 3, .on_progress = on_progress}, 1,
                        tensor::HostVector::Of(absl::MakeSpan(together)));
   EXPECT_EQ(alone, together);
+  EXPECT_EQ(num_made, size);
   EXPECT_EQ(num_calls, (size + (1 << 20) - 1) >> 20);
 }
 

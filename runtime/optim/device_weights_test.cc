@@ -84,7 +84,8 @@ TEST(DeviceWeightsTest, AreMadeByAllThreadsAtOnceWithTheBitsOfTheHosts) {
   device::HostWindow window(device.get(), stream.get());
   ASSERT_EQ(
       optimizer->Initialize(
-          {.seed = 5, .num_threads = kThreads, .on_progress = [&] { meeting.Arrive(); }}, &window),
+          {.seed = 5, .num_threads = kThreads, .on_progress = [&](int64_t) { meeting.Arrive(); }},
+          &window),
       absl::OkStatus());
   EXPECT_FALSE(meeting.timed_out());
   std::vector<float> made(expected.size());

@@ -19,6 +19,9 @@ class HostStream final : public Stream {
   void Copy(void* to, const void* from, size_t bytes) override;
   void Notify(Notification notification) override { notification(absl::OkStatus()); }
   absl::Status Finish() override { return absl::OkStatus(); }
+  absl::Status FinishWhile(absl::FunctionRef<absl::Status()> /*may_wait*/) override {
+    return absl::OkStatus();
+  }
   std::unique_ptr<Event> MakeEvent() override;
 
  private:

@@ -115,6 +115,10 @@ class Stream {
   // before; the message names the work if it is known.
   virtual absl::Status Finish() = 0;
 
+  // As Finish, but asks `may_wait` every few milliseconds, and stops waiting with its error if it
+  // is not OK: the work is still under way then.
+  virtual absl::Status FinishWhile(absl::FunctionRef<absl::Status()> may_wait) = 0;
+
   // Makes an event that streams of this device may record and wait for.
   virtual std::unique_ptr<Event> MakeEvent() = 0;
 

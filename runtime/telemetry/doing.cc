@@ -37,6 +37,8 @@ std::string DescribeActivity(const v1::RankStatus& status, plan::InstructionId i
       return absl::StrCat("tuning matrix products: ", status.done(), " of ", status.total());
     case v1::ACTIVITY_WAIT_FOR_PRODUCTS:
       return "waiting for the ranks that tune matrix products";
+    case v1::ACTIVITY_MAKE_WEIGHTS:
+      return absl::StrCat("making initial weights: ", status.done(), " %");
     default:
       return absl::StrCat("unknown activity ", static_cast<int>(status.activity()));
   }

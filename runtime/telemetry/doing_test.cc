@@ -56,6 +56,8 @@ TEST(DoingTest, OtherActivitiesNameThePeerAndTheExchangeInWhichTheyWait) {
             "tuning matrix products: 12 of 40");
   EXPECT_EQ(Text({.activity = v1::ACTIVITY_WAIT_FOR_PRODUCTS, .instruction = exchange}),
             "waiting for the ranks that tune matrix products N");
+  EXPECT_EQ(Text({.activity = v1::ACTIVITY_MAKE_WEIGHTS, .done = 37, .total = 100}),
+            "making initial weights: 37 %");
 }
 
 // A process may write anything into its slot.

@@ -158,6 +158,19 @@ void ShowDoing(HeartbeatWriter* heartbeat, const Doing& doing) {
   heartbeat->SetDoing(doing);
 }
 
+ShownShare::ShownShare(HeartbeatWriter* heartbeat, v1::Activity activity, int64_t all)
+    : heartbeat_(heartbeat), activity_(activity), all_(std::max<int64_t>(all, 1)) {
+  Add(0);
+}
+
+void ShownShare::Add(int64_t count) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  done_ += count;
+  const double share = std::min(1.0, static_cast<double>(done_) / static_cast<double>(all_));
+  ShowDoing(heartbeat_,
+            {.activity = activity_, .done = static_cast<int>(share * 100), .total = 100});
+}
+
 v1::RankStatus ReadHeartbeat(const base::SharedMemory& region, int slot,
                              absl::Duration monotonic_now) {
   const auto* found = HeartbeatWriter::Slot::Find(region, slot);

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <thread>
 
 #include "absl/time/time.h"
@@ -64,6 +65,24 @@ class HeartbeatWriter {
 
 // Shows what a rank does now, and that it makes progress. `heartbeat`: null for none.
 void ShowDoing(HeartbeatWriter* heartbeat, const Doing& doing);
+
+// Shows how much of a long activity is done, in percent. Threads: any, together.
+class ShownShare {
+ public:
+  // Shows 0 %. `heartbeat`: null for none; else it outlives this object, and nothing else shows
+  // there what the rank does meanwhile. `all`: how much there is to do, as Add counts.
+  ShownShare(HeartbeatWriter* heartbeat, telemetry::v1::Activity activity, int64_t all);
+
+  // Shows progress, and that `count` more is done.
+  void Add(int64_t count);
+
+ private:
+  HeartbeatWriter* const heartbeat_;
+  const telemetry::v1::Activity activity_;
+  const int64_t all_;
+  std::mutex mutex_;
+  int64_t done_ = 0;  // guarded by mutex_
+};
 
 // Returns the content of a slot at `monotonic_now`. `rank` is not in the slot; the caller knows it.
 // Ages are -1 until the process has written its first heartbeat (limits on starting apply then).

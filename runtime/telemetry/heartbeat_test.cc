@@ -75,6 +75,28 @@ TEST(HeartbeatTest, StartForgetsTheProcessBefore) {
   EXPECT_EQ(status.instruction(), 0u);
 }
 
+TEST(HeartbeatTest, AShareIsShownInPercentWithProgress) {
+  auto region = MakeRegion(1);
+  HeartbeatWriter writer(region.get(), 0);
+  ShownShare share(&writer, v1::ACTIVITY_MAKE_WEIGHTS, 3'000'000'000);
+  const auto expect = [&](int percent) {
+    const v1::RankStatus status = ReadHeartbeat(*region, 0, base::RealClock().Monotonic());
+    EXPECT_EQ(status.activity(), v1::ACTIVITY_MAKE_WEIGHTS);
+    EXPECT_EQ(status.done(), percent);
+    EXPECT_EQ(status.total(), 100);
+    EXPECT_GE(status.progress_age_seconds(), 0);
+  };
+  expect(0);
+  share.Add(1'000'000'000);
+  expect(33);
+  writer.Progress(absl::ZeroDuration());
+  share.Add(1'999'000'000);
+  expect(99);
+  share.Add(1'000'000);
+  expect(100);
+  ShownShare(nullptr, v1::ACTIVITY_MAKE_WEIGHTS, 1).Add(1);  // nobody wants to know
+}
+
 v1::DeviceUse Use(const std::string& name, int64_t used_bytes) {
   v1::DeviceUse use;
   use.set_name(name);

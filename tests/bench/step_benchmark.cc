@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "nlohmann/json.hpp"
 #include "proto/job.pb.h"
@@ -247,17 +248,26 @@ void CompareOptimizerThreads(const Options& options, const std::string& precisio
   }
 }
 
-// For each line on stdin, a number of steps: times them and prints their seconds as a JSON array.
+// For each word on stdin that is a number of steps: times them and prints their seconds as a JSON
+// array. For "loss": prints that of the last step, with all its digits.
 int AnswerRequests(const Options& options) {
   Trainer trainer(options, TypeOf(options.precisions.front()), options.optimizer_threads.front());
   WarmUp(trainer);
-  int steps = 0;
-  while (std::cin >> steps) {
-    std::cout << nlohmann::json(TimeSteps(trainer, steps, nullptr)).dump() << std::endl;
+  double loss = 0;
+  std::string request;
+  while (std::cin >> request) {
+    int steps = 0;
+    if (request == "loss") {
+      std::cout << nlohmann::json(loss).dump() << std::endl;
+    } else if (absl::SimpleAtoi(request, &steps) && steps > 0) {
+      std::cout << nlohmann::json(TimeSteps(trainer, steps, &loss)).dump() << std::endl;
+    } else {
+      std::cerr << "step_benchmark: --on-request: stdin has '" << request
+                << "', expected numbers of steps, or \"loss\"\n";
+      return 2;
+    }
   }
-  if (std::cin.eof()) return 0;
-  std::cerr << "step_benchmark: --on-request: stdin has something else than numbers of steps\n";
-  return 2;
+  return 0;
 }
 
 int Run(Options options) {
@@ -310,7 +320,7 @@ int main(int argc, char** argv) {
   app.add_flag(
       "--on-request", options.on_request,
       "for each number on stdin, time as many steps of the first precision and print their "
-      "seconds");
+      "seconds; for \"loss\", print that of the last step");
   CLI11_PARSE(app, argc, argv);
   return megascale::bench::Run(options);
 }

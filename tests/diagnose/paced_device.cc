@@ -63,6 +63,9 @@ class PacedStream final : public stream::Stream {
     notification(absl::OkStatus());
   }
   absl::Status Finish() override { return absl::OkStatus(); }
+  absl::Status FinishWhile(absl::FunctionRef<absl::Status()> /*may_wait*/) override {
+    return absl::OkStatus();
+  }
   std::unique_ptr<stream::Event> MakeEvent() override {
     return std::make_unique<stream::HostEvent>();
   }

@@ -480,6 +480,21 @@ TEST_F(CommandsTest, DataThatTheAgentCannotReadIsRefusedBeforeAnyWorkerStarts) {
   }
 }
 
+// The program as it is shipped chooses the device by itself.
+TEST_F(CommandsTest, AJobForGpusIsRefusedInOneLineWhereThereIsNone) {
+  if (std::filesystem::exists("/dev/nvidiactl")) GTEST_SKIP() << "this machine has a GPU";
+  Start();
+  cluster_.Submit("gpus", {"device=cuda"});
+  EXPECT_EQ(cluster_.Megascale({"wait", "gpus"}).exit_code, 1);
+  const Job job = cluster_.Status("gpus");
+  EXPECT_EQ(job.state(), control::v1::JOB_STATE_FAILED);
+  EXPECT_EQ(job.culprit().failure_class(), telemetry::v1::FAILURE_CLASS_REFUSED);
+  EXPECT_TRUE(absl::StrContains(job.message(), "device: cuda")) << job.message();
+  EXPECT_EQ(job.message().find('\n'), std::string::npos) << job.message();
+  const std::string shown = cluster_.Megascale({"status", "gpus"}).out;
+  EXPECT_TRUE(absl::StrContains(shown, job.message())) << shown;
+}
+
 TEST_F(CommandsTest, APathOfDataMayHaveSpacesAndUnicode) {
   Start();
   const std::string folder = cluster_.directory() + "/größe 4, 文 \"x\"";

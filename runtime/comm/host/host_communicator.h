@@ -95,9 +95,15 @@ class HostCommunicator {
   // passed on.
   void Abort(const absl::Status& reason) { endpoint_->Abort(reason); }
 
-  // For a communicator that moves its data another way and asks this one about its peers. Neither
-  // waits nor changes anything.
+  // For a communicator that moves its data another way, or has to do something before it can move
+  // it. None of these waits or changes anything.
 
+  // Returns how long a call may take.
+  absl::Duration TimeoutOf(const CallInfo& info) const {
+    return info.timeout == absl::ZeroDuration() ? options_.default_timeout : info.timeout;
+  }
+  // Returns OK, or the error with which every call ends from now on. Threads: any.
+  absl::Status failure() const { return endpoint_->failure(); }
   // Returns OK, or the error with which a call that needs all peers would end at once.
   // `asks_kernel`: also ask the kernel whether peers on this machine live, a system call for each.
   // Threads: any, once a Barrier has ended.
@@ -114,9 +120,6 @@ class HostCommunicator {
     CallEvent event;
   };
 
-  absl::Duration TimeoutOf(const CallInfo& info) const {
-    return info.timeout == absl::ZeroDuration() ? options_.default_timeout : info.timeout;
-  }
   absl::Status Invalid(Operation operation, absl::string_view problem) const;
   absl::Status CheckPeer(Operation operation, int peer) const;
   Call Begin(const MessageHeader& header, const CallInfo& info, int peer);

@@ -158,6 +158,17 @@ absl::StatusOr<std::unique_ptr<comm::Communicator>> StrictDevice::MakeCommunicat
   return MakeStagedCommunicator(this, host, stream);
 }
 
+void StrictDevice::Hold() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  is_held_ = true;
+}
+
+void StrictDevice::Release() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  is_held_ = false;
+  changed_.notify_all();
+}
+
 int64_t StrictDevice::most_pinned_bytes() const {
   const std::lock_guard<std::mutex> lock(memory_mutex_);
   return most_pinned_bytes_;
@@ -180,6 +191,7 @@ int64_t StrictDevice::host_bytes_of(const std::string& stream_name) const {
 }
 
 StrictStream* StrictDevice::Pick() {
+  if (is_held_) return nullptr;
   // A stream whose work failed reports it before anything else runs.
   for (StrictStream* stream : streams_) {
     if (!stream->error_.ok() && stream->CanRun()) return stream;

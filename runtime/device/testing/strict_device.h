@@ -6,7 +6,7 @@
 //   - Its work runs late: calls only queue it. One thread of the device runs the queues of all
 //     streams, in an order drawn by a seed among those that streams and events allow, and sometimes
 //     waits so that the host gets further ahead.
-//   - It fails late and runs out of memory when it is asked to.
+//   - It fails late, runs out of memory and hangs when it is asked to.
 //
 // The results are those of the CPU's operators, bit for bit.
 #pragma once
@@ -59,6 +59,11 @@ class StrictDevice final : public Device {
   absl::StatusOr<std::unique_ptr<comm::Communicator>> MakeCommunicator(
       comm::HostCommunicator* host, stream::Stream* stream) override;
 
+  // Between these calls no work runs, as on a device that hangs. Before the device's streams can
+  // end, it must be released.
+  void Hold();
+  void Release();
+
   // Operators and copies that have run.
   int64_t num_work() const;
   // How often the host has waited for a stream to end its work, by the stream's name; no entry:
@@ -102,6 +107,7 @@ class StrictDevice final : public Device {
   std::mt19937_64 random_;
   int64_t num_work_ = 0;
   bool has_failed_ = false;
+  bool is_held_ = false;
   bool closing_ = false;
   std::thread thread_;
 };

@@ -1,6 +1,7 @@
 #include "runtime/device/testing/strict_stream.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +10,9 @@
 
 namespace megascale::device {
 namespace {
+
+// How often a wait asks whether it may go on.
+constexpr std::chrono::milliseconds kAskInterval(5);
 
 StrictStream& Own(stream::Stream& stream) {
   auto* own = dynamic_cast<StrictStream*>(&stream);
@@ -91,8 +95,23 @@ void StrictStream::Notify(Notification notification) {
 absl::Status StrictStream::Finish() {
   std::unique_lock<std::mutex> lock(device_.mutex_);
   const uint64_t last = num_issued_;
-  ++device_.num_waits_[name()];
   device_.changed_.wait(lock, [&] { return num_done_ >= last; });
+  return EndWait();
+}
+
+absl::Status StrictStream::FinishWhile(absl::FunctionRef<absl::Status()> may_wait) {
+  std::unique_lock<std::mutex> lock(device_.mutex_);
+  const uint64_t last = num_issued_;
+  while (!device_.changed_.wait_for(lock, kAskInterval, [&] { return num_done_ >= last; })) {
+    lock.unlock();  // `may_wait` may ask the device
+    RETURN_IF_ERROR(may_wait());
+    lock.lock();
+  }
+  return EndWait();
+}
+
+absl::Status StrictStream::EndWait() {
+  ++device_.num_waits_[name()];
   if (!device_.has_failed_) return absl::OkStatus();
   owes_error_ = true;
   return TakeError();
@@ -149,6 +168,7 @@ void StrictStream::RunFirst(std::unique_lock<std::mutex>& lock) {
     }
   }
   ++num_done_;
+  ++device_.num_ended_;
 }
 
 }  // namespace megascale::device

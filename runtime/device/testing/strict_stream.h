@@ -61,6 +61,7 @@ class StrictStream final : public stream::Stream {
   void Copy(void* to, const void* from, size_t bytes) override;
   void Notify(Notification notification) override;
   absl::Status Finish() override;
+  absl::Status FinishWhile(absl::FunctionRef<absl::Status()> may_wait) override;
   std::unique_ptr<stream::Event> MakeEvent() override;
 
   // Queues work. Waits while the queue is full.
@@ -87,6 +88,8 @@ class StrictStream final : public stream::Stream {
   bool CanRun() const;
   bool IsAtHostCopy() const;  // requires CanRun
   void RunFirst(std::unique_lock<std::mutex>& lock);
+  // Ends a wait for the stream's work that has come to its end.
+  absl::Status EndWait();
   // Returns the error that the next notification has to bring.
   absl::Status TakeError();
 

@@ -20,6 +20,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/numerics.h"
@@ -218,6 +219,11 @@ void TestJob::RunRank(int rank, RunResult* result) {
   const absl::StatusOr<std::string> loaded =
       chosen.ok() ? (*engine)->Load(from) : absl::StatusOr<std::string>(chosen);
   if (options_.on_load != nullptr) options_.on_load(rank, loaded);
+  if (options_.look_after_load != nullptr) {
+    options_.look_after_load(rank,
+                             telemetry::ReadHeartbeat(*memory.heartbeats, local->heartbeat_slot,
+                                                      base::RealClock().Monotonic()));
+  }
   if (loaded.ok()) {
     RunSteps(engine->get(), &ends, rank, result);
   } else {

@@ -52,6 +52,8 @@ struct RunOptions {
   // Called, if set, on every rank's thread with what Load, or ChooseProducts, returned; a rank that
   // failed, which fails the test otherwise, ends then.
   std::function<void(int rank, const absl::StatusOr<std::string>& loaded)> on_load;
+  // Called, if set, on every rank's thread after Load, with what its heartbeat slot shows.
+  std::function<void(int rank, const megascale::telemetry::v1::RankStatus& shown)> look_after_load;
   // As in EngineOptions. The checkpoint gets a copy of the folder's table.
   std::string job_directory;
   bool products_may_differ = false;

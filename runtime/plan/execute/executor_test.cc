@@ -11,6 +11,7 @@
 #include <numeric>
 #include <random>
 
+#include "runtime/device/testing/strict_device.h"
 #include "runtime/plan/build/step_plan.h"
 #include "runtime/plan/check/happens_before.h"
 #include "runtime/plan/execute/testing/test_streams.h"
@@ -117,6 +118,66 @@ TEST(Executor, RunsATrainPlanInAnOrderThatItsDependenciesAllow) {
                 spans[plan.instructions[j].id.packed()].first);
     }
   }
+}
+
+// On a device an instruction begins and ends when its work does, however early the host issued it.
+TEST(Executor, BeginsAndEndsAreThoseOfTheDevicesWork) {
+  constexpr int64_t kCopies = 3;  // of an instruction
+  const auto device = device::StrictDevice::Create();
+  const auto memory = device->Allocate("test", 2 * sizeof(float)).value();
+  auto* const floats = static_cast<float*>(memory->data());
+  const std::vector<StreamKind> kinds = {StreamKind::kCompute, StreamKind::kSendGradient,
+                                         StreamKind::kDataParallel};
+  std::vector<std::unique_ptr<stream::Stream>> owned;
+  std::map<StreamKind, stream::Stream*> streams;
+  for (const StreamKind kind : kinds) {
+    owned.push_back(device->MakeStream(std::string(Name(kind))).value());
+    streams[kind] = owned.back().get();
+  }
+  const auto handler = [&](const Instruction& instruction, const StepContext&) {
+    for (int64_t i = 0; i < kCopies; ++i) {
+      streams.at(instruction.stream)->Copy(floats + 1, floats, sizeof(float));
+    }
+    return absl::OkStatus();
+  };
+  std::mutex mutex;
+  std::map<std::string, int64_t> work;  // of the device at each begin and end
+  const auto note = [&](const char* what, const Instruction& instruction) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    work[what + instruction.id.ToString()] = device->num_work();
+  };
+  Observer observer;
+  observer.begin = [&](const Instruction& i, const StepContext&, absl::Duration) {
+    note("begin ", i);
+  };
+  observer.end = [&](const Instruction& i, const StepContext&, absl::Duration,
+                     const absl::Status&) { note("end ", i); };
+  Finish finish;
+  const auto executor =
+      Executor::Create(
+          {.plan = HandPlan({Hand(OpKind::kForward, 0, StreamKind::kCompute, {}),
+                             Hand(OpKind::kBackward, 0, StreamKind::kSendGradient, {0}),
+                             Hand(OpKind::kReduceNorm, 0, StreamKind::kDataParallel, {1})}),
+           .streams = streams,
+           .handlers = ForAll(handler),
+           .observer = observer,
+           .step_ended = finish.StepEnded()})
+          .value();
+  device->Hold();
+  ASSERT_TRUE(executor->Launch(Owner::kStage, {}).ok());
+  ASSERT_TRUE(executor->Launch(Owner::kShard, {}).ok());
+  for (const auto& stream : owned) stream->RunAndWait([] {});
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    EXPECT_TRUE(work.empty()) << "the host has issued all, and the device has done nothing";
+  }
+  EXPECT_EQ(finish.num_calls(), 0);
+  device->Release();
+  finish.Await(1);
+  const std::map<std::string, int64_t> expected = {
+      {"begin F.c0.m0", 0},         {"end F.c0.m0", kCopies},       {"begin B.c0.m0", kCopies},
+      {"end B.c0.m0", 2 * kCopies}, {"begin N.c0.m0", 2 * kCopies}, {"end N.c0.m0", 3 * kCopies}};
+  EXPECT_EQ(work, expected);
 }
 
 // Runs `plan` on an executor; each instruction computes a value from those of its dependencies.

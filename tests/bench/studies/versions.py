@@ -6,7 +6,8 @@
 OLD and NEW are step_benchmark programs; OPTIONs go to both. `./dev bench versions COMMIT` builds the benchmark of a commit and
 compares it with this tree's. Each round times the same number of steps of both, one after the other, and the next round begins
 with the other program. Prints the median over the rounds of the seconds per step and of the processor seconds per step, which
-other work on the machine disturbs less, each with the ratio of the new program to the old one.
+other work on the machine disturbs less, each with the ratio of the new program to the old one. Both train the same job for the
+same number of steps; the last line says whether their last losses are equal to the bit.
 """
 
 import argparse
@@ -49,6 +50,14 @@ class Program:
             sys.exit(f"versions: {self.command} ended, or took over {ROUND_SECONDS_MAX} s")
         return statistics.mean(json.loads(line)), (self.processor_seconds() - before) / steps
 
+    def loss(self):
+        """Returns the loss of the last step as the program writes it, with all digits; None: it is older than the question."""
+        try:
+            print("loss", file=self.process.stdin, flush=True)
+            return self.process.stdout.readline().strip() or None
+        except BrokenPipeError:
+            return None
+
     def stop(self):
         self.process.kill()
         self.process.wait()
@@ -79,6 +88,17 @@ def table(times):
     return "\n".join(lines)
 
 
+def compare_losses(programs):
+    """Returns a line that says whether the last losses are equal."""
+    old, new = (program.loss() for program in programs)
+    if old is None or new is None:
+        which = " and ".join(name for name, loss in (("old", old), ("new", new)) if loss is None)
+        return f"last losses not compared: the {which} program cannot tell its own"
+    if old == new:
+        return f"last losses are equal to the bit: {new}"
+    return f"last losses differ: old {old}, new {new}; a change of arithmetic needs another numerics version"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", help="the step_benchmark of the version to compare with")
@@ -92,6 +112,7 @@ def main():
     programs = [Program(path, sys.argv[end + 1:]) for path in (options.old, options.new)]
     try:
         print(table(compare(programs, options.rounds, options.steps)))
+        print(compare_losses(programs))
     finally:
         for program in programs:
             program.stop()

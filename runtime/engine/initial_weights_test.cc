@@ -28,17 +28,10 @@ struct Layout {
   int zero = 1;
 };
 
-// Qwen3 with a vocabulary that no layout divides, and two key/value heads, which four tensor ranks
-// share.
-JobSpec QwenJob(const Layout& layout) {
-  JobSpec spec = ToyJob(WriteTestText("text"), layout.data, layout.pipeline);
-  job::v1::ModelSpec& model = *spec.mutable_model();
-  model.set_vocab_size(259);
-  model.set_num_attention_heads(4);
-  model.set_num_key_value_heads(2);
-  model.set_head_dim(6);
-  MakeLikeLlama(&model);
-  model.set_qk_norm(true);
+// Resolves a job under a layout. No layout divides its vocabulary.
+JobSpec UnderLayout(JobSpec spec, const Layout& layout) {
+  spec.mutable_model()->set_vocab_size(259);
+  spec.mutable_model()->set_num_attention_heads(4);
   spec.mutable_train()->set_steps(1);
   spec.mutable_parallel()->set_tensor_model_parallel_size(layout.tensor);
   spec.mutable_parallel()->set_virtual_pipeline_model_parallel_size(layout.virtual_stages);
@@ -46,6 +39,34 @@ JobSpec QwenJob(const Layout& layout) {
   if (layout.virtual_stages > 1) {
     spec.mutable_parallel()->set_pipeline_schedule(job::v1::PIPELINE_SCHEDULE_INTERLEAVED_1F1B);
   }
+  return job::ResolveJobSpec(spec).value();
+}
+
+// Qwen3 with two key/value heads, which four tensor ranks share.
+JobSpec QwenJob(const Layout& layout) {
+  JobSpec spec = ToyJob(WriteTestText("text"), layout.data, layout.pipeline);
+  job::v1::ModelSpec& model = *spec.mutable_model();
+  model.set_num_key_value_heads(2);
+  model.set_head_dim(6);
+  MakeLikeLlama(&model);
+  model.set_qk_norm(true);
+  return UnderLayout(spec, layout);
+}
+
+// GPT-2, whose folder has the matrices transposed.
+JobSpec Gpt2Job(const Layout& layout) {
+  JobSpec spec = ToyJob(WriteTestText("text"), layout.data, layout.pipeline);
+  spec.mutable_model()->set_num_key_value_heads(4);
+  spec.mutable_model()->set_head_dim(4);
+  return UnderLayout(spec, layout);
+}
+
+// NeoX, whose folder has queries, keys and values head by head.
+JobSpec NeoXJob(const Layout& layout) {
+  JobSpec spec = Gpt2Job(layout);
+  spec.mutable_model()->set_position_embedding(job::v1::POSITION_EMBEDDING_ROTARY);
+  spec.mutable_model()->set_parallel_block(true);
+  spec.mutable_model()->set_num_ln_in_parallel_attn(2);
   return job::ResolveJobSpec(spec).value();
 }
 
@@ -75,8 +96,8 @@ class InitialWeightsTest : public ::testing::Test {
   std::string imported() const { return path_ + "/imported"; }
 
   // Trains a step under some layout, and writes the weights as a folder and as an import of it.
-  Tensors TrainAndExport() {
-    const RunResult trained = RunJob(RunOptions(QwenJob({2, 2, 1})));
+  Tensors TrainAndExport(JobSpec (*job)(const Layout&) = QwenJob) {
+    const RunResult trained = RunJob(RunOptions(job({2, 2, 1})));
     EXPECT_EQ(hugging_face::Export({.checkpoint = trained.checkpoint, .folder = folder()}).status(),
               absl::OkStatus());
     EXPECT_EQ(hugging_face::Import(folder(), imported()).status(), absl::OkStatus());
@@ -99,6 +120,30 @@ TEST_F(InitialWeightsTest, EveryLayoutBeginsWithTheSameWeightsWhereverTheyCameFr
                                 ", from ", from));
       JobSpec spec = WithoutLearning(QwenJob(layout));
       spec.mutable_model()->set_from(from);
+      EXPECT_EQ(WeightsOf(RunJob(RunOptions(spec))), expected);
+    }
+  }
+}
+
+// Every tensor-parallel rank reads a part of each tensor, every shard of the optimizer a range that
+// begins within a row: parts of what the folder has transposed, or head by head.
+TEST_F(InitialWeightsTest, FoldersThatArrangeTheirTensorsInAnotherWayAreTheSameUnderEveryLayout) {
+  const struct {
+    JobSpec (*job)(const Layout&);
+    const char* architecture;
+  } families[] = {{Gpt2Job, "GPT2LMHeadModel"}, {NeoXJob, "GPTNeoXForCausalLM"}};
+  for (const auto& family : families) {
+    std::filesystem::remove_all(folder());
+    std::filesystem::remove_all(imported());
+    const Tensors expected = TrainAndExport(family.job);
+    const std::string config = base::ReadFile(folder() + "/config.json", 1 << 20).value();
+    ASSERT_TRUE(absl::StrContains(config, family.architecture)) << config;
+    for (const Layout& layout :
+         {Layout{1, 1, 2}, Layout{1, 1, 4}, Layout{2, 2, 1}, Layout{2, 1, 2}}) {
+      SCOPED_TRACE(absl::StrCat(family.architecture, ", data ", layout.data, ", pipeline ",
+                                layout.pipeline, ", tensor ", layout.tensor));
+      JobSpec spec = WithoutLearning(family.job(layout));
+      spec.mutable_model()->set_from(folder());
       EXPECT_EQ(WeightsOf(RunJob(RunOptions(spec))), expected);
     }
   }

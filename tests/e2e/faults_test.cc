@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <filesystem>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -10,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
+#include "runtime/data/tokenizer/testing/letters_tokenizer.h"
 #include "tests/e2e/cluster.h"
 
 namespace megascale::e2e {
@@ -390,6 +393,89 @@ TEST_F(FaultsTest, AStoppedWorkerIsFoundHungAndNamedWithWhatItStoodIn) {
   EXPECT_EQ(after.attempt(), before_.attempt() + 1);
   EXPECT_EQ(after.culprit().rank(), 1);
   EXPECT_EQ(after.culprit().failure_class(), telemetry::v1::FAILURE_CLASS_HUNG);
+}
+
+// A job that encodes two files before it trains; the second one takes seconds.
+class TokenizingTest : public ::testing::Test {
+ protected:
+  // The token files of a cache, and when they were written.
+  using Pieces = std::map<std::string, std::filesystem::file_time_type>;
+
+  TokenizingTest() {
+    WriteDocuments(Path("first.jsonl"), 2000);
+    WriteDocuments(Path("second.jsonl"), 2'000'000);
+    EXPECT_TRUE(base::WriteFileDurably(Path("tokenizer.json"), tokenizer::NineLetters()).ok());
+    cluster_.StartDriver();
+    cluster_.StartAgent(0, 4);
+  }
+  static void WriteDocuments(const std::string& path, int count) {
+    std::string text;
+    uint32_t state = 1;
+    for (int i = 0; i < count; ++i) {
+      absl::StrAppend(&text, R"({"text": ")");
+      for (int letter = 0; letter < 12; ++letter) {
+        state = state * 1664525u + 1013904223u;
+        text += static_cast<char>('a' + (state >> 16) % 9);
+      }
+      absl::StrAppend(&text, "\"}\n");
+    }
+    EXPECT_TRUE(base::WriteFileDurably(path, text).ok());
+  }
+  std::string Path(const std::string& name) const {
+    return absl::StrCat(cluster_.directory(), "/", name);
+  }
+  // Each job has its own cache.
+  void Submit(const std::string& job_id) const {
+    cluster_.Submit(
+        job_id, {absl::StrCat("data.files=[", Path("first.jsonl"), ", ", Path("second.jsonl"), "]"),
+                 "model.vocab_size=256", "data.json_field=text",
+                 absl::StrCat("data.tokenizer=", Path("tokenizer.json")),
+                 absl::StrCat("data.token_cache=", Path(job_id + "-tokens")), "train.steps=10"});
+  }
+  Pieces PiecesOf(const std::string& job_id) const {
+    Pieces pieces;
+    for (const auto& entry :
+         std::filesystem::recursive_directory_iterator(Path(job_id + "-tokens"))) {
+      if (entry.path().extension() != ".tokens") continue;
+      pieces[entry.path()] = entry.last_write_time();
+    }
+    return pieces;
+  }
+
+  Cluster cluster_;
+};
+
+TEST_F(TokenizingTest, AHostKilledMeanwhileIsReplacedAndFinishedPiecesStay) {
+  Submit("calm");
+  const Ended calm = EndOf(cluster_, "calm");
+  const size_t num_pieces = PiecesOf("calm").size();
+  Submit("job");
+  Job job;
+  const std::string message = absl::StrCat("tokenizing ", Path("second.jsonl"), ": ");
+  ASSERT_TRUE(WaitUntil(
+      [&] {
+        job = cluster_.Status("job");
+        return absl::StartsWith(job.message(), message);
+      },
+      60))
+      << job.message();
+  EXPECT_TRUE(absl::EndsWith(job.message(), " % on n0")) << job.message();
+  const std::vector<pid_t> hosts = DescendantsOf(cluster_.agent_pid(0), "host --link-fd");
+  ASSERT_EQ(hosts.size(), 1u);
+  ::kill(hosts[0], SIGKILL);
+  ASSERT_TRUE(WaitUntil([&] { return !IsAlive(hosts[0]); }, 10));
+  const Pieces before = PiecesOf("job");
+  ASSERT_LT(before.size(), num_pieces) << "all was encoded before the host could be killed";
+  ASSERT_GE(before.size(), 1u) << "the first file comes first";
+  const Ended ended = EndOf(cluster_, "job");
+  EXPECT_EQ(ended.digest, calm.digest);
+  EXPECT_EQ(ended.losses, calm.losses);
+  EXPECT_EQ(cluster_.Status("job").attempt(), 1) << "nothing had been trained";
+  const Pieces after = PiecesOf("job");
+  EXPECT_EQ(after.size(), num_pieces);
+  for (const auto& [path, time] : before) {
+    EXPECT_EQ(after.at(path), time) << path << " was encoded again";
+  }
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Runs a target on known inputs and on mutations of them, in this process, without measuring
-// coverage: any compiler builds it. An input that crashes, hangs (30 s) or takes 2 GiB is written
-// to a file, and the command that runs it again is printed, before the process ends.
+// coverage: any compiler builds it. An input that crashes, hangs (30 s) or takes more memory than
+// its target allows is written to a file, and the command that runs it again is printed, before the
+// process ends.
 // Determinism: the inputs follow from the seed and the corpus. Threads: one.
 #pragma once
 
@@ -28,7 +29,7 @@ struct FuzzStatistics {
   int64_t num_executions = 0;
   absl::Duration time;
   absl::Duration longest;  // time of the longest execution
-  int64_t peak_bytes = 0;  // resident memory of the process
+  int64_t peak_bytes = 0;  // memory beyond what the process had at the beginning
   uint64_t digest = 0;     // of all inputs, in order: equal for equal seeds
 };
 

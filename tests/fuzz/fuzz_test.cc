@@ -77,6 +77,28 @@ TEST(EngineDeathTest, AnInputThatCrashesIsWrittenDownWithTheCommandToRepeatIt) {
   EXPECT_EQ(num_written, 1);
 }
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they add to it
+TEST(EngineDeathTest, AnInputThatTakesMoreMemoryThanItsTargetMayIsWrittenDown) {
+  static std::vector<std::string> kept;
+  Target target;
+  target.name = "greedy";
+  target.run = [](absl::string_view input) { kept.emplace_back(input.size() << 20, 'x'); };
+  FuzzOptions options;
+  options.crash_directory = testing::TempDir();
+  const std::string small(200, 'a'), large(300, 'b');
+  RunOne(target, small, options);
+  const auto says = [](int mebibytes) {
+    return absl::StrCat("takes more than ", mebibytes, " MiB of memory\n.*crash-greedy-");
+  };
+  // What was taken before the run does not count, and what each input adds to it does.
+  EXPECT_EXIT(RunOne(target, large, options), testing::ExitedWithCode(1), says(256));
+  EXPECT_EXIT(Fuzz(target, {"", small, small}, options), testing::ExitedWithCode(1), says(256));
+  target.memory_bytes_max = int64_t{100} << 20;
+  EXPECT_EXIT(RunOne(target, small, options), testing::ExitedWithCode(1), says(100));
+  kept.clear();
+}
+#endif
+
 TEST(MutatorTest, AMessageDiffersAfterAFewMistakes) {
   Random random(1);
   checkpoint::v1::Manifest manifest;

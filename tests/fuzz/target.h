@@ -5,6 +5,7 @@
 // Where to start: targets.cc has the list, engine.h runs it, README.md how to use it.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,8 @@ struct Target {
   std::vector<std::string> dictionary;
   // Makes a mistake in the structure of an input; null: only bytes are mutated.
   std::string (*mutate)(const std::string& input, Random* random) = nullptr;
+  // Memory that all inputs together may add to what the process has when it begins with the target.
+  int64_t memory_bytes_max = int64_t{256} << 20;
 };
 
 // YAML -> job file -> resolved job -> YAML.

@@ -313,6 +313,46 @@ TEST(GoldenFolders, AnExportOfAnImportHasTheSameBitsAndConfiguration) {
   }
 }
 
+// Boxes as ranks with tensor parallelism have them, and one that leaves out each edge.
+std::vector<checkpoint::Box> PartsOf(const std::vector<int64_t>& shape) {
+  using checkpoint::Box;
+  const int64_t rows = shape[0], half = rows / 2;
+  if (shape.size() == 1)
+    return {Box{{0}, {half}}, Box{{half}, {rows - half}}, Box{{1}, {rows - 2}}};
+  const int64_t cols = shape[1], left = cols / 2;
+  return {Box{{half, 0}, {rows - half, cols}}, Box{{0, left}, {rows, cols - left}},
+          Box{{0, 0}, {rows, left}}, Box{{rows / 4, left}, {half, 1}},
+          Box{{1, 1}, {rows - 2, cols - 2}}};
+}
+
+// The whole tensors are compared with `transformers` above.
+TEST(GoldenFolders, PartsOfTensorsAreThoseOfTheWhole) {
+  for (const char* name : kFolders) {
+    const auto weights = Weights::Open(PathOf(name)).value();
+    for (const TensorMap& tensor : weights->tensors()) {
+      const std::vector<double> whole = ReadAll(*weights, tensor);
+      for (const checkpoint::Box& box : PartsOf(tensor.shape)) {
+        const int64_t elements = checkpoint::NumElements(box.shape).value();
+        const int64_t cols = tensor.shape.size() > 1 ? box.shape[1] : 1;
+        const int64_t first_col = tensor.shape.size() > 1 ? box.offset[1] : 0;
+        // The second range begins and ends within a row, as a shard of an optimizer does.
+        for (const auto& [begin, count] :
+             {std::pair(int64_t{0}, elements), std::pair(elements / 5, elements / 3)}) {
+          std::vector<double> expected(static_cast<size_t>(count)), part = expected;
+          for (int64_t i = 0; i < count; ++i) {
+            const int64_t row = box.offset[0] + (begin + i) / cols;
+            const int64_t col = first_col + (begin + i) % cols;
+            expected[static_cast<size_t>(i)] =
+                whole[static_cast<size_t>(row * tensor.cols() + col)];
+          }
+          ASSERT_EQ(weights->Read(tensor.name, box, begin, absl::MakeSpan(part)), absl::OkStatus());
+          ASSERT_EQ(part, expected) << name << ", " << tensor.name;
+        }
+      }
+    }
+  }
+}
+
 // Without the copy of the original configuration the written one must say the same.
 TEST(GoldenFolders, AWrittenConfigurationReadsBackAsTheModel) {
   for (const char* name : kFolders) {

@@ -124,6 +124,33 @@ TEST_F(JobViewTest, TheMachineWhoseProcessKeeperIsSilentIsShown) {
   EXPECT_EQ(WithoutAges(view).silent_keeper().seconds(), 0) << "watchers are told of no age";
 }
 
+// A preflight may encode text for minutes: `status` says which machine is at it, and how far.
+TEST_F(JobViewTest, TheProgressOfAMachineThatTokenizesIsTheJobsMessage) {
+  using megascale::agent::v1::Preflight;
+  job_.set_stage(v1::STAGE_PREFLIGHT);
+  for (const char* node : {"n0", "n1", "n2"}) {
+    job_.add_placements()->set_node_id(node);
+    job_.mutable_placements()->rbegin()->set_rank(job_.placements_size() - 1);
+  }
+  std::map<std::string, megascale::agent::v1::ActualJob> reports;
+  JobSources sources;
+  sources.now = absl::FromUnixSeconds(1000);
+  sources.node = [](const std::string&) { return nullptr; };
+  sources.report = [&](const std::string& node_id) { return &reports[node_id]; };
+  for (const char* node : {"n0", "n1", "n2"}) reports[node].set_attempt(1);
+  const std::string before = ViewJob(job_, sources).message();
+  Preflight& passed = *reports["n0"].mutable_preflight();
+  passed.set_state(Preflight::STATE_PASSED);
+  passed.set_message("tokenizing /data/text: 99 %");
+  Preflight& running = *reports["n1"].mutable_preflight();
+  running.set_state(Preflight::STATE_RUNNING);
+  EXPECT_EQ(ViewJob(job_, sources).message(), before) << "it has said nothing yet";
+  running.set_message("tokenizing /data/text: 41 %");
+  EXPECT_EQ(ViewJob(job_, sources).message(), "tokenizing /data/text: 41 % on n1");
+  reports["n1"].set_attempt(0);  // what it says is about an attempt before this one
+  EXPECT_EQ(ViewJob(job_, sources).message(), before);
+}
+
 TEST_F(JobViewTest, AFailureOfAnotherKindIsNoWarningOfNumbers) {
   Run(10);
   job_.mutable_culprit()->set_failure_class(telemetry::FAILURE_CLASS_EXITED);

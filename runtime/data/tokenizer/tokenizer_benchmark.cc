@@ -1,5 +1,6 @@
-// Measures how fast text becomes tokens on one core.
-//   bazel run //runtime/data/tokenizer:tokenizer_benchmark -- [FILE…]
+// Measures how fast text becomes tokens on one core; exits with 1 if the text itself, or new text
+// in which five bytes decide the next, is encoded at a median of less than --least MB/s.
+//   bazel run //runtime/data/tokenizer:tokenizer_benchmark -- [--least 20] [FILE…]
 // The vocabulary of 32,000 is learnt from the files (default: the fortunes of the Debian package).
 // The text to encode is made from them by chance: each next byte follows the last five bytes, or
 // the last three, as it does somewhere in the files. So no text occurs twice, and with three bytes
@@ -9,6 +10,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,6 +18,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/data/source/byte_stream.h"
 #include "runtime/data/source/documents.h"
@@ -175,7 +178,9 @@ double EncodeOnce(const Tokenizer& tokenizer, absl::string_view text, int64_t* n
   return CpuSeconds() - begin;
 }
 
-void Measure(const char* what, const Tokenizer& tokenizer, const std::vector<std::string>& texts) {
+// Prints a row. Returns its median in MB/s.
+double Measure(const char* what, const Tokenizer& tokenizer,
+               const std::vector<std::string>& texts) {
   std::vector<double> rates;
   int64_t num_tokens = 0;
   double num_bytes = 0;
@@ -187,10 +192,29 @@ void Measure(const char* what, const Tokenizer& tokenizer, const std::vector<std
   std::sort(rates.begin(), rates.end());
   std::printf("  %-44s %7.1f %7.1f %10.2f\n", what, rates[rates.size() / 2], rates.front(),
               num_bytes / static_cast<double>(num_tokens));
+  return rates[rates.size() / 2];
 }
 
-int Main(const std::vector<std::string>& paths) {
-  const auto sample = ReadAll(paths);
+struct Options {
+  double least = 20;  // MB/s
+  std::vector<std::string> paths;
+};
+
+absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& words) {
+  Options options;
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (words[i] != "--least") {
+      options.paths.push_back(words[i]);
+    } else if (++i == words.size() || !absl::SimpleAtod(words[i], &options.least)) {
+      return absl::InvalidArgumentError("--least: expected a number of MB/s");
+    }
+  }
+  if (options.paths.empty()) options.paths.emplace_back(kFortunes);
+  return options;
+}
+
+int Main(const Options& options) {
+  const auto sample = ReadAll(options.paths);
   if (!sample.ok()) {
     std::fprintf(stderr, "tokenizer_benchmark: %s\n", sample.status().ToString().c_str());
     return 1;
@@ -204,10 +228,12 @@ int Main(const std::vector<std::string>& paths) {
   std::printf("%.1f MB of text; MB/s of one thread's CPU time, %d texts of %zu MiB, each once\n",
               static_cast<double>(sample->size()) / 1e6, kRounds, kTextBytes >> 20);
   std::printf("  %-44s %7s %7s %10s\n", "", "median", "least", "bytes/token");
+  double slowest = std::numeric_limits<double>::infinity();
   const auto measure = [&](const Tokenizer& tokenizer) {
-    Measure("the text itself", tokenizer, {*sample});
-    Measure("new text, five bytes decide the next", tokenizer, near);
+    const double same = Measure("the text itself", tokenizer, {*sample});
+    const double other = Measure("new text, five bytes decide the next", tokenizer, near);
     Measure("new text, three bytes decide the next", tokenizer, far);
+    slowest = std::min({slowest, same, other});
   };
   for (const auto split : {SplitPattern::kLlama3, SplitPattern::kQwen2, SplitPattern::kGpt2}) {
     const double begin = CpuSeconds();
@@ -221,14 +247,19 @@ int Main(const std::vector<std::string>& paths) {
     std::printf("as Llama 2, with %d tokens of those\n", like_llama2->vocabulary_size());
     measure(*like_llama2);
   }
-  return 0;
+  if (slowest >= options.least) return 0;
+  std::printf("FAILED: %.1f MB/s, expected at least %.1f\n", slowest, options.least);
+  return 1;
 }
 
 }  // namespace
 }  // namespace megascale::tokenizer
 
 int main(int argc, char** argv) {
-  std::vector<std::string> paths(argv + 1, argv + argc);
-  if (paths.empty()) paths.emplace_back(megascale::tokenizer::kFortunes);
-  return megascale::tokenizer::Main(paths);
+  const auto options = megascale::tokenizer::ParseOptions({argv + 1, argv + argc});
+  if (!options.ok()) {
+    std::fprintf(stderr, "tokenizer_benchmark: %s\n", options.status().ToString().c_str());
+    return 2;
+  }
+  return megascale::tokenizer::Main(*options);
 }

@@ -476,6 +476,21 @@ TEST_F(DriverStepsTest, TheLastEvidenceOfAJobThatWasCancelledIsCollectedToo) {
   EXPECT_THAT(shell_->view()->EndedSince(clock_.Wall() + absl::Seconds(1)), ElementsAre());
 }
 
+TEST_F(DriverStepsTest, TheLastEvidenceOfAJobThatSucceededIsCollectedToo) {
+  Complete(300);
+  Pass(absl::Seconds(1));
+  for (auto& [node_id, report] : reports_) {
+    agent::ActualRank* rank = report.mutable_jobs(0)->mutable_ranks(0);
+    rank->set_state(agent::ActualRank::STATE_FINISHED);
+    rank->mutable_status()->set_phase(telemetry::PHASE_FINISHED);
+    report.mutable_jobs(0)->set_num_processes(0);
+  }
+  Pass(absl::Minutes(2));
+  ASSERT_EQ(job().state(), control::JOB_STATE_SUCCEEDED);
+  EXPECT_THAT(shell_->view()->EndedSince(absl::UnixEpoch()), ElementsAre("j"));
+  EXPECT_THAT(shell_->view()->EndedSince(clock_.Wall() + absl::Seconds(1)), ElementsAre());
+}
+
 TEST_F(DriverStepsTest, ANodeShowsTheNewestSampleOfEachGpu) {
   for (int i = 0; i < 100; ++i) {
     reports_["n1"].add_gpus()->set_index(i);

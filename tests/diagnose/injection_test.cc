@@ -247,7 +247,7 @@ TEST(LiveInjectionsTest, TheDriverItselfSuspectsAMachineThatHasBecomeSlow) {
   ASSERT_TRUE(cluster.WaitForStep("job", IsSoak() ? 150 : 40, 300));
   EXPECT_FALSE(cluster.Status("job").has_suspicion());
   const control::v1::Job before = cluster.Status("job");
-  ASSERT_TRUE(paced.Strike(Fault::kCutQuota, 2, 0, 0));
+  paced.machines().LimitCores(2, 10);  // a fifth of what it had
   control::v1::Suspicion suspicion;
   EXPECT_TRUE(e2e::WaitUntil(
       [&] {

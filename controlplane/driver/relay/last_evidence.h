@@ -25,7 +25,7 @@ inline constexpr size_t kLastEvidenceTextMax = size_t{1} << 25;  // of its text,
 std::string LastEvidencePath(const megascale::control::v1::Job& job);
 
 struct CollectOptions {
-  // Of a job that succeeded, kLastEvidenceBytesOfSuccess if that is less.
+  // If the job succeeded, kLastEvidenceBytesOfSuccess is the most.
   size_t bytes_max = kLastEvidenceBytesMax;
   // The most bytes of spans that are in memory at once, beside those of the culprit.
   size_t spans_max = kLastEvidenceTextMax;

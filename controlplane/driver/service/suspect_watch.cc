@@ -40,6 +40,7 @@ void SuspectWatch::Examine(const JobTriggers::Triggered& triggered) {
   ports.spans.emit = goes_on;
   ports.metrics.emit = goes_on;
   const bool is_stuck = triggered.verdict.reason == diagnose::TriggerReason::kStuck;
+  if (is_stuck) slow_looks_.PassOver(job->job_id());
   auto suspicion =
       is_stuck ? FindSuspect(*job, triggered.sample, std::move(ports.spans))
                : FindSlowSuspect(*job, triggered.sample, triggered.verdict, std::move(ports));

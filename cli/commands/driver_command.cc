@@ -104,6 +104,9 @@ void AddDriverCommand(CommandLine* line) {
       "it also keeps jobs that ended less than this time ago; folders and checkpoints always stay");
   command->Duration("--node-timeout", &flags->node_timeout,
                     "a machine whose agent is silent for longer than this is lost: its jobs move");
+  command->Duration("--look-every", &flags->look_interval,
+                    "how often the driver looks whether jobs stand still or have become slow; it "
+                    "compares their steps over at least this time");
   flags->machine_tests.clear();
   command->Text("--machine-tests", &flags->machine_tests,
                 "tests of a machine before it gets ranks, and after a failure that could be its "

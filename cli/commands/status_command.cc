@@ -22,9 +22,6 @@ namespace {
 
 constexpr int kMessageWidth = 100;
 constexpr int kWorkersMax = 64;  // lines of a job; in JSON all
-constexpr int kDiagnosedRanksMax = 256;
-// The line of a diagnosis costs at most about half a second.
-constexpr DiagnoseOptions kDiagnosed = {.num_steps = 10, .replayed_max = 2e7, .is_brief = true};
 
 struct StatusFlags {
   ConnectionFlags connection;
@@ -60,12 +57,9 @@ void PrintJob(const control::v1::Job& job) {
 // Prints the first line of the diagnosis of a job that trains.
 void PrintDiagnosis(client::JobClient* client, const control::v1::Job& job,
                     const ConnectionFlags& flags) {
-  if (job.state() != control::v1::JOB_STATE_RUNNING || job.ranks_size() > kDiagnosedRanksMax)
-    return;
-  const absl::StatusOr<Diagnosis> diagnosis =
-      DiagnoseJob(LiveEvidence(client, job.job_id()).get(), kDiagnosed);
-  if (!diagnosis.ok()) return;  // the state above is what was asked for
-  std::printf("diagnosis %s\n", CompleteCommands(diagnosis->findings.verdict, flags).c_str());
+  const std::string verdict = BriefVerdict(LiveEvidence(client, job.job_id()).get(), job);
+  if (verdict.empty()) return;  // the state above is what was asked for
+  std::printf("diagnosis %s\n", CompleteCommands(verdict, flags).c_str());
 }
 
 // A message is cut before its commands are completed, so that a command is whole or left as it is.
@@ -161,8 +155,9 @@ void AddStatusCommand(CommandLine* line) {
   command->Details(
       "While a job of at most 256 workers trains, a table shows how each pipeline stage spent the "
       "time of its newest steps; `megascale trace --help` explains its columns. The line "
-      "\"diagnosis\" is the verdict of `megascale diagnose`, unless the job is so large that it "
-      "takes longer. If there are more than 64 workers, 64 are shown, those without progress "
+      "\"diagnosis\" is the verdict of `megascale diagnose`; of a larger job it names that "
+      "command, "
+      "which takes longer. If there are more than 64 workers, 64 are shown, those without progress "
       "first; -o json shows all. The exit code is 0 whatever state the job is in; that of "
       "megascale wait tells whether the job succeeded.");
   command->Examples(

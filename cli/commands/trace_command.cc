@@ -145,8 +145,9 @@ void AddTraceCommand(CommandLine* line) {
       "for each of its streams and one for what tensor-parallel ranks exchange within passes, a "
       "slice for each instruction, and arrows for messages and "
       "dependencies.\n"
-      "Agents keep the newest 16384 instructions of each rank until its attempt ends: a job "
-      "that has ended cannot be traced. The trace of a job that makes no progress shows which "
+      "Agents keep the newest 16384 instructions of each rank until its attempt ends. Of a job "
+      "that has ended only its last steps can be traced, as far as the driver kept them (at most "
+      "16). The trace of a job that makes no progress shows which "
       "instruction each rank is in.");
   command->Examples(
       "megascale trace fortunes-1a2b3c4d\n"

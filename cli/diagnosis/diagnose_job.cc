@@ -38,6 +38,8 @@ constexpr size_t kStepsMin = 3;
 constexpr int64_t kStepsCompared = 100;
 constexpr int kRanksCompared = 64;
 constexpr int64_t kStepsBetween = 16;
+// A brief diagnosis costs at most about half a second.
+constexpr DiagnoseOptions kBrief = {.num_steps = 10, .replayed_max = 2e7, .is_brief = true};
 // The evidence of at most this many ranks is read.
 constexpr size_t kRanksAsked = 64;
 // How often, and how much later, the driver is asked again which processes are silent.
@@ -309,8 +311,8 @@ bool KeepFewSteps(double replayed_max, diagnose::MeasuredJob* job) {
 Diagnosis Postponed(const control::v1::Job& job) {
   Diagnosis diagnosis;
   diagnosis.findings.cause = "unknown";
-  diagnosis.findings.verdict =
-      absl::StrCat("not made, because the job is large: `megascale diagnose ", job.job_id(), "`");
+  diagnosis.findings.verdict = absl::StrCat(
+      "not made here, because the job is large; ask with `megascale diagnose ", job.job_id(), "`");
   return diagnosis;
 }
 
@@ -337,19 +339,17 @@ JudgedSteps SplitSteps(const control::v1::Job& job, int64_t num_newest,
   return judged;
 }
 
-absl::StatusOr<Diagnosis> DiagnoseTraced(EvidenceSource* source, const control::v1::Job& job,
-                                         const JobTrace& traced, const DiagnoseOptions& options) {
-  const double seconds = SecondsSinceProgress(traced.spans);
-  if (seconds > StallLimitSeconds(job.spec().fault(), StepSeconds(traced.steps))) {
-    return DiagnoseStall(source, job, traced, seconds);
-  }
+// Returns the diagnosis of steps that end.
+absl::StatusOr<Diagnosis> DiagnoseSlow(const control::v1::Job& job, const JobTrace& traced,
+                                       const DiagnoseOptions& options) {
   const auto num_whole = static_cast<size_t>(std::count_if(
       traced.steps.begin(), traced.steps.end(), [](const auto& step) { return step.whole; }));
   if (num_whole < kStepsMin) {
-    Diagnosis diagnosis = DiagnoseState(
-        job, absl::StrCat("the ranks make progress; ", num_whole, " steps are recorded, and ",
-                          kStepsMin, " are needed to judge: repeat this later"));
-    return diagnosis;
+    const bool has_ended = IsTerminal(job.state());
+    return DiagnoseState(
+        job, absl::StrCat(has_ended ? "" : "the ranks make progress; ", num_whole, " steps are ",
+                          has_ended ? "kept" : "recorded", ", and ", kStepsMin,
+                          " are needed to judge", has_ended ? "" : ": repeat this later"));
   }
   ASSIGN_OR_RETURN(
       diagnose::MeasuredJob measured,
@@ -365,7 +365,7 @@ absl::StatusOr<Diagnosis> DiagnoseTraced(EvidenceSource* source, const control::
                     {.before = judged.before, .machine_of = judged.machine_of});
   diagnosis.node = NodeOfVerdict(job, diagnosis);
   diagnosis.peer_node = NodeOf(job, diagnosis.peer);
-  if (!diagnosis.node.empty() && diagnosis.peer < 0) {
+  if (!diagnosis.node.empty() && diagnosis.peer < 0 && !IsTerminal(job.state())) {
     AddEviction(diagnosis.node, &diagnosis.findings);
   }
   if (job.has_culprit()) {
@@ -376,6 +376,15 @@ absl::StatusOr<Diagnosis> DiagnoseTraced(EvidenceSource* source, const control::
         "node ", base::Printable(culprit.node_id()), "; the driver started the job again"));
   }
   return diagnosis;
+}
+
+absl::StatusOr<Diagnosis> DiagnoseTraced(EvidenceSource* source, const control::v1::Job& job,
+                                         const JobTrace& traced, const DiagnoseOptions& options) {
+  const double seconds = SecondsSinceProgress(traced.spans);
+  if (seconds > StallLimitSeconds(job.spec().fault(), StepSeconds(traced.steps))) {
+    return DiagnoseStall(source, job, traced, seconds);
+  }
+  return DiagnoseSlow(job, traced, options);
 }
 
 // Puts the ranks of a verdict where programs look for them.
@@ -432,7 +441,6 @@ int64_t AttemptOf(const control::v1::Job& job, const Diagnosis& diagnosis) {
 // Adds where the ranks stood when the last attempt ended, if that was kept (last_evidence.h).
 void AddLastPositions(EvidenceSource* source, const control::v1::Job& job, int64_t num_steps,
                       Diagnosis* diagnosis) {
-  if (job.state() == control::v1::JOB_STATE_SUCCEEDED || num_steps == 0) return;
   const absl::StatusOr<JobTrace> traced = TraceJob(source, job, num_steps);
   if (!traced.ok()) return;
   const std::vector<plan::RankPlan>& plans = traced->spans.plans();
@@ -450,14 +458,37 @@ void AddLastPositions(EvidenceSource* source, const control::v1::Job& job, int64
       is_named ? positions[static_cast<size_t>(diagnosis->rank)].step : verdict.root.step;
 }
 
+// Returns whether the last steps of a job that succeeded were slow, if they were kept.
+Diagnosis DiagnoseLastSteps(EvidenceSource* source, const control::v1::Job& job,
+                            const DiagnoseOptions& options) {
+  Diagnosis ended = DiagnoseState(job, "");
+  const absl::StatusOr<JobTrace> traced = TraceJob(source, job, options.num_steps);
+  if (!traced.ok()) return ended;
+  absl::StatusOr<Diagnosis> slow = DiagnoseSlow(job, *traced, options);
+  if (!slow.ok()) return ended;
+  Findings& findings = slow->findings;
+  if (findings.cause == ended.findings.cause) return *std::move(slow);  // too few steps
+  findings.verdict = absl::StrCat(ended.findings.verdict, "; its last steps: ", findings.verdict);
+  const bool is_healthy = findings.cause == CauseWord(diagnose::SlowCause::kNone);
+  if (is_healthy) findings.cause = ended.findings.cause;
+  return *std::move(slow);
+}
+
+Diagnosis DiagnoseEnded(EvidenceSource* source, const control::v1::Job& job,
+                        const DiagnoseOptions& options) {
+  Diagnosis diagnosis = DiagnoseState(job, "");
+  if (options.is_brief || options.num_steps == 0) return diagnosis;
+  if (job.state() == control::v1::JOB_STATE_SUCCEEDED) {
+    return DiagnoseLastSteps(source, job, options);
+  }
+  AddLastPositions(source, job, options.num_steps, &diagnosis);
+  return diagnosis;
+}
+
 absl::StatusOr<Diagnosis> DiagnoseWithoutLog(EvidenceSource* source,
                                              const DiagnoseOptions& options) {
   ASSIGN_OR_RETURN(control::v1::Job job, source->Job());
-  if (IsTerminal(job.state())) {
-    Diagnosis diagnosis = DiagnoseState(job, "");
-    if (!options.is_brief) AddLastPositions(source, job, options.num_steps, &diagnosis);
-    return diagnosis;
-  }
+  if (IsTerminal(job.state())) return DiagnoseEnded(source, job, options);
   const absl::StatusOr<JobTrace> traced = TraceJob(source, job, StepsToRead(job, options));
   // Ranks show their life to the driver about once a second: ask for it last.
   ASSIGN_OR_RETURN(job, source->Job());
@@ -499,6 +530,13 @@ absl::StatusOr<Diagnosis> DiagnoseJob(EvidenceSource* source, const DiagnoseOpti
   diagnosis.attempt = AttemptOf(job, diagnosis);
   diagnosis.findings.first_error = source->FirstErrorOf(diagnosis.rank, diagnosis.attempt);
   return diagnosis;
+}
+
+std::string BriefVerdict(EvidenceSource* source, const control::v1::Job& job) {
+  if (job.state() != control::v1::JOB_STATE_RUNNING) return "";
+  if (job.ranks_size() > kBriefRanksMax) return Postponed(job).findings.verdict;
+  const absl::StatusOr<Diagnosis> diagnosis = DiagnoseJob(source, kBrief);
+  return diagnosis.ok() ? diagnosis->findings.verdict : "";
 }
 
 }  // namespace megascale::cli

@@ -12,6 +12,7 @@
 #include "cli/diagnosis/evidence_source.h"
 #include "controlplane/trace/rank_name.h"
 #include "nlohmann/json.hpp"
+#include "proto/control.pb.h"
 #include "runtime/diagnose/operation_graph.h"
 #include "runtime/diagnose/slow_change.h"
 #include "runtime/diagnose/what_if.h"
@@ -59,5 +60,12 @@ struct DiagnoseOptions {
 // unless brief, up to three seconds more if it cannot tell which rank has stopped, because the
 // driver hears of a silent process about a second later. Errors: those of calls to the driver.
 absl::StatusOr<Diagnosis> DiagnoseJob(EvidenceSource* source, const DiagnoseOptions& options);
+
+// `status` does not read the spans of a larger job, because that takes seconds.
+inline constexpr int kBriefRanksMax = 256;
+
+// Returns the line that `status` shows of a job: the verdict of a brief diagnosis, or the command
+// that makes it if the job is large. "": the job does not train, or nothing could be read.
+std::string BriefVerdict(EvidenceSource* source, const megascale::control::v1::Job& job);
 
 }  // namespace megascale::cli

@@ -447,6 +447,100 @@ TEST(LastPositionsTest, AFailedJobNamesTheInstructionInWhichTheRankStood) {
       DiagnoseJob(&source, {.num_steps = 5, .is_brief = true})->details.contains("instruction"));
 }
 
+TEST(BriefVerdictTest, OfALargeJobItNamesTheCommandAndReadsNothing) {
+  class NothingIsRead final : public OneJob {
+   public:
+    absl::Status Spans(
+        int64_t /*first_step*/,
+        const std::function<void(const control::v1::StreamSpansResponse&)>& /*add*/) override {
+      ADD_FAILURE();
+      return absl::OkStatus();
+    }
+  } source;
+  Job job = *source.Job();
+  job.set_state(control::v1::JOB_STATE_RUNNING);
+  while (job.ranks_size() <= kBriefRanksMax) job.add_ranks();
+  EXPECT_EQ(BriefVerdict(&source, job),
+            "not made here, because the job is large; ask with `megascale diagnose demo`");
+  job.set_state(control::v1::JOB_STATE_PENDING);
+  EXPECT_EQ(BriefVerdict(&source, job), "");
+  OneMachineStopped small;
+  job = *small.Job();
+  EXPECT_THAT(BriefVerdict(&small, job), testing::StartsWith("silent: node a"));
+}
+
+// Steps 1 to 7 took a second each; `slow_rank` was slow in all of them.
+class SucceededJob final : public OneJob {
+ public:
+  explicit SucceededJob(int slow_rank, int64_t num_steps = 7)
+      : slow_rank_(slow_rank), num_steps_(num_steps) {}
+
+  absl::StatusOr<control::v1::Job> Job() override {
+    ASSIGN_OR_RETURN(control::v1::Job job, OneJob::Job());
+    job.set_state(control::v1::JOB_STATE_SUCCEEDED);
+    return job;
+  }
+  absl::Status Spans(
+      int64_t /*first_step*/,
+      const std::function<void(const control::v1::StreamSpansResponse&)>& add) override {
+    const std::vector<plan::RankPlan> plans = trace::JobSpans::Create(SmallSpec()).value().plans();
+    for (int rank = 0; rank < 4; ++rank) {
+      control::v1::StreamSpansResponse response;
+      response.set_rank(rank);
+      response.set_node_id(rank < 2 ? "a" : "b");
+      response.set_read_nanos(900'000'000'000);
+      for (int64_t step = 8 - num_steps_; step <= 7; ++step) {
+        int64_t begin = step * 1'000'000'000;
+        for (const plan::Instruction& i : plans[static_cast<size_t>(rank)].instructions) {
+          telemetry::v1::Span* span = response.add_spans();
+          span->set_step(step);
+          span->set_instruction(i.id.packed());
+          const bool computes =
+              i.kind() == plan::OpKind::kForward || i.kind() == plan::OpKind::kBackward;
+          span->set_begin_nanos(begin);
+          begin += !computes ? 1'000'000 : rank == slow_rank_ ? 150'000'000 : 30'000'000;
+          span->set_end_nanos(begin);
+        }
+      }
+      add(response);
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  const int slow_rank_;
+  const int64_t num_steps_;
+};
+
+TEST(LastStepsTest, AJobThatSucceededSaysWhetherItsLastStepsWereSlow) {
+  SucceededJob slow(3);
+  const auto diagnosis = DiagnoseJob(&slow, {.num_steps = 20});
+  ASSERT_TRUE(diagnosis.ok()) << diagnosis.status();
+  EXPECT_EQ(diagnosis->findings.cause, "slow_worker") << ToText(diagnosis->findings);
+  EXPECT_THAT(diagnosis->findings.verdict,
+              testing::AllOf(testing::StartsWith("ended: "),
+                             testing::HasSubstr("; its last steps: slow worker: rank 3")));
+  EXPECT_EQ(diagnosis->rank, 3);
+  EXPECT_THAT(ToText(diagnosis->findings), testing::Not(testing::HasSubstr("megascale evict")));
+  SucceededJob healthy(-1);
+  const auto calm = DiagnoseJob(&healthy, {.num_steps = 20});
+  ASSERT_TRUE(calm.ok()) << calm.status();
+  EXPECT_EQ(calm->findings.cause, "ended") << ToText(calm->findings);
+  EXPECT_EQ(calm->rank, -1);
+  // For the line of `status`, nothing is read.
+  EXPECT_THAT(DiagnoseJob(&slow, {.num_steps = 20, .is_brief = true})->findings.verdict,
+              testing::Not(testing::HasSubstr("last steps")));
+}
+
+TEST(LastStepsTest, ThatTooFewWereKeptIsSaid) {
+  SucceededJob source(3, 2);
+  const auto diagnosis = DiagnoseJob(&source, {.num_steps = 20});
+  ASSERT_TRUE(diagnosis.ok()) << diagnosis.status();
+  EXPECT_EQ(diagnosis->findings.cause, "ended");
+  EXPECT_THAT(diagnosis->findings.evidence,
+              testing::ElementsAre("2 steps are kept, and 3 are needed to judge"));
+}
+
 TEST(FirstErrorTest, IsTheFirstLineOfLevelErrorOrOfALibraryThatReportsOne) {
   const auto first_of = [](const std::vector<std::string>& pieces) {
     FirstError first;

@@ -1,6 +1,7 @@
 // What `megascale diagnose` says of real jobs with faults. Replays recorded evidence, and runs live
-// two faults that stop a job; `./dev soak diagnose` makes 147 live runs: 100 with a victim that
-// must be named, 7 with one that need not be, and 40 in which nobody may be named. By hand:
+// two faults that stop a job; `./dev soak diagnose` makes 147 live runs: 100
+// with a victim that must be named, 7 with one that need not be, and 40 in which nobody may be
+// named. By hand:
 //   megascale-inject --seed S --runs N --verbose
 #include <gtest/gtest.h>
 
@@ -234,16 +235,17 @@ TEST(LiveInjectionsTest, TheDriverItselfSuspectsAMachineThatHasBecomeSlowUnderSo
   PacedCluster paced;
   ASSERT_TRUE(paced.status().ok()) << paced.status();
   std::vector<std::string> fields = Layouts()[0].fields;
-  fields.insert(fields.end(), {"train.steps=100000", "checkpoint.interval=0"});
-  paced.Start(2, fields);
+  fields.insert(fields.end(),
+                {"train.steps=100000", "checkpoint.interval=0", "fault.heartbeat_interval=250ms"});
   e2e::Cluster& cluster = paced.cluster();
+  paced.Start(2, fields);
   ASSERT_TRUE(cluster.WaitForStep("job", 3, 90));
   paced.LimitCores();
   // Long enough to know what is usual.
   ASSERT_TRUE(cluster.WaitForStep("job", 150, 300));
   EXPECT_FALSE(cluster.Status("job").has_suspicion());
   const control::v1::Job before = cluster.Status("job");
-  ASSERT_TRUE(paced.Strike(Fault::kCutQuota, 2, 0, 0));
+  paced.machines().LimitCores(2, 10);  // a fifth of what it had
   control::v1::Suspicion suspicion;
   EXPECT_TRUE(e2e::WaitUntil(
       [&] {
@@ -254,6 +256,9 @@ TEST(LiveInjectionsTest, TheDriverItselfSuspectsAMachineThatHasBecomeSlowUnderSo
   EXPECT_EQ(suspicion.kind(), control::v1::Suspicion::KIND_SLOW) << suspicion.verdict();
   EXPECT_EQ(suspicion.node_id(), "n2") << suspicion.verdict();
   EXPECT_EQ(suspicion.attempt(), before.attempt());
+  EXPECT_GT(suspicion.evidence_size(), 0);
+  const e2e::CommandResult status = cluster.Megascale({"status", "job"});
+  EXPECT_NE(status.out.find("suspect: "), std::string::npos) << status.out;
 }
 
 TEST(LiveInjectionsTest, ManySeedsUnderSoak) {

@@ -45,6 +45,16 @@ TEST(SuspectTest, TheMachineOfARankThatStopsIsEvictedAndTheJobEnds) {
   const Job ended = cluster.Status("job");
   EXPECT_EQ(ended.attempt(), before.attempt() + 1) << "no other machine was blamed";
   for (const control::v1::RankView& rank : after.ranks()) EXPECT_NE(rank.node_id(), node);
+  // Its agents kept its last steps, and the driver wrote them into the job's folder.
+  CommandResult shown;
+  EXPECT_TRUE(WaitUntil(
+      [&] {
+        shown = cluster.Megascale({"diagnose", "job"});
+        return shown.out.find("; its last steps: ") != std::string::npos;
+      },
+      kDeadlineSeconds))
+      << shown.out << shown.err;
+  EXPECT_EQ(shown.out.find("ended: "), 0u) << shown.out;
   const std::string nodes = cluster.Megascale({"nodes"}).out;
   EXPECT_NE(nodes.find("suspected by job job: rank 2 on " + node), std::string::npos) << nodes;
 }

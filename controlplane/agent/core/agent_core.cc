@@ -164,10 +164,8 @@ absl::Duration AgentCore::report_interval() const {
 
 namespace {
 
-// Cuts what stalled ranks did last to equal parts of `bytes_max`, at the end: the newest comes
-// first.
-void CutRecent(size_t bytes_max, v1::ActualState* state) {
-  constexpr absl::string_view kMore = "...";
+// Returns what stalled ranks did last.
+std::vector<std::string*> TextsOf(v1::ActualState* state) {
   std::vector<std::string*> texts;
   for (v1::ActualJob& job : *state->mutable_jobs()) {
     for (v1::ActualRank& rank : *job.mutable_ranks()) {
@@ -176,6 +174,13 @@ void CutRecent(size_t bytes_max, v1::ActualState* state) {
       }
     }
   }
+  return texts;
+}
+
+// Cuts them to equal parts of `bytes_max`, at the end: the newest comes first.
+void CutRecent(size_t bytes_max, v1::ActualState* state) {
+  constexpr absl::string_view kMore = "...";
+  const std::vector<std::string*> texts = TextsOf(state);
   for (std::string* text : texts) {
     const size_t size = bytes_max / texts.size();
     if (text->size() <= size) continue;
@@ -210,6 +215,16 @@ v1::ActualState AgentCore::Report(
   const int bytes_max = gpus_.has_gpus() ? kUnaskedBytesMax / 2 : kUnaskedBytesMax;
   CutRecent(static_cast<size_t>(seconds * bytes_max), &state);
   return state;
+}
+
+void AgentCore::SpaceTexts(absl::Duration now, v1::ActualState* report) {
+  const std::vector<std::string*> texts = TextsOf(report);
+  if (texts.empty()) return;
+  if (now >= texts_due_) {
+    texts_due_ = now + report_interval();
+    return;
+  }
+  for (std::string* text : texts) text->clear();
 }
 
 }  // namespace megascale::agent

@@ -152,6 +152,11 @@ class AgentCore {
   // equal parts of kUnaskedBytesMax, or of half of it if the machine has GPUs.
   v1::ActualState Report(const std::map<int64_t, telemetry::v1::RankStatus>& heartbeats) const;
 
+  // Takes the texts of stalled ranks out of a report, unless report_interval() has passed since the
+  // last one that had them: another job may change, and be reported, many times a second. The
+  // driver keeps a text until its rank makes progress.
+  void SpaceTexts(absl::Duration now, v1::ActualState* report);
+
   // Takes for how long the process keeper has owed an answer; zero: it owes none. From
   // kKeeperSilenceMin on reports say so of each job, with a warning.
   static constexpr absl::Duration kKeeperSilenceMin = absl::Seconds(5);
@@ -188,6 +193,7 @@ class AgentCore {
   std::unique_ptr<MachineCheckCore> check_;
   GpuTurns gpus_;
   absl::Duration keeper_silence_;
+  absl::Duration texts_due_ = -absl::InfiniteDuration();  // when a report may have them again
 };
 
 }  // namespace megascale::agent

@@ -558,6 +558,36 @@ TEST_F(AgentCoreTest, WhatStalledRanksDidIsAtMostOneKibibyteASecond) {
   }
 }
 
+// Job "j" stands still; job "k" changes all the time, and each change is reported at once.
+TEST_F(AgentCoreTest, TextsOfStalledRanksKeepTheirBoundBesideAJobThatIsReportedOften) {
+  Want(DesiredJob::PHASE_RUN, 1);
+  DesiredJob* busy = desired_.add_jobs();
+  *busy = desired_.jobs(0);
+  busy->set_job_id("k");
+  Apply();
+  std::map<int64_t, telemetry::v1::RankStatus> heartbeats;
+  for (int64_t process = 1; process < 10; ++process) {
+    heartbeats[process].set_progress_age_seconds(9);
+    heartbeats[process].set_recent("in F.c0.m" + std::string(2000, '1'));
+  }
+  std::map<int64_t, size_t> bytes_of_second;
+  for (absl::Duration now = absl::Seconds(100); now < absl::Seconds(105);
+       now += absl::Milliseconds(20)) {
+    v1::ActualState report = core_.Report(heartbeats);
+    core_.SpaceTexts(now, &report);
+    for (const v1::ActualJob& job : report.jobs()) {
+      for (const ActualRank& rank : job.ranks()) {
+        bytes_of_second[now / absl::Seconds(1)] += rank.status().recent().size();
+      }
+    }
+  }
+  ASSERT_EQ(bytes_of_second.size(), 5u);
+  for (const auto& [second, num_bytes] : bytes_of_second) {
+    EXPECT_LE(num_bytes, static_cast<size_t>(AgentCore::kUnaskedBytesMax)) << second;
+    EXPECT_GT(num_bytes, static_cast<size_t>(AgentCore::kUnaskedBytesMax) / 2) << second;
+  }
+}
+
 TEST_F(AgentCoreTest, AProcessKeeperThatIsSilentForLongIsReportedWithAWarning) {
   Want(DesiredJob::PHASE_RUN, 1);
   Apply();

@@ -8,13 +8,15 @@
 namespace megascale::agent {
 namespace {
 
-// Keeps the spans of the newest steps, and of these as many as fit.
+// Keeps the spans of as many of the newest steps as fit; if one does not, as many of its spans.
 void Cut(size_t bytes_max, v1::SpanChunk* chunk) {
   int64_t newest = 0;
   for (const telemetry::v1::Span& span : chunk->spans()) newest = std::max(newest, span.step());
   auto& spans = *chunk->mutable_spans();
-  base::EraseIf(&spans,
-                [&](const auto& span) { return span.step() <= newest - LastAttempts::kSteps; });
+  for (int64_t steps = LastAttempts::kSteps; steps > 0; steps /= 2) {
+    base::EraseIf(&spans, [&](const auto& span) { return span.step() <= newest - steps; });
+    if (chunk->ByteSizeLong() <= bytes_max) return;
+  }
   while (!spans.empty() && chunk->ByteSizeLong() > bytes_max)
     base::KeepNewest(spans.size() / 2, &spans);
 }

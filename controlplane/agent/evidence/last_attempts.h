@@ -1,5 +1,6 @@
 // What an agent keeps of the last attempt of jobs that have left it, so that the driver can still
-// ask why they failed: the newest spans, calls and samples. Threads: one at a time.
+// ask why they failed, or how their last steps went: the newest spans, calls and samples. Threads:
+// one at a time.
 #pragma once
 
 #include <cstddef>
@@ -26,9 +27,9 @@ class LastAttempts {
  public:
   static constexpr size_t kJobsMax = 4;                 // those that left last
   static constexpr size_t kBytesMax = size_t{1} << 20;  // about, of a job
-  // It keeps the spans of this many steps and this many calls of each rank, and the machine's
-  // samples of this many seconds.
-  static constexpr int64_t kSteps = 2;
+  // It keeps the spans of this many steps (fewer where they do not fit) and this many calls of each
+  // rank, and the machine's samples of this many seconds.
+  static constexpr int64_t kSteps = 16;
   static constexpr int kCalls = 64;
   static constexpr int kSamples = 60;
 

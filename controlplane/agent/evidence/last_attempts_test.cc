@@ -60,8 +60,8 @@ TEST(LastAttemptsTest, TheNewestOfEachRankIsKept) {
   kept.Keep("j", AttemptOf(2, 3));
   const auto spans = kept.Spans(SpansOf("j", 2, 1));
   ASSERT_TRUE(spans.ok()) << spans.status();
-  EXPECT_EQ(spans->spans_size(), 80);
-  EXPECT_EQ(spans->spans(0).step(), 49);
+  EXPECT_EQ(spans->spans_size(), 16 * 40);
+  EXPECT_EQ(spans->spans(0).step(), 35);
   EXPECT_EQ(spans->monotonic_nanos(), 77) << "when they were read";
   v1::FetchSpans newest = SpansOf("j", 2, 1);
   newest.set_first_step(50);

@@ -532,6 +532,7 @@ void AgentLoop::ReportWhenDue() {
     Do(KillProcess{id});
   }
   v1::ActualState report = core_.Report(heartbeats);
+  core_.SpaceTexts(now, &report);
   for (telemetry::v1::GpuSample& gpu : core_.NextGpus(now)) *report.add_gpus() = std::move(gpu);
   heartbeat_.Report(std::move(report), core_.report_interval());
   reported_ = now;

@@ -17,6 +17,10 @@ void Repeater::OnReport(const v1::ActualState& report, absl::Duration interval,
                         absl::Duration now) {
   report_ = report;
   report_.clear_gpus();  // each sample is sent once
+  // The driver keeps what stalled ranks did last.
+  for (v1::ActualJob& job : *report_.mutable_jobs()) {
+    for (v1::ActualRank& rank : *job.mutable_ranks()) rank.mutable_status()->clear_recent();
+  }
   interval_ = interval;
   reported_ = sent_ = now;
 }

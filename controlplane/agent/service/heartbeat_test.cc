@@ -36,6 +36,17 @@ TEST(RepeaterTest, ABusyLoopIsRepeatedEveryInterval) {
   EXPECT_LE(count, 7);
 }
 
+// They count as bytes of diagnosis, and the driver keeps the text.
+TEST(RepeaterTest, TextsOfStalledRanksAreSentOnce) {
+  Repeater repeater;
+  v1::ActualState report = Report(7);
+  report.add_jobs()->add_ranks()->mutable_status()->set_recent("in F.c0.m1");
+  repeater.OnReport(report, kSecond, 100 * kSecond);
+  const auto repeated = repeater.Due(102 * kSecond);
+  ASSERT_TRUE(repeated.has_value());
+  EXPECT_EQ(repeated->jobs(0).ranks(0).status().recent(), "");
+}
+
 TEST(RepeaterTest, ALoopThatHangsIsLostInTheEnd) {
   Repeater repeater;
   repeater.OnReport(Report(7), kSecond, absl::ZeroDuration());

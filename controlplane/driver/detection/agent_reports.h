@@ -52,7 +52,8 @@ class AgentReports {
   // Takes an agent that connected. The report of an earlier incarnation is forgotten.
   void TakeHello(const megascale::agent::v1::Hello& hello);
   // Takes a report. Returns false, and ignores it, unless it comes from the incarnation that said
-  // hello last.
+  // hello last. What a stalled rank did last stays known until it makes progress, though a report
+  // may leave it out.
   bool TakeReport(const std::string& node_id,
                   std::shared_ptr<const megascale::agent::v1::ActualState> report);
   // Requires: TakeHello was called for the node.

@@ -227,6 +227,33 @@ TEST_F(FailureDetectorTest, RankWithoutProgressIsBlamedBeforePeersThatWaitForIt)
               HasSubstr("no progress for 1m at step 0 in backward B.c0.m1"));
 }
 
+// An agent that reports often leaves the text out of most reports, so that it takes few bytes.
+TEST_F(FailureDetectorTest, WhatAStalledRankDidStaysKnownUntilItMakesProgress) {
+  Train();
+  const auto known = [&] {
+    for (const agent::ActualRank& rank : monitor_.reports().JobsOn("n0").at(0).ranks()) {
+      if (rank.status().rank() == 0) return rank.status().recent();
+    }
+    return std::string("no such rank");
+  };
+  telemetry::RankStatus* status = RankOf(0)->mutable_status();
+  ASSERT_EQ(NodeOfRank(job(), 0), "n0");
+  status->set_progress_age_seconds(5);
+  status->set_recent("in F.c0.m1 since 5 s");
+  Pass(absl::Seconds(1));
+  status->clear_recent();
+  status->set_progress_age_seconds(6);
+  Pass(absl::Seconds(2));
+  EXPECT_EQ(known(), "in F.c0.m1 since 5 s");
+  status->set_recent("in F.c0.m1 since 8 s");
+  Pass(absl::Seconds(1));
+  EXPECT_EQ(known(), "in F.c0.m1 since 8 s");
+  status->clear_recent();
+  status->set_progress_age_seconds(1);
+  Pass(absl::Seconds(1));
+  EXPECT_EQ(known(), "") << "it has made progress since";
+}
+
 // As after a restart of the driver, when one agent reports a second later than the others.
 TEST_F(FailureDetectorTest, RankWithoutProgressIsBlamedThoughItsPhaseWasSeenLast) {
   Train();

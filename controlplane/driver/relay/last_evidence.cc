@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -15,7 +16,12 @@ namespace control = megascale::control::v1;
 namespace telemetry = megascale::telemetry::v1;
 
 constexpr int kRanksMax = 64;
-constexpr int64_t kSteps = 2;
+// How many steps are read, and how many of these are kept in any case.
+struct StepsRead {
+  int64_t most = 3;
+  int64_t least = 2;
+};
+constexpr StepsRead kStepsOfSuccess = {16, 4};  // four suffice to judge whether a job was slow
 
 // A reading that was stopped has read a part.
 absl::Status UnlessStopped(absl::Status read) {
@@ -43,9 +49,32 @@ void LeaveOutSpans(control::StreamSpansResponse* response) {
   response->set_error("its spans were left out, because the file would be too large");
 }
 
+// Leaves out the older half of the steps, but not of the newest `least`; false: these are left.
+bool LeaveOutSteps(int64_t least, trace::EvidenceFile* file) {
+  int64_t oldest = std::numeric_limits<int64_t>::max();
+  int64_t newest = 0;
+  for (const control::StreamSpansResponse& response : file->spans) {
+    for (const telemetry::Span& span : response.spans()) {
+      oldest = std::min(oldest, span.step());
+      newest = std::max(newest, span.step());
+    }
+  }
+  if (oldest > newest - least) return false;
+  const int64_t first = std::min(newest - least + 1, oldest + (newest - oldest + 1) / 2);
+  for (control::StreamSpansResponse& response : file->spans) {
+    google::protobuf::RepeatedPtrField<telemetry::Span> kept;  // erasing keeps their memory
+    for (telemetry::Span& span : *response.mutable_spans()) {
+      if (span.step() >= first) *kept.Add() = std::move(span);
+    }
+    response.mutable_spans()->Swap(&kept);
+  }
+  return true;
+}
+
 // Leaves out what is needed least; false: nothing is left that could be.
-bool LeaveOut(int culprit, trace::EvidenceFile* file) {
+bool LeaveOut(int culprit, const StepsRead& steps, trace::EvidenceFile* file) {
   if (file->evidence.erase(telemetry::EVIDENCE_KIND_EXCHANGES) > 0) return true;
+  if (LeaveOutSteps(steps.least, file)) return true;
   std::vector<control::StreamSpansResponse*> others;
   for (control::StreamSpansResponse& response : file->spans) {
     if (response.rank() != culprit && response.spans_size() > 0) others.push_back(&response);
@@ -60,12 +89,13 @@ bool LeaveOut(int culprit, trace::EvidenceFile* file) {
 }
 
 // Returns the content of a file that ReadLastEvidence can read.
-absl::StatusOr<std::string> PackWithin(size_t bytes_max, int culprit, trace::EvidenceFile* file) {
+absl::StatusOr<std::string> PackWithin(size_t bytes_max, int culprit, const StepsRead& steps,
+                                       trace::EvidenceFile* file) {
   for (;;) {
     absl::StatusOr<std::string> content = trace::PackEvidence(*file, kLastEvidenceTextMax);
     const bool is_small = content.ok() && content->size() <= bytes_max;
     if (is_small || (!content.ok() && !absl::IsResourceExhausted(content.status()))) return content;
-    if (LeaveOut(culprit, file)) continue;
+    if (LeaveOut(culprit, steps, file)) continue;
     return absl::ResourceExhaustedError(
         absl::StrCat("job ", file->job.job_id(), ": what its agents kept of the culprit, rank ",
                      culprit, ", has more than ", bytes_max, " bytes; writes no file"));
@@ -86,7 +116,9 @@ absl::StatusOr<std::string> CollectLastEvidence(const control::Job& job, SpanStr
   file.job.clear_directory();
   spans.asks_ended = evidence.asks_ended = true;
   const auto should_stop = [&] { return options.should_stop != nullptr && options.should_stop(); };
-  const int culprit = job.culprit().rank();
+  const bool has_succeeded = job.state() == control::JOB_STATE_SUCCEEDED;
+  // A culprit stays recorded after the job has recovered.
+  const int culprit = has_succeeded || !job.has_culprit() ? -1 : job.culprit().rank();
   bool has_spans = false;
   size_t spans_bytes = 0;
   spans.emit = [&](const control::StreamSpansResponse& response) {
@@ -99,7 +131,8 @@ absl::StatusOr<std::string> CollectLastEvidence(const control::Job& job, SpanStr
   };
   control::StreamSpansRequest request;
   request.set_job_id(job.job_id());
-  request.set_first_step(std::max<int64_t>(0, job.last_step() - kSteps));
+  const StepsRead steps = has_succeeded ? kStepsOfSuccess : StepsRead();
+  request.set_first_step(std::max<int64_t>(0, job.last_step() - steps.most + 1));
   RETURN_IF_ERROR(UnlessStopped(StreamSpans(request, spans)));
   if (!has_spans) return absl::UnavailableError("no agent has spans of it");
   std::vector<int> ranks;
@@ -110,7 +143,9 @@ absl::StatusOr<std::string> CollectLastEvidence(const control::Job& job, SpanStr
   RETURN_IF_ERROR(
       ReadKind(telemetry::EVIDENCE_KIND_METRICS, of_culprit, evidence, should_stop, &file));
   if (const auto cluster = evidence.cluster(); cluster.ok()) file.cluster = *cluster;
-  return PackWithin(options.bytes_max, culprit, &file);
+  const size_t bytes_max =
+      has_succeeded ? std::min(options.bytes_max, kLastEvidenceBytesOfSuccess) : options.bytes_max;
+  return PackWithin(bytes_max, culprit, steps, &file);
 }
 
 absl::StatusOr<trace::EvidenceFile> ReadLastEvidence(const control::Job& job, JobFiles* files) {

@@ -1,6 +1,6 @@
-// What the agents keep of the last attempt of a job that failed or was cancelled: read once after
-// its end and written into the job's folder, in the format of `megascale diagnose --save`, so that
-// it can be diagnosed when its machines are gone.
+// What the agents keep of the last attempt of a job: read once after its end and written into the
+// job's folder, in the format of `megascale diagnose --save`, so that it can be diagnosed when its
+// machines are gone. Most jobs succeed, so their files are smaller.
 // Blocking: reads from agents and files.
 #pragma once
 
@@ -18,12 +18,14 @@
 namespace megascale::driver {
 
 inline constexpr size_t kLastEvidenceBytesMax = size_t{1} << 20;  // of a job's file
-inline constexpr size_t kLastEvidenceTextMax = size_t{1} << 25;   // of its text, unpacked
+inline constexpr size_t kLastEvidenceBytesOfSuccess = size_t{1} << 18;
+inline constexpr size_t kLastEvidenceTextMax = size_t{1} << 25;  // of its text, unpacked
 
 // Returns the path of the file in the job's folder.
 std::string LastEvidencePath(const megascale::control::v1::Job& job);
 
 struct CollectOptions {
+  // If the job succeeded, kLastEvidenceBytesOfSuccess is the most.
   size_t bytes_max = kLastEvidenceBytesMax;
   // The most bytes of spans that are in memory at once, beside those of the culprit.
   size_t spans_max = kLastEvidenceTextMax;
@@ -32,9 +34,11 @@ struct CollectOptions {
   std::function<bool()> should_stop = nullptr;
 };
 
-// Reads spans of all ranks, calls of the first 64, and metrics of the machine of the culprit, and
-// returns the file's content. What does not fit is left out: first the calls, then the spans of
-// ranks that are not the culprit, the metrics, and what is known of the cluster. `spans` and
+// Reads spans of all ranks, calls of the first 64, and metrics of the machine of the culprit (if
+// none: of rank 0), and returns the file's content. Spans are of the last two steps; of a job that
+// succeeded of the last 16, which show whether it was slow. What does not fit is left out: first
+// the calls, then older steps, the spans of ranks that are not the culprit, the
+// metrics, and what is known of the cluster. `spans` and
 // `evidence`: ports without `emit`. Errors: Unavailable - no agent answers; ResourceExhausted - the
 // rest is too large, too; those of the ports.
 absl::StatusOr<std::string> CollectLastEvidence(const megascale::control::v1::Job& job,

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -43,7 +44,8 @@ class LastEvidenceTest : public ::testing::Test {
       agent::SpanChunk chunk;
       for (int i = 0; i < spans_of_rank_ && !fetch.clock_only(); ++i) {
         telemetry::Span* span = chunk.add_spans();
-        span->set_step(9);
+        // From the first step that is asked for on.
+        span->set_step(step_ > 0 ? step_ : fetch.first_step() + i % (10 - fetch.first_step()));
         // Random numbers cannot be packed.
         span->set_begin_nanos(static_cast<int64_t>(i + 1) * 2654435761 % 1'000'003'777);
         span->set_instruction(static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15);
@@ -74,6 +76,7 @@ class LastEvidenceTest : public ::testing::Test {
   std::vector<std::string> asked_;
   std::string away_;
   int spans_of_rank_ = 10;
+  int64_t step_ = 9;  // of all spans; 0: they go through the steps that are asked for
   CollectOptions options_;
   SimulatedDisk disk_;
 };
@@ -98,6 +101,47 @@ TEST_F(LastEvidenceTest, OfAJobThatWasCancelledSpansAndCallsAreKept) {
   ASSERT_EQ(file->spans.size(), 4u);
   EXPECT_EQ(file->spans[3].spans_size(), 10);
   EXPECT_EQ(file->evidence.at(telemetry::EVIDENCE_KIND_EXCHANGES).size(), 4u);
+}
+
+int64_t OldestStep(const trace::EvidenceFile& file) {
+  int64_t oldest = 1000;
+  for (const control::StreamSpansResponse& response : file.spans) {
+    for (const telemetry::Span& span : response.spans()) oldest = std::min(oldest, span.step());
+  }
+  return oldest;
+}
+
+// Its steps show whether it was slow. A culprit of an attempt before the last one is none of it.
+TEST_F(LastEvidenceTest, OfAJobThatSucceededMoreStepsAreKept) {
+  step_ = 0;
+  auto file = Keep();
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(OldestStep(*file), 6) << "of a job that failed after step 8";
+  job_.set_state(control::JOB_STATE_SUCCEEDED);
+  job_.set_last_step(9);
+  asked_.clear();
+  file = Keep();
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(OldestStep(*file), 0);
+  EXPECT_EQ(file->job.state(), control::JOB_STATE_SUCCEEDED);
+  EXPECT_EQ(file->evidence.at(telemetry::EVIDENCE_KIND_EXCHANGES).size(), 4u);
+  EXPECT_EQ(asked_.back(),
+            absl::StrCat("n0/", static_cast<int>(telemetry::EVIDENCE_KIND_METRICS), "/0"));
+}
+
+TEST_F(LastEvidenceTest, TheFileOfAJobThatSucceededIsSmallAndLeavesOutOlderStepsFirst) {
+  step_ = 0;
+  spans_of_rank_ = 20'000;
+  job_.set_state(control::JOB_STATE_SUCCEEDED);
+  job_.set_last_step(9);
+  const auto content = CollectLastEvidence(job_, spans_, evidence_);
+  ASSERT_TRUE(content.ok()) << content.status();
+  EXPECT_LE(content->size(), kLastEvidenceBytesOfSuccess);
+  EXPECT_GT(content->size(), kLastEvidenceBytesOfSuccess / 8);
+  ASSERT_TRUE(disk_.WriteSoon(LastEvidencePath(job_), *content).ok());
+  const auto file = ReadLastEvidence(job_, &disk_);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(OldestStep(*file), 6) << "four steps are enough to judge";
 }
 
 TEST_F(LastEvidenceTest, WithoutAnAgentThatAnswersNothingIsWritten) {

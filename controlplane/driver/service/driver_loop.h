@@ -55,8 +55,8 @@ class DriverLoop {
   // As Suspect, for the report of a client, which is checked.
   absl::StatusOr<megascale::control::v1::Job> Report(
       const megascale::driver::v1::SuspectFound& found);
-  // Returns the jobs that failed or were cancelled, after ranks of them had begun, within
-  // `age_max`.
+  // Returns the jobs that ended within `age_max`, after ranks of them had begun; those that
+  // succeeded last.
   absl::StatusOr<std::vector<std::string>> EndedJobs(absl::Duration age_max) const;
 
   // Reads never wait for the loop. Who asks after an answer of the calls above sees what it told.

@@ -43,6 +43,8 @@ namespace {
 constexpr absl::Duration kShutdownGrace = absl::Milliseconds(500);
 constexpr absl::Duration kSignalCheckInterval = absl::Milliseconds(200);
 constexpr int kExchangeRateMax = 1'000'000;  // MB/s
+constexpr absl::Duration kLookIntervalMin = absl::Seconds(1);
+constexpr absl::Duration kLookIntervalMax = absl::Minutes(10);
 
 // Logs warnings about the driver's connections, for the person who starts it.
 void WarnOf(const DriverOptions& options, const client::Address& address) {
@@ -216,6 +218,12 @@ absl::StatusOr<std::unique_ptr<DriverServer>> DriverServer::Start(const DriverOp
                                                    " is out of range; expected 0 to ",
                                                    kExchangeRateMax, " MB/s"));
   }
+  if (options.look_interval < kLookIntervalMin || options.look_interval > kLookIntervalMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--look-every: ", absl::FormatDuration(options.look_interval),
+                     " is out of range; expected ", absl::FormatDuration(kLookIntervalMin), " to ",
+                     absl::FormatDuration(kLookIntervalMax)));
+  }
   auto impl = std::make_unique<Impl>();
   RETURN_IF_ERROR(impl->CheckAddress(options));
   impl->agents = std::make_unique<AgentStreams>();
@@ -233,7 +241,7 @@ absl::StatusOr<std::unique_ptr<DriverServer>> DriverServer::Start(const DriverOp
     return RelayPorts<EvidenceStreamPorts>(loop, agents, job_id, kSuspectFetchTimeout);
   };
   impl->watch = std::make_unique<SuspectWatch>(
-      impl->loop.get(), [spans_of, evidence_of](const std::string& job_id) {
+      impl->loop.get(), options.look_interval, [spans_of, evidence_of](const std::string& job_id) {
         return SlowPorts{.spans = spans_of(job_id), .metrics = evidence_of(job_id)};
       });
   impl->last_evidence = std::make_unique<LastEvidenceWatch>(

@@ -37,6 +37,9 @@ struct DriverOptions {
   // The rate in MB/s, each way, that two machines should reach when they exchange bytes as a test;
   // below half of it the exchange fails. 0: as measured (../exchanges/exchanges.h).
   double exchange_rate = 0;
+  // How often the driver looks whether jobs stand still or have become slow; 1s to 10min. Steps are
+  // compared over at least this time.
+  absl::Duration look_interval = absl::Seconds(10);
   security::TlsFiles tls;
   bool insecure = false;
   // "host:port" of the page; empty: there is none. Off this machine it uses `tls`.

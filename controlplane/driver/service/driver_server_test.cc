@@ -330,6 +330,10 @@ TEST_F(DriverServerTest, PlacesToListenThatAreNotSafeAreRefused) {
   EXPECT_EQ(std::string(DriverServer::Start(options).status().message()),
             "--exchange-rate: -1 is out of range; expected 0 to 1000000 MB/s");
   options.exchange_rate = 0;
+  options.look_interval = absl::Milliseconds(999);
+  EXPECT_EQ(std::string(DriverServer::Start(options).status().message()),
+            "--look-every: 999ms is out of range; expected 1s to 10m");
+  options.look_interval = absl::Seconds(10);
   options.tls.ca = "/nowhere.pem";
   EXPECT_EQ(DriverServer::Start(options).status().code(), absl::StatusCode::kInvalidArgument);
   options.tls.ca.clear();

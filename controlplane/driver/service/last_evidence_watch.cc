@@ -24,29 +24,31 @@ void LastEvidenceWatch::Run() {
     const auto ended = loop_.EndedJobs(kAgeMax);
     if (!ended.ok()) continue;
     std::map<std::string, int> tries;
-    for (const std::string& job_id : *ended) {
-      int& count = tries[job_id];
-      count = tries_[job_id];
-      if (count >= kTriesMax || stop_.WaitFor(absl::ZeroDuration())) continue;
-      count = Keep(job_id) ? kTriesMax : count + 1;
-    }
+    for (const std::string& job_id : *ended) tries[job_id] = tries_[job_id];
     tries_ = std::move(tries);
+    for (const std::string& job_id : *ended) {
+      int& count = tries_[job_id];
+      if (count >= kTriesMax || stop_.WaitFor(absl::ZeroDuration())) continue;
+      const auto job = loop_.GetJob(job_id);
+      count = job.ok() && Keep(*job) ? kTriesMax : count + 1;
+      // One in a round: a job that fails meanwhile does not wait for many that succeeded.
+      if (job.ok() && job->state() == control::v1::JOB_STATE_SUCCEEDED) break;
+    }
   }
 }
 
-bool LastEvidenceWatch::Keep(const std::string& job_id) {
-  const auto job = loop_.GetJob(job_id);
-  if (!job.ok() || job->ranks_size() == 0) return false;
-  if (RealJobFiles().Exists(LastEvidencePath(*job))) return true;
-  auto [spans, evidence] = ports_of_(job_id);
+bool LastEvidenceWatch::Keep(const control::v1::Job& job) {
+  if (job.ranks_size() == 0) return false;
+  if (RealJobFiles().Exists(LastEvidencePath(job))) return true;
+  auto [spans, evidence] = ports_of_(job.job_id());
   const absl::Duration deadline = base::RealClock().Monotonic() + kCollectionMax;
   const auto is_stopped = [this] { return stop_.WaitFor(absl::ZeroDuration()); };
   const CollectOptions options = {
       .should_stop = [&] { return is_stopped() || base::RealClock().Monotonic() >= deadline; }};
-  const auto content = CollectLastEvidence(*job, std::move(spans), std::move(evidence), options);
+  const auto content = CollectLastEvidence(job, std::move(spans), std::move(evidence), options);
   // The next driver collects what is left unread here.
   if (!content.ok() || is_stopped()) return false;
-  const absl::Status written = RealJobFiles().WriteSoon(LastEvidencePath(*job), *content);
+  const absl::Status written = RealJobFiles().WriteSoon(LastEvidencePath(job), *content);
   if (!written.ok()) base::LogWarning(written.message());
   return written.ok();
 }

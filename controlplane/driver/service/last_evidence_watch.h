@@ -1,5 +1,5 @@
-// Looks for jobs that have just failed or were cancelled, asks their agents for what they keep of
-// the last attempt, and writes it into the jobs' folders. A thread of its own, because the
+// Looks for jobs that have just ended, asks their agents for what they keep of the last attempt,
+// and writes it into the jobs' folders. A thread of its own, because the
 // questions block. Private to this folder.
 #pragma once
 
@@ -13,6 +13,7 @@
 #include "controlplane/driver/relay/evidence_stream.h"
 #include "controlplane/driver/relay/span_stream.h"
 #include "controlplane/driver/service/driver_loop.h"
+#include "proto/control.pb.h"
 #include "runtime/base/stop_signal.h"
 
 namespace megascale::driver {
@@ -35,7 +36,7 @@ class LastEvidenceWatch {
  private:
   void Run();
   // Returns whether the file is there.
-  bool Keep(const std::string& job_id);
+  bool Keep(const megascale::control::v1::Job& job);
 
   DriverLoop& loop_;
   const PortsOf ports_of_;

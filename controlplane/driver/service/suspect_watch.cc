@@ -6,8 +6,12 @@
 
 namespace megascale::driver {
 
-SuspectWatch::SuspectWatch(DriverLoop* loop, PortsOf ports_of)
-    : loop_(*loop), ports_of_(std::move(ports_of)), thread_([this] { Run(); }) {}
+SuspectWatch::SuspectWatch(DriverLoop* loop, absl::Duration interval, PortsOf ports_of)
+    : loop_(*loop),
+      interval_(interval),
+      ports_of_(std::move(ports_of)),
+      triggers_(interval),
+      thread_([this] { Run(); }) {}
 
 SuspectWatch::~SuspectWatch() {
   stop_.Notify();
@@ -15,7 +19,7 @@ SuspectWatch::~SuspectWatch() {
 }
 
 void SuspectWatch::Run() {
-  while (!stop_.WaitFor(JobTriggers::kInterval)) {
+  while (!stop_.WaitFor(interval_)) {
     const auto view = loop_.View();
     if (!view.ok()) continue;
     for (const auto& triggered : triggers_.Look(**view, base::RealClock().Monotonic())) {
@@ -36,6 +40,7 @@ void SuspectWatch::Examine(const JobTriggers::Triggered& triggered) {
   ports.spans.emit = goes_on;
   ports.metrics.emit = goes_on;
   const bool is_stuck = triggered.verdict.reason == diagnose::TriggerReason::kStuck;
+  if (is_stuck) slow_looks_.PassOver(job->job_id());
   auto suspicion =
       is_stuck ? FindSuspect(*job, triggered.sample, std::move(ports.spans))
                : FindSlowSuspect(*job, triggered.sample, triggered.verdict, std::move(ports));

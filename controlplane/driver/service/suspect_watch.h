@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 
+#include "absl/time/time.h"
 #include "controlplane/driver/relay/suspect.h"
 #include "controlplane/driver/service/driver_loop.h"
 #include "controlplane/driver/shell/job_triggers.h"
@@ -17,9 +18,10 @@ namespace megascale::driver {
 
 class SuspectWatch {
  public:
-  // `ports_of`: the sources of a job's spans and metrics. `loop` outlives the watch.
+  // `interval`: how often to look. `ports_of`: the sources of a job's spans and metrics. `loop`
+  // outlives the watch.
   using PortsOf = std::function<SlowPorts(const std::string& job_id)>;
-  SuspectWatch(DriverLoop* loop, PortsOf ports_of);
+  SuspectWatch(DriverLoop* loop, absl::Duration interval, PortsOf ports_of);
   ~SuspectWatch();
 
  private:
@@ -27,6 +29,7 @@ class SuspectWatch {
   void Examine(const JobTriggers::Triggered& triggered);
 
   DriverLoop& loop_;
+  const absl::Duration interval_;
   const PortsOf ports_of_;
   JobTriggers triggers_;
   SlowLooks slow_looks_;

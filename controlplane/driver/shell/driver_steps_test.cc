@@ -476,6 +476,33 @@ TEST_F(DriverStepsTest, TheLastEvidenceOfAJobThatWasCancelledIsCollectedToo) {
   EXPECT_THAT(shell_->view()->EndedSince(clock_.Wall() + absl::Seconds(1)), ElementsAre());
 }
 
+TEST_F(DriverStepsTest, TheLastEvidenceOfAJobThatSucceededIsCollectedToo) {
+  Complete(300);
+  Pass(absl::Seconds(1));
+  for (auto& [node_id, report] : reports_) {
+    agent::ActualRank* rank = report.mutable_jobs(0)->mutable_ranks(0);
+    rank->set_state(agent::ActualRank::STATE_FINISHED);
+    rank->mutable_status()->set_phase(telemetry::PHASE_FINISHED);
+    report.mutable_jobs(0)->set_num_processes(1);  // the host
+    agent::StoredShard* shard = report.mutable_jobs(0)->add_shards();
+    shard->set_attempt(1);
+    shard->set_step(300);
+    shard->set_rank(rank->status().rank());
+  }
+  Pass(absl::Seconds(1));
+  AddManifest(300);
+  Pass(absl::Seconds(1));
+  for (auto& [node_id, report] : reports_) {
+    report.mutable_jobs(0)->mutable_retained()->set_attempt(1);
+    report.mutable_jobs(0)->mutable_retained()->set_step(300);
+    report.mutable_jobs(0)->set_num_processes(0);
+  }
+  Pass(absl::Minutes(2));
+  ASSERT_EQ(job().state(), control::JOB_STATE_SUCCEEDED);
+  EXPECT_THAT(shell_->view()->EndedSince(absl::UnixEpoch()), ElementsAre("j"));
+  EXPECT_THAT(shell_->view()->EndedSince(clock_.Wall() + absl::Seconds(1)), ElementsAre());
+}
+
 TEST_F(DriverStepsTest, ANodeShowsTheNewestSampleOfEachGpu) {
   for (int i = 0; i < 100; ++i) {
     reports_["n1"].add_gpus()->set_index(i);

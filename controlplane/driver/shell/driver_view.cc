@@ -141,13 +141,14 @@ std::vector<control::Job> DriverView::Jobs(absl::Time now) const {
 
 std::vector<std::string> DriverView::EndedSince(absl::Time since) const {
   std::vector<std::string> ended;
+  std::vector<std::string> succeeded;
   for (const JobPart* part : jobs_.Values()) {
     const JobRecord& job = part->record->Head();
-    const bool is_known =
-        job.state() == control::JOB_STATE_FAILED || job.state() == control::JOB_STATE_CANCELLED;
-    if (!IsTerminal(job) || !is_known || job.attempt() == 0) continue;
-    if (absl::FromUnixNanos(job.ended_unix_nanos()) >= since) ended.push_back(JobId(job));
+    if (!IsTerminal(job) || job.attempt() == 0) continue;
+    if (absl::FromUnixNanos(job.ended_unix_nanos()) < since) continue;
+    (job.state() == control::JOB_STATE_SUCCEEDED ? succeeded : ended).push_back(JobId(job));
   }
+  ended.insert(ended.end(), succeeded.begin(), succeeded.end());
   return ended;
 }
 

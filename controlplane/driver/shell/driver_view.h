@@ -40,7 +40,7 @@ class DriverView {
   // Returns all jobs in the order of submission. Reads no files: a job that has ended comes without
   // its evidence, and may lack the figures of its last step.
   std::vector<megascale::control::v1::Job> Jobs(absl::Time now) const;
-  // Returns those that failed or were cancelled after this time, and had begun an attempt.
+  // Returns those that ended after this time, and had begun an attempt; those that succeeded last.
   std::vector<std::string> EndedSince(absl::Time since) const;
   // Returns a page of them; reads no files either. Errors: InvalidArgument - size or token.
   absl::StatusOr<megascale::control::v1::ListJobsResponse> List(

@@ -44,7 +44,9 @@ std::vector<JobTriggers::Triggered> JobTriggers::Look(const DriverView& view, ab
     training.insert(JobId(*job));
     Watched& watched = watched_[JobId(*job)];
     if (watched.attempt != job->attempt()) {
-      watched = {.attempt = job->attempt(), .sample = SampleOf(*job), .trigger = {}};
+      watched = {.attempt = job->attempt(),
+                 .sample = SampleOf(*job),
+                 .trigger = diagnose::Trigger(absl::ToDoubleSeconds(interval_))};
     }
     std::vector<diagnose::SampledReport> reports;
     for (const control::RankView& rank : view.Ranks(*job, watched.sample)) {

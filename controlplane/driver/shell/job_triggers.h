@@ -16,8 +16,11 @@ namespace megascale::driver {
 
 class JobTriggers {
  public:
-  // How often to look. Source: Mycroft, 4.2.
+  // How often to look by default. Source: Mycroft, 4.2.
   static constexpr absl::Duration kInterval = absl::Seconds(10);
+
+  // `interval`: how often the caller looks; steps are compared over at least this time.
+  explicit JobTriggers(absl::Duration interval = kInterval) : interval_(interval) {}
 
   struct Triggered {
     std::string job_id;
@@ -35,6 +38,7 @@ class JobTriggers {
     diagnose::Trigger trigger;
   };
 
+  const absl::Duration interval_;
   std::map<std::string, Watched> watched_;  // by job
 };
 

@@ -16,6 +16,11 @@ bool SlowLooks::IsConfirmed(const std::string& job_id, const Finding& finding) {
   return finding.newest_step >= found->second.first.newest_step + kStepsBetween;
 }
 
+void SlowLooks::PassOver(const std::string& job_id) {
+  const auto found = found_.find(job_id);
+  if (found != found_.end()) found->second.is_of_round = true;
+}
+
 void SlowLooks::EndRound() {
   std::erase_if(found_, [](const auto& entry) { return !entry.second.is_of_round; });
   for (auto& [job_id, kept] : found_) kept.is_of_round = false;

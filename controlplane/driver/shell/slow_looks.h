@@ -24,6 +24,10 @@ class SlowLooks {
   // same attempt, in steps before those that this one judged, and each look since then found it.
   bool IsConfirmed(const std::string& job_id, const Finding& finding);
 
+  // This round takes the job for one that stands still, and does not judge whether it is slow: what
+  // earlier looks found stays. Steps of many times the usual length look so before they end.
+  void PassOver(const std::string& job_id);
+
   // The looks at all jobs are over: a job of which this round found nothing begins anew.
   void EndRound();
 

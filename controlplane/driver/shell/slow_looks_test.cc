@@ -32,6 +32,19 @@ TEST_F(SlowLooksTest, AJobThatRecoversInBetweenNamesNobody) {
   EXPECT_TRUE(Look("n1", 150));
 }
 
+// Its steps take so long that it seems to stand still before each of them ends.
+TEST_F(SlowLooksTest, ARoundThatTakesTheJobForStuckNeitherConfirmsNorClears) {
+  EXPECT_FALSE(Look("n1", 100));
+  for (int round = 0; round < 3; ++round) {
+    looks_.PassOver("j");
+    looks_.EndRound();
+  }
+  EXPECT_TRUE(Look("n1", 105));
+  looks_.EndRound();
+  looks_.PassOver("j");
+  EXPECT_FALSE(Look("n1", 110)) << "nothing was wrong in between";
+}
+
 // The next look comes after ten seconds, and may judge the slow steps of the first one again.
 TEST_F(SlowLooksTest, TheSameStepsCountOnce) {
   EXPECT_FALSE(Look("n1", 100));

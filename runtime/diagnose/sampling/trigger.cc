@@ -121,7 +121,7 @@ TriggerVerdict Trigger::Slow(double now_seconds, const SampledReport& slowest) {
   const double usual = UsualSeconds();
   TriggerVerdict verdict = {
       .rank = slowest.rank, .usual_step_seconds = usual, .normal_step = normal_step_};
-  if (elapsed >= kWindowSecondsMin && num_steps >= kWindowStepsMin) {
+  if (elapsed >= window_seconds_min_ && num_steps >= kWindowStepsMin) {
     verdict.step_seconds = elapsed / static_cast<double>(num_steps);
     const bool is_slow = usual > 0 && verdict.step_seconds >= kTimesSlower * usual;
     if (is_slow) verdict.reason = TriggerReason::kHalfThroughput;
@@ -133,7 +133,7 @@ TriggerVerdict Trigger::Slow(double now_seconds, const SampledReport& slowest) {
   }
   // The window is still open: even if the next step ended now, it would have been slow.
   const double interval = elapsed / static_cast<double>(num_steps + 1);
-  if (usual > 0 && elapsed >= kWindowSecondsMin && interval >= kTimesSlower * usual) {
+  if (usual > 0 && elapsed >= window_seconds_min_ && interval >= kTimesSlower * usual) {
     verdict.reason = TriggerReason::kDoubledInterval;
     verdict.step_seconds = interval;
     return verdict;

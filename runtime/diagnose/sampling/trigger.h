@@ -60,7 +60,7 @@ class Trigger {
   // No rank is stuck before this time, and before so many usual steps.
   static constexpr double kStuckSecondsMin = 5;
   static constexpr double kStuckSteps = 3;
-  // Throughput is measured over at least this time and so many steps.
+  // Throughput is measured over at least this time (by default) and so many steps.
   static constexpr double kWindowSecondsMin = 10;
   static constexpr int64_t kWindowStepsMin = 4;
   // The usual interval is known after this many windows. More than kWindowsKept are thinned out.
@@ -72,6 +72,10 @@ class Trigger {
   // Saving a checkpoint excuses a job, but for no longer than this after its last step, nor, if it
   // saves again and again, without a whole window.
   static constexpr double kSaveSecondsMax = 600;
+
+  // `window_seconds_min`: in place of kWindowSecondsMin; positive.
+  explicit Trigger(double window_seconds_min = kWindowSecondsMin)
+      : window_seconds_min_(window_seconds_min) {}
 
   // Takes the newest reports of the sampled ranks. A look at which they save a checkpoint does not
   // count, and windows begin anew. That one rank says so is believed where a save is due; else most
@@ -90,6 +94,7 @@ class Trigger {
   void AddUsual(double interval, int64_t step);
   double UsualSeconds() const;
 
+  double window_seconds_min_;
   std::vector<double> usual_;  // seconds of a step, by window, oldest first
   int64_t normal_step_ = 0;    // at the end of the newest of these windows
   bool has_window_ = false;

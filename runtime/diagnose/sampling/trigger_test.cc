@@ -96,6 +96,21 @@ class TriggerTest : public ::testing::Test {
   bool is_due_ = true;
 };
 
+TEST_F(TriggerTest, AShorterWindowNoticesHalfTheThroughputSooner) {
+  const auto look = [](Trigger* trigger, double seconds, int64_t step) {
+    return trigger->Look(seconds, {{.rank = 0, .trains = true, .step = step, .quiet_seconds = 0.1}})
+        .reason;
+  };
+  Trigger soon(2);
+  Trigger usual;
+  for (int i = 0; i <= 5; ++i) {
+    EXPECT_EQ(look(&soon, 2.0 * i, 10 * i), TriggerReason::kNone) << i;
+    EXPECT_EQ(look(&usual, 2.0 * i, 10 * i), TriggerReason::kNone) << i;
+  }
+  EXPECT_EQ(look(&soon, 12, 55), TriggerReason::kHalfThroughput);
+  EXPECT_EQ(look(&usual, 12, 55), TriggerReason::kNone);
+}
+
 TEST_F(TriggerTest, AJobWithSteadyStepsRaisesNothing) {
   for (const double seconds : {0.05, 1.0, 7.0, 45.0}) {
     trigger_ = Trigger();

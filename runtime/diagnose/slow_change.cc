@@ -1,6 +1,7 @@
 #include "runtime/diagnose/slow_change.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <iterator>
 #include <map>
@@ -62,6 +63,10 @@ class Comparison {
  private:
   // No worker is on it.
   static constexpr int kNoMachine = -2;
+  using Without = std::array<int, 2>;  // machines that do not count; kNoMachine for none
+  static bool IsIn(const Without& machines, int machine) {
+    return machines[0] == machine || machines[1] == machine;
+  }
 
   // How long each worker computes in a step.
   struct Work {
@@ -118,7 +123,7 @@ class Comparison {
   // machines; where there is one machine, of the other workers. A worker is not slower because the
   // others have become faster. Workers on the machines `without` do not count.
   std::vector<double> ChangeOf(const std::vector<double>& work, const std::vector<double>& before,
-                               const std::set<int>& without) const {
+                               const Without& without) const {
     std::vector<double> ratios(num_workers_, 1);
     for (size_t w = 0; w < num_workers_; ++w) {
       if (before[w] > 0) ratios[w] = work[w] / before[w];
@@ -139,17 +144,17 @@ class Comparison {
   }
 
   // Returns the median of the others; 0: there are none, so nothing tells a worker from the job.
-  double CommonOf(const std::vector<double>& ratios, const std::set<int>& without,
+  double CommonOf(const std::vector<double>& ratios, const Without& without,
                   absl::FunctionRef<bool(size_t)> is_other) const {
     std::vector<double> of_others;
     for (size_t o = 0; o < num_workers_; ++o) {
-      if (without.count(history_.machine_of[o]) == 0 && is_other(o)) of_others.push_back(ratios[o]);
+      if (!IsIn(without, history_.machine_of[o]) && is_other(o)) of_others.push_back(ratios[o]);
     }
     return of_others.empty() ? 0 : base::UpperMedian(std::move(of_others));
   }
 
   // Returns the changes by worker and step.
-  std::vector<std::vector<double>> ChangesOf(const Work& work, const std::set<int>& without) const {
+  std::vector<std::vector<double>> ChangesOf(const Work& work, const Without& without) const {
     std::vector<std::vector<double>> changes(num_workers_);
     for (const std::vector<double>& of_now : work.now) {
       const std::vector<double> of_step = ChangeOf(of_now, work.before, without);
@@ -168,7 +173,7 @@ class Comparison {
 
   // Finds workers of one machine that compute longer. Those on the machine `without` do not count.
   void FindWork(const Work& work, int without, SlowChange* change) const {
-    const std::vector<std::vector<double>> changes = ChangesOf(work, {without});
+    const std::vector<std::vector<double>> changes = ChangesOf(work, {without, kNoMachine});
     const std::vector<double> medians = MediansOf(changes);
     std::set<int> slow;
     std::set<int> machines;
@@ -182,7 +187,8 @@ class Comparison {
       machines.insert(MachineOf(static_cast<int>(w)));
       change->times = std::max(change->times, medians[w]);
     }
-    if (machines.size() != 1 || !StandsOut(work, change->times, *machines.begin(), without)) {
+    if (machines.size() != 1 ||
+        !StandsOut(work, change->times, *machines.begin(), without, medians)) {
       change->times = 1;
       return;
     }
@@ -206,19 +212,18 @@ class Comparison {
   }
 
   // True if a change of `times` on the machine `slow` is large beside those of the workers on all
-  // machines but this and `without`.
-  bool StandsOut(const Work& work, double times, int slow, int without) const {
-    const std::set<int> machines = {slow, without};
+  // machines but this and `without`. `medians`: of the changes without the machine `without`.
+  bool StandsOut(const Work& work, double times, int slow, int without,
+                 std::vector<double> medians) const {
+    const Without both = {slow, without};
     std::set<int> others(history_.machine_of.begin(), history_.machine_of.end());
-    std::erase_if(others, [&](int machine) { return machines.count(machine) > 0; });
+    std::erase_if(others, [&](int machine) { return IsIn(both, machine); });
     // If three machines are left, the slow one is half of what each other one is compared
     // with, which then seems to have become faster. Two of them can be compared with each other.
-    const bool has_two = without != kNoMachine && others.size() >= 2;
-    const std::vector<double> medians =
-        MediansOf(ChangesOf(work, has_two ? machines : std::set<int>{without}));
+    if (without != kNoMachine && others.size() >= 2) medians = MediansOf(ChangesOf(work, both));
     double second = 0;
     for (size_t w = 0; w < num_workers_; ++w) {
-      if (machines.count(MachineOf(static_cast<int>(w))) > 0 || medians[w] <= 0) continue;
+      if (IsIn(both, MachineOf(static_cast<int>(w))) || medians[w] <= 0) continue;
       second = std::max(second, std::max(medians[w], 1 / medians[w]) - 1);
     }
     return times - 1 >= kTimesTheSecond * second;

@@ -673,6 +673,7 @@ TEST_F(ProgramTest, NoOutputReplacesAnInput) {
   for (const char* words :
        {"tokenizer train FILE --vocab-size 257 --out FILE", "minder train FILE --out FILE",
         "diagnose --saved FILE --svg FILE", "diagnose --trace FILE --svg FILE",
+        "plan FILE --svg FILE", "plan FILE --trace FILE",
         "tokenizer encode --tokenizer JSON FILE --out FILE",
         "tokenizer encode --tokenizer JSON FILE --out JSON",
         "tokenizer encode --tokenizer FOLDER FILE --out JSON"}) {

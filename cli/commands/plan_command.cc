@@ -464,6 +464,9 @@ int RunPlan(const PlanFlags& flags) {
     return ReportError(absl::InvalidArgumentError(
         "--svg and --trace: both are standard output; give one of them a file"));
   }
+  absl::Status keeps = CheckKeepsInputs("--svg", flags.svg, {flags.file});
+  keeps.Update(CheckKeepsInputs("--trace", flags.trace, {flags.file}));
+  if (!keeps.ok()) return ReportError(keeps);
   const absl::StatusOr<JobPlan> plan = MakePlan(flags);
   if (!plan.ok()) return ReportMistakes(plan.status());
   if (const absl::Status written = WriteFiles(*plan, flags); !written.ok()) {

@@ -176,7 +176,7 @@ std::vector<std::string> AdviceFor(const Suspect& cause) {
       return {"look for other load on the machines: `megascale status`",
               "sequences of unequal length have the same effect"};
     case SlowCause::kUnknown:
-      return {"look at the trace: `megascale trace JOB -o trace.json`"};
+      return {"look at the trace: `megascale trace`"};
     case SlowCause::kNone:
       break;
   }

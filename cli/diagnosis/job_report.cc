@@ -7,7 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "cli/view/live_view.h"
+#include "runtime/base/text/counted.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/diagnose/stall.h"
 #include "runtime/telemetry/doing.h"
@@ -82,8 +85,12 @@ Diagnosis DiagnoseFailure(const control::v1::Job& job) {
   findings.verdict = absl::StrCat(
       "failed: ", culprit.rank() >= 0 ? absl::StrCat("rank ", culprit.rank(), ", ") : "", "node ",
       diagnosis.node, ", in attempt ", culprit.attempt());
-  findings.evidence.push_back(base::Printable(culprit.evidence(), 500));
-  findings.done.push_back(absl::StrCat(job.restarts(), " restarts; the job is ", StateLine(job)));
+  // What the rank did last stands on a line of its own.
+  for (const absl::string_view line : absl::StrSplit(culprit.evidence(), '\n')) {
+    findings.evidence.push_back(base::Printable(line, 500));
+  }
+  findings.done.push_back(
+      absl::StrCat(base::Counted(job.restarts(), "restart"), "; the job is ", StateLine(job)));
   findings.advice.push_back(absl::StrCat("look at what it wrote: `megascale logs ", job.job_id(),
                                          " --attempt ", culprit.attempt(), "`"));
   return diagnosis;

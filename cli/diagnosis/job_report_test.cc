@@ -34,6 +34,17 @@ Job RankThreeFailed(control::v1::JobState state) {
   return job;
 }
 
+TEST(JobReportTest, WhatTheFailedRankDidLastIsALineOfItsOwn) {
+  Job job = RankThreeFailed(control::v1::JOB_STATE_RECOVERING);
+  job.mutable_culprit()->set_evidence("killed by signal 9 (Killed)\nin R.c0 of step 1");
+  job.set_restarts(1);
+  const Diagnosis diagnosis = DiagnoseState(job, "");
+  EXPECT_THAT(diagnosis.findings.evidence,
+              testing::ElementsAre("killed by signal 9 (Killed)", "in R.c0 of step 1"));
+  EXPECT_THAT(diagnosis.findings.done,
+              testing::ElementsAre(testing::StartsWith("1 restart; the job is ")));
+}
+
 TEST(JobReportTest, OnlyAJobThatFailedOrRecoversNamesItsCulprit) {
   for (const auto state : {control::v1::JOB_STATE_FAILED, control::v1::JOB_STATE_RECOVERING}) {
     const Diagnosis diagnosis = DiagnoseState(RankThreeFailed(state), "");

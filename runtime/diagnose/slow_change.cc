@@ -1,6 +1,7 @@
 #include "runtime/diagnose/slow_change.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <iterator>
 #include <map>
@@ -62,6 +63,10 @@ class Comparison {
  private:
   // No worker is on it.
   static constexpr int kNoMachine = -2;
+  using Without = std::array<int, 2>;  // machines that do not count; kNoMachine for none
+  static bool IsIn(const Without& machines, int machine) {
+    return machines[0] == machine || machines[1] == machine;
+  }
 
   // How long each worker computes in a step.
   struct Work {
@@ -116,9 +121,9 @@ class Comparison {
 
   // Returns by worker how many times longer it computes, beyond the median of those on other
   // machines; where there is one machine, of the other workers. A worker is not slower because the
-  // others have become faster. Workers on the machine `without` do not count.
+  // others have become faster. Workers on the machines `without` do not count.
   std::vector<double> ChangeOf(const std::vector<double>& work, const std::vector<double>& before,
-                               int without) const {
+                               const Without& without) const {
     std::vector<double> ratios(num_workers_, 1);
     for (size_t w = 0; w < num_workers_; ++w) {
       if (before[w] > 0) ratios[w] = work[w] / before[w];
@@ -139,26 +144,37 @@ class Comparison {
   }
 
   // Returns the median of the others; 0: there are none, so nothing tells a worker from the job.
-  double CommonOf(const std::vector<double>& ratios, int without,
+  double CommonOf(const std::vector<double>& ratios, const Without& without,
                   absl::FunctionRef<bool(size_t)> is_other) const {
     std::vector<double> of_others;
     for (size_t o = 0; o < num_workers_; ++o) {
-      if (history_.machine_of[o] != without && is_other(o)) of_others.push_back(ratios[o]);
+      if (!IsIn(without, history_.machine_of[o]) && is_other(o)) of_others.push_back(ratios[o]);
     }
     return of_others.empty() ? 0 : base::UpperMedian(std::move(of_others));
   }
 
-  // Finds workers of one machine that compute longer. Those on the machine `without` do not count.
-  void FindWork(const Work& work, int without, SlowChange* change) const {
+  // Returns the changes by worker and step.
+  std::vector<std::vector<double>> ChangesOf(const Work& work, const Without& without) const {
     std::vector<std::vector<double>> changes(num_workers_);
     for (const std::vector<double>& of_now : work.now) {
       const std::vector<double> of_step = ChangeOf(of_now, work.before, without);
       for (size_t w = 0; w < num_workers_; ++w) changes[w].push_back(of_step[w]);
     }
+    return changes;
+  }
+
+  static std::vector<double> MediansOf(const std::vector<std::vector<double>>& changes) {
     std::vector<double> medians;
     for (const std::vector<double>& of_steps : changes) {
       medians.push_back(base::UpperMedian(of_steps));
     }
+    return medians;
+  }
+
+  // Finds workers of one machine that compute longer. Those on the machine `without` do not count.
+  void FindWork(const Work& work, int without, SlowChange* change) const {
+    const std::vector<std::vector<double>> changes = ChangesOf(work, {without, kNoMachine});
+    const std::vector<double> medians = MediansOf(changes);
     std::set<int> slow;
     std::set<int> machines;
     for (size_t w = 0; w < num_workers_; ++w) {
@@ -171,7 +187,8 @@ class Comparison {
       machines.insert(MachineOf(static_cast<int>(w)));
       change->times = std::max(change->times, medians[w]);
     }
-    if (machines.size() != 1 || !StandsOut(change->times, {*machines.begin(), without}, medians)) {
+    if (machines.size() != 1 ||
+        !StandsOut(work, change->times, *machines.begin(), without, medians)) {
       change->times = 1;
       return;
     }
@@ -194,12 +211,19 @@ class Comparison {
     });
   }
 
-  // True if a change of `times` is large beside those of the workers on all but these machines.
-  bool StandsOut(double times, const std::set<int>& machines,
-                 const std::vector<double>& medians) const {
+  // True if a change of `times` on the machine `slow` is large beside those of the workers on all
+  // machines but this and `without`. `medians`: of the changes without the machine `without`.
+  bool StandsOut(const Work& work, double times, int slow, int without,
+                 std::vector<double> medians) const {
+    const Without both = {slow, without};
+    std::set<int> others(history_.machine_of.begin(), history_.machine_of.end());
+    std::erase_if(others, [&](int machine) { return IsIn(both, machine); });
+    // If three machines are left, the slow one is half of what each other one is compared
+    // with, which then seems to have become faster. Two of them can be compared with each other.
+    if (without != kNoMachine && others.size() >= 2) medians = MediansOf(ChangesOf(work, both));
     double second = 0;
     for (size_t w = 0; w < num_workers_; ++w) {
-      if (machines.count(MachineOf(static_cast<int>(w))) > 0 || medians[w] <= 0) continue;
+      if (IsIn(both, MachineOf(static_cast<int>(w))) || medians[w] <= 0) continue;
       second = std::max(second, std::max(medians[w], 1 / medians[w]) - 1);
     }
     return times - 1 >= kTimesTheSecond * second;

@@ -470,6 +470,7 @@ TEST(SlowChangeTest, NamesAMachineWhoseRanksAllComputeSlowly) {
       EXPECT_EQ(verdict.cause.cause, SlowCause::kSlowMachine) << slow;
       EXPECT_EQ(verdict.cause.worker, 2 * slow);
       EXPECT_NEAR(verdict.cause.times_slower, 2, 0.3);
+      EXPECT_TRUE(verdict.cause.has_witnesses) << slow;
     }
   }
 }

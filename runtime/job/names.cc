@@ -28,7 +28,7 @@ absl::Status CheckJobId(absl::string_view job_id) {
       job_id.size() > kJobIdBytesMax ? absl::StrCat(" of ", job_id.size(), " bytes") : "",
       ": expected 1 to ", kJobIdBytesMax,
       " letters, digits, '-', '_' and '.', beginning with a letter, digit or '_'; "
-      "`megascale list` shows the ids that are"));
+      "`megascale list` shows the ids of all jobs"));
 }
 
 absl::Status CheckPath(absl::string_view field, absl::string_view path) {

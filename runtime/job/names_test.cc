@@ -9,7 +9,7 @@ namespace {
 
 constexpr char kExpected[] =
     ": expected 1 to 128 letters, digits, '-', '_' and '.', beginning with a letter, digit or '_'; "
-    "`megascale list` shows the ids that are";
+    "`megascale list` shows the ids of all jobs";
 
 std::string JobIdError(const std::string& job_id) {
   const absl::Status status = CheckJobId(job_id);

@@ -26,6 +26,7 @@
 #include "controlplane/driver/service/relay_ports.h"
 #include "controlplane/driver/service/suspect_watch.h"
 #include "controlplane/driver/storage/counted_log.h"
+#include "controlplane/driver/storage/log_backup.h"
 #include "controlplane/driver/storage/state_check.h"
 #include "controlplane/security/credentials.h"
 #include "controlplane/security/grpc_log.h"
@@ -132,6 +133,7 @@ absl::Status DriverServer::Impl::MakeLoop(const DriverOptions& given) {
   options.files = &RealJobFiles();
   options.clock = &base::RealClock();
   options.secret = RandomSecret();
+  RETURN_IF_ERROR(CheckIsNoBackup(options.state_directory));
   RETURN_IF_ERROR(CheckCount(options.state_directory, options.files));
   ASSIGN_OR_RETURN(options.log, OpenRocksDbLog(absl::StrCat(options.state_directory, "/log")));
   RETURN_IF_ERROR(CheckJobFolders(options.state_directory, options.log.get()));

@@ -222,6 +222,9 @@ TEST_F(RocksDbLogTest, ACopyIsMadeWhileTheDriverRunsAndBeginsANewEpochWhenItIsRe
   for (const Event& event : events) Apply(event, &state);
   ASSERT_TRUE(log->Append(0, events).ok());
   ASSERT_TRUE(BackUpLog(state_directory, directory_ + "/copy").ok());
+  EXPECT_TRUE(CheckIsNoBackup(state_directory).ok());
+  EXPECT_THAT(CheckIsNoBackup(directory_ + "/copy").message(),
+              HasSubstr("megascale driver restore " + directory_ + "/copy"));
   EXPECT_EQ(BackUpLog(state_directory, directory_ + "/copy").status().code(),
             absl::StatusCode::kAlreadyExists);
   ASSERT_TRUE(log->Append(4, {Lost("n0", "a")}).ok()) << "the driver goes on";

@@ -108,4 +108,14 @@ absl::StatusOr<int> RestoreLog(const std::string& copy, const std::string& state
   return state.jobs_size();
 }
 
+absl::Status CheckIsNoBackup(const std::string& state_directory) {
+  std::error_code error;
+  if (!std::filesystem::exists(SizePathOf(state_directory), error)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(state_directory,
+                   ": is a backup of a log, which a driver would change; make a log from it: "
+                   "megascale driver restore ",
+                   state_directory, " --state-dir DIRECTORY"));
+}
+
 }  // namespace megascale::driver

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
@@ -20,5 +21,9 @@ absl::StatusOr<int> BackUpLog(const std::string& state_directory, const std::str
 // first; DataLoss - the copy is not whole.
 absl::StatusOr<int> RestoreLog(const std::string& copy, const std::string& state_directory,
                                absl::Time now);
+
+// Refuses a directory that BackUpLog made: a driver would write into the copy, which could not be
+// restored any more. Errors: FailedPrecondition.
+absl::Status CheckIsNoBackup(const std::string& state_directory);
 
 }  // namespace megascale::driver

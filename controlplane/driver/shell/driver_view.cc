@@ -1,6 +1,8 @@
 #include "controlplane/driver/shell/driver_view.h"
 
 #include <algorithm>
+#include <functional>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -141,14 +143,18 @@ std::vector<control::Job> DriverView::Jobs(absl::Time now) const {
 
 std::vector<std::string> DriverView::EndedSince(absl::Time since) const {
   std::vector<std::string> ended;
-  std::vector<std::string> succeeded;
+  std::multimap<int64_t, std::string, std::greater<>> succeeded;  // newest first
   for (const JobPart* part : jobs_.Values()) {
     const JobRecord& job = part->record->Head();
     if (!IsTerminal(job) || job.attempt() == 0) continue;
     if (absl::FromUnixNanos(job.ended_unix_nanos()) < since) continue;
-    (job.state() == control::JOB_STATE_SUCCEEDED ? succeeded : ended).push_back(JobId(job));
+    if (job.state() == control::JOB_STATE_SUCCEEDED) {
+      succeeded.emplace(job.ended_unix_nanos(), JobId(job));
+    } else {
+      ended.push_back(JobId(job));
+    }
   }
-  ended.insert(ended.end(), succeeded.begin(), succeeded.end());
+  for (const auto& [nanos, job_id] : succeeded) ended.push_back(job_id);
   return ended;
 }
 

@@ -238,7 +238,11 @@ TEST_F(RocksDbLogTest, ACopyIsMadeWhileTheDriverRunsAndBeginsANewEpochWhenItIsRe
   EXPECT_FALSE(RestoreLog(directory_ + "/copy", state_directory, now).ok());
   EXPECT_FALSE(std::filesystem::exists(state_directory + "/log")) << "it can be tried again";
   std::filesystem::remove(state_directory + "/jobs.before-restore");
+  std::ofstream(state_directory + "/size") << "of a backup that was moved away";
   EXPECT_EQ(RestoreLog(directory_ + "/copy", state_directory, now).value(), 1);
+  EXPECT_TRUE(CheckIsNoBackup(state_directory).ok());
+  std::ofstream(directory_ + "/copy/log.events") << "of a driver of an older version";
+  EXPECT_TRUE(CheckIsNoBackup(directory_ + "/copy").ok()) << "its directory is a live one";
   const DriverState restored = (*OpenRocksDbLog(state_directory + "/log"))->ReadAll()->state;
   EXPECT_GT(restored.epoch(), state.epoch());
   EXPECT_EQ(restored.secret(), "s");

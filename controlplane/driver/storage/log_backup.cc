@@ -9,6 +9,7 @@
 #include "absl/strings/strip.h"
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/epoch.h"
+#include "controlplane/driver/storage/counted_log.h"
 #include "controlplane/driver/storage/event_log.h"
 #include "controlplane/driver/storage/job_files.h"
 #include "runtime/base/fd.h"
@@ -105,12 +106,18 @@ absl::StatusOr<int> RestoreLog(const std::string& copy, const std::string& state
   // Before the log is written: with the log, unknown folders would end the driver's start.
   RETURN_IF_ERROR(MoveUnknownJobs(state, state_directory));
   RETURN_IF_ERROR(WriteState(state, state_directory));
+  std::error_code error;
+  std::filesystem::remove(SizePathOf(state_directory), error);  // it is no backup any more
   return state.jobs_size();
 }
 
 absl::Status CheckIsNoBackup(const std::string& state_directory) {
   std::error_code error;
-  if (!std::filesystem::exists(SizePathOf(state_directory), error)) return absl::OkStatus();
+  const bool has_size = std::filesystem::exists(SizePathOf(state_directory), error);
+  // A driver of an older version may have begun on a backup: its directory is a live one.
+  if (!has_size || std::filesystem::exists(CountPathOf(state_directory), error)) {
+    return absl::OkStatus();
+  }
   return absl::FailedPreconditionError(
       absl::StrCat(state_directory,
                    ": is a backup of a log, which a driver would change; make a log from it: "

@@ -417,6 +417,15 @@ TEST(FirstErrorTest, IsThatOfTheNamedRankInItsAttemptLiveAndSaved) {
   EXPECT_EQ((*saved)->FirstErrorOf(0, 1), "");
 }
 
+// Returns the answer of one of four ranks on two machines, without its spans.
+control::v1::StreamSpansResponse NoSpansOf(int rank, int64_t read_nanos) {
+  control::v1::StreamSpansResponse response;
+  response.set_rank(rank);
+  response.set_node_id(rank < 2 ? "a" : "b");
+  response.set_read_nanos(read_nanos);
+  return response;
+}
+
 // Rank 3 ran a forward pass of step 7 when it died; the others had ended all that they could.
 class FailedJobWithSpans final : public FailedJob {
  public:
@@ -425,10 +434,7 @@ class FailedJobWithSpans final : public FailedJob {
       const std::function<void(const control::v1::StreamSpansResponse&)>& add) override {
     const std::vector<plan::RankPlan> plans = trace::JobSpans::Create(SmallSpec()).value().plans();
     for (int rank = 0; rank < 4; ++rank) {
-      control::v1::StreamSpansResponse response;
-      response.set_rank(rank);
-      response.set_node_id(rank < 2 ? "a" : "b");
-      response.set_read_nanos(9'000'000'000);
+      control::v1::StreamSpansResponse response = NoSpansOf(rank, 9'000'000'000);
       for (const plan::Instruction& instruction : plans[static_cast<size_t>(rank)].instructions) {
         telemetry::v1::Span* span = response.add_spans();
         span->set_step(7);
@@ -496,10 +502,7 @@ class SucceededJob final : public OneJob {
       const std::function<void(const control::v1::StreamSpansResponse&)>& add) override {
     const std::vector<plan::RankPlan> plans = trace::JobSpans::Create(SmallSpec()).value().plans();
     for (int rank = 0; rank < 4; ++rank) {
-      control::v1::StreamSpansResponse response;
-      response.set_rank(rank);
-      response.set_node_id(rank < 2 ? "a" : "b");
-      response.set_read_nanos(900'000'000'000);
+      control::v1::StreamSpansResponse response = NoSpansOf(rank, 900'000'000'000);
       for (int64_t step = 8 - num_steps_; step <= 7; ++step) {
         int64_t begin = step * 1'000'000'000;
         for (const plan::Instruction& i : plans[static_cast<size_t>(rank)].instructions) {

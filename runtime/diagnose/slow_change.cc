@@ -38,7 +38,10 @@ class Comparison {
  public:
   Comparison(const OperationGraph& graph, absl::Span<const MeasuredStep> steps,
              const History& history)
-      : graph_(graph), history_(history), num_workers_(graph.workers().size()) {
+      : graph_(graph),
+        history_(history),
+        machines_(history.machine_of.begin(), history.machine_of.end()),
+        num_workers_(graph.workers().size()) {
     now_ = steps.subspan(steps.size() - std::min(steps.size(), kNewest));
   }
 
@@ -128,8 +131,7 @@ class Comparison {
     for (size_t w = 0; w < num_workers_; ++w) {
       if (before[w] > 0) ratios[w] = work[w] / before[w];
     }
-    const bool is_one_machine =
-        std::set<int>(history_.machine_of.begin(), history_.machine_of.end()).size() == 1;
+    const bool is_one_machine = machines_.size() == 1;
     std::vector<double> changes(num_workers_, 1);
     std::map<int, double> common_of;  // by machine, unless there is one
     for (size_t w = 0; w < num_workers_; ++w) {
@@ -202,9 +204,9 @@ class Comparison {
 
   // True if the change is found without any one of the other machines as well.
   bool HasWitnesses(const Work& work, const SlowChange& change) const {
-    std::set<int> others(history_.machine_of.begin(), history_.machine_of.end());
-    others.erase(MachineOf(change.worker));
-    return std::all_of(others.begin(), others.end(), [&](int without) {
+    const int slow = MachineOf(change.worker);
+    return std::all_of(machines_.begin(), machines_.end(), [&](int without) {
+      if (without == slow) return true;
       SlowChange found;
       FindWork(work, without, &found);
       return found.what == change.what && found.worker == change.worker;
@@ -216,11 +218,9 @@ class Comparison {
   bool StandsOut(const Work& work, double times, int slow, int without,
                  std::vector<double> medians) const {
     const Without both = {slow, without};
-    std::set<int> others(history_.machine_of.begin(), history_.machine_of.end());
-    std::erase_if(others, [&](int machine) { return IsIn(both, machine); });
     // If three machines are left, the slow one is half of what each other one is compared
     // with, which then seems to have become faster. Two of them can be compared with each other.
-    if (without != kNoMachine && others.size() >= 2) medians = MediansOf(ChangesOf(work, both));
+    if (without != kNoMachine && machines_.size() >= 4) medians = MediansOf(ChangesOf(work, both));
     double second = 0;
     for (size_t w = 0; w < num_workers_; ++w) {
       if (IsIn(both, MachineOf(static_cast<int>(w))) || medians[w] <= 0) continue;
@@ -395,6 +395,7 @@ class Comparison {
 
   const OperationGraph& graph_;
   const History& history_;
+  const std::set<int> machines_;
   const size_t num_workers_;
   absl::Span<const MeasuredStep> now_;
   double step_before_ = 0;

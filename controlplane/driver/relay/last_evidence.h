@@ -35,12 +35,11 @@ struct CollectOptions {
 };
 
 // Reads spans of all ranks, calls of the first 64, and metrics of the machine of the culprit (if
-// none: of rank 0), and returns the file's content. Spans are of the last two steps; of a job that
-// succeeded of the last 16, which show whether it was slow. What does not fit is left out: first
-// the calls, then older steps, the spans of ranks that are not the culprit, the
-// metrics, and what is known of the cluster. `spans` and
-// `evidence`: ports without `emit`. Errors: Unavailable - no agent answers; ResourceExhausted - the
-// rest is too large, too; those of the ports.
+// none: of rank 0), and returns the file's content. Spans are of the last three steps; of a job
+// that succeeded of the last 16, which show whether it was slow. What does not fit is left out:
+// first the calls, then older steps, the spans of ranks that are not the culprit, the metrics, and
+// what is known of the cluster. `spans` and `evidence`: ports without `emit`. Errors: Unavailable -
+// no agent answers; ResourceExhausted - the rest is too large, too; those of the ports.
 absl::StatusOr<std::string> CollectLastEvidence(const megascale::control::v1::Job& job,
                                                 SpanStreamPorts spans, EvidenceStreamPorts evidence,
                                                 const CollectOptions& options = {});

@@ -1,6 +1,6 @@
 // Looks for jobs that have just ended, asks their agents for what they keep of the last attempt,
-// and writes it into the jobs' folders. A thread of its own, because the
-// questions block. Private to this folder.
+// and writes it into the jobs' folders. A thread of its own, because the questions block. Private
+// to this folder.
 #pragma once
 
 #include <functional>

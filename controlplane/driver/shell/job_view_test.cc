@@ -37,6 +37,20 @@ class JobViewTest : public ::testing::Test {
     }
   }
 
+  // Places a rank on each of n0, n1 and n2, which report its attempt; `reports` is what they say.
+  JobSources PlaceOnThreeNodes(std::map<std::string, megascale::agent::v1::ActualJob>* reports) {
+    for (const char* node : {"n0", "n1", "n2"}) {
+      job_.add_placements()->set_node_id(node);
+      job_.mutable_placements()->rbegin()->set_rank(job_.placements_size() - 1);
+      (*reports)[node].set_attempt(1);
+    }
+    JobSources sources;
+    sources.now = absl::FromUnixSeconds(1000);
+    sources.node = [](const std::string&) { return nullptr; };
+    sources.report = [reports](const std::string& node_id) { return &(*reports)[node_id]; };
+    return sources;
+  }
+
   std::vector<control::NumberWarning> Warnings(bool is_summary = false) const {
     RecentSteps recent;
     for (const telemetry::StepRecord& step : steps_) recent.Append(step);
@@ -103,16 +117,8 @@ TEST_F(JobViewTest, ANumberThatIsNotFiniteIsShownWithItsOperator) {
 
 // The one that has been silent for longest.
 TEST_F(JobViewTest, TheMachineWhoseProcessKeeperIsSilentIsShown) {
-  for (const char* node : {"n0", "n1", "n2"}) {
-    job_.add_placements()->set_node_id(node);
-    job_.mutable_placements()->rbegin()->set_rank(job_.placements_size() - 1);
-  }
   std::map<std::string, megascale::agent::v1::ActualJob> reports;
-  JobSources sources;
-  sources.now = absl::FromUnixSeconds(1000);
-  sources.node = [](const std::string&) { return nullptr; };
-  sources.report = [&](const std::string& node_id) { return &reports[node_id]; };
-  for (const char* node : {"n0", "n1", "n2"}) reports[node].set_attempt(1);
+  const JobSources sources = PlaceOnThreeNodes(&reports);
   EXPECT_FALSE(ViewJob(job_, sources).has_silent_keeper());
   reports["n0"].set_keeper_silent_seconds(6);
   reports["n1"].set_keeper_silent_seconds(9);
@@ -128,16 +134,8 @@ TEST_F(JobViewTest, TheMachineWhoseProcessKeeperIsSilentIsShown) {
 TEST_F(JobViewTest, TheProgressOfAMachineThatTokenizesIsTheJobsMessage) {
   using megascale::agent::v1::Preflight;
   job_.set_stage(v1::STAGE_PREFLIGHT);
-  for (const char* node : {"n0", "n1", "n2"}) {
-    job_.add_placements()->set_node_id(node);
-    job_.mutable_placements()->rbegin()->set_rank(job_.placements_size() - 1);
-  }
   std::map<std::string, megascale::agent::v1::ActualJob> reports;
-  JobSources sources;
-  sources.now = absl::FromUnixSeconds(1000);
-  sources.node = [](const std::string&) { return nullptr; };
-  sources.report = [&](const std::string& node_id) { return &reports[node_id]; };
-  for (const char* node : {"n0", "n1", "n2"}) reports[node].set_attempt(1);
+  const JobSources sources = PlaceOnThreeNodes(&reports);
   const std::string before = ViewJob(job_, sources).message();
   Preflight& passed = *reports["n0"].mutable_preflight();
   passed.set_state(Preflight::STATE_PASSED);

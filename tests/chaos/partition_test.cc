@@ -109,6 +109,18 @@ TEST_P(PartitionTest, AShortOneCostsNoAttempt) {
   EXPECT_EQ(cluster_.Status(kJob).attempt(), 1) << cluster_.Status(kJob).message();
 }
 
+TEST(MachinesTest, WhatATestLeavesBehindEndsWithItsMachines) {
+  for (int i = 0; i < 2; ++i) {
+    Machines machines(1);
+    if (i == 0 && !machines.status().ok()) GTEST_SKIP() << machines.status();
+    ASSERT_TRUE(machines.status().ok()) << machines.status();
+    std::vector<std::string> command = machines.Prefix(0);
+    command.insert(command.end(), {"/bin/sh", "-c", "setsid sleep 1000 & echo $!"});
+    const e2e::CommandResult left = e2e::Run(command);
+    ASSERT_EQ(left.exit_code, 0) << left.err;
+  }
+}
+
 std::vector<Partition> Partitions() {
   std::vector<Partition> partitions = {{Way::kFrom, "NothingComesFromIt"}};
   if (IsSoak()) partitions.push_back({Way::kTo, "NothingComesToIt"});

@@ -16,6 +16,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "runtime/base/log.h"
 #include "runtime/base/process/resource_limit.h"
 #include "runtime/base/status.h"
 #include "tests/e2e/cluster.h"
@@ -35,6 +36,13 @@ void WriteFile(const std::string& path, const std::string& text) {
   file << text << std::flush;
 }
 
+void EndProcessesOf(const std::string& group) {
+  std::ifstream processes(group + "/cgroup.procs");
+  for (pid_t pid = 0; processes >> pid;) {
+    if (pid > 0) ::kill(pid, SIGKILL);
+  }
+}
+
 // Removes the groups of tests that were killed.
 void RemoveStaleGroups(const std::string& parent) {
   std::error_code ignored;
@@ -43,7 +51,9 @@ void RemoveStaleGroups(const std::string& parent) {
     int pid = 0;
     if (!absl::ConsumePrefix(&name, kGroupPrefix)) continue;
     if (!absl::SimpleAtoi(name.substr(0, name.find('-')), &pid)) continue;
-    if (::kill(pid, 0) != 0 && errno == ESRCH) ::rmdir(entry.path().c_str());
+    if (::kill(pid, 0) == 0 || errno != ESRCH) continue;
+    EndProcessesOf(entry.path());
+    ::rmdir(entry.path().c_str());
   }
 }
 
@@ -117,7 +127,7 @@ void Machines::Add(int index) {
   if (!e2e::WaitUntil(is_apart, 10)) {
     status_ = absl::FailedPreconditionError("unshare -n: made no network namespace");
   }
-  MakeGroup(&machine, index);
+  MakeGroup(&machine);
   machines_.push_back(machine);
   const std::string link = LinkName(index);
   const std::string mtu = absl::StrCat(kMtu);
@@ -130,12 +140,18 @@ void Machines::Add(int index) {
   Do({"nsenter", enter, "ip", "link", "set", "eth0", "up"});
 }
 
-void Machines::MakeGroup(Machine* machine, int index) {
+void Machines::MakeGroup(Machine* machine) {
+  // A name of its own: the group of a test before this one may not be gone yet.
+  static int num_made = 0;
+  const std::string name = absl::StrCat(kGroupPrefix, ::getpid(), "-", num_made++);
+  std::string why;
   for (const base::ControlGroup& own : base::ControlGroupsOf("cpu")) {
     RemoveStaleGroups(own.directory);
-    const std::string group =
-        absl::StrCat(own.directory, "/", kGroupPrefix, ::getpid(), "-", index);
-    if (::mkdir(group.c_str(), 0755) != 0) continue;
+    const std::string group = absl::StrCat(own.directory, "/", name);
+    if (::mkdir(group.c_str(), 0755) != 0) {
+      absl::StrAppend(&why, "; ", base::ErrnoStatus(errno, group).message());
+      continue;
+    }
     const std::string quota = own.version == 1 ? "/cpu.cfs_quota_us" : "/cpu.max";
     if (::access((group + quota).c_str(), W_OK) == 0) {
       // Other programs of this machine must not decide who is slow.
@@ -145,14 +161,20 @@ void Machines::MakeGroup(Machine* machine, int index) {
       machine->group_version = own.version;
       return;
     }
+    absl::StrAppend(&why, "; ", group, ": has no ", quota.substr(1));
     ::rmdir(group.c_str());
   }
-  status_ = absl::FailedPreconditionError("no control group with a quota of processor time");
+  status_ = absl::FailedPreconditionError(
+      absl::StrCat("no control group with a quota of processor time", why));
 }
 
 void Machines::RemoveGroup(const std::string& group) const {
   if (group.empty()) return;
-  (void)e2e::WaitUntil([&] { return ::rmdir(group.c_str()) == 0; }, 20);
+  const auto removed = [&] {
+    EndProcessesOf(group);
+    return ::rmdir(group.c_str()) == 0;
+  };
+  if (!e2e::WaitUntil(removed, 20)) base::LogWarning(absl::StrCat("cannot remove ", group));
 }
 
 std::string Machines::Address(int machine) const { return absl::StrCat("10.77.0.", machine + 1); }

@@ -1,9 +1,8 @@
 // Machines on this machine: each has a network namespace with an address of its own and a control
 // group with a quota of processor time, and each agent a mount namespace, so that a fault lands on
-// one of them alone. The test's own
-// process moves to a new network namespace, in which a bridge joins the links of all machines; the
-// control plane talks over a Unix socket, which namespaces do not separate, as a cluster's
-// management network is apart from that of its tensors.
+// one of them alone. The test's own process moves to a new network namespace, in which a bridge
+// joins the links of all machines; the control plane talks over a Unix socket, which namespaces do
+// not separate, as a cluster's management network is apart from that of its tensors.
 //
 // Namespaces end with the processes in them, and these with the test, however it ends. Groups are
 // removed by the destructor; groups that a killed test has left behind, by the next test.
@@ -67,7 +66,7 @@ class Machines {
   const Machine& At(int machine) const { return machines_[static_cast<size_t>(machine)]; }
   void Enter();
   void Add(int index);
-  void MakeGroup(Machine* machine, int index);
+  void MakeGroup(Machine* machine);
   void Do(const std::vector<std::string>& command);
   // Runs `tc qdisc VERB dev LINK root MORE…` at an end of the machine's link.
   void DoQueue(int machine, Way way, const std::string& verb, const std::vector<std::string>& more);

@@ -295,10 +295,11 @@ absl::Status DriverShell::Round(const std::vector<Input>& inputs) {
   publisher_->Publish(touched, now);
   ForgetEnded(touched.jobs);
   NoteListeners(touched);
+  // Before agents hear of it: who acts on what an agent was told finds the agent's stream joined.
+  for (const Output& output : outputs) output();
   // Acknowledgements of steps alone wait for the next tick: they are not worth a message each.
   if (tick) NoteStepWords();
   if (changed || tick) SendDesired();
-  for (const Output& output : outputs) output();
   return absl::OkStatus();
 }
 

@@ -377,6 +377,18 @@ TEST_F(DriverShellTest, ANodeThatIsForgottenInTheRoundOfARequestIsNotFound) {
   EXPECT_EQ(answer, absl::NotFoundError("node pod: was lost long ago; its record is deleted"));
 }
 
+TEST_F(DriverShellTest, AnAgentHasJoinedBeforeItIsToldAnything) {
+  ASSERT_TRUE(Submit("j").ok());
+  bool was_told = true;
+  const auto hello = [&]() -> DriverShell::Output {
+    EXPECT_TRUE(shell_->OnHello(HelloOf("n0", "a", 1), link_));
+    return [&] { was_told = link_->last.version() > 0; };
+  };
+  ASSERT_TRUE(shell_->Round({hello}).ok());
+  EXPECT_FALSE(was_told);
+  EXPECT_EQ(link_->last.jobs_size(), 1);
+}
+
 TEST_F(DriverShellTest, AQuarantineEndsOnlyAfterTheAgentHasReportedToThisDriver) {
   SimulatedDisk disk;
   Event quarantined;

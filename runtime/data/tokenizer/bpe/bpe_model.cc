@@ -5,6 +5,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "runtime/data/tokenizer/text/utf8.h"
 
 namespace megascale::tokenizer {
@@ -12,6 +13,7 @@ namespace {
 
 // Up to this length looking through all pairs for the lowest rank beats a queue.
 constexpr size_t kShortSymbols = 48;
+constexpr uint32_t kNumAscii = 128;
 
 // Merges `symbols` in place by looking for the lowest rank again and again.
 void MergeShort(const MergeTable& merges, std::vector<int32_t>* symbols_pointer, size_t first) {
@@ -116,11 +118,14 @@ BpeModel::BpeModel(const BpeSpec& spec)
     if (start_ == BpeStart::kBytes) {
       if (symbol.size() == 1) bytes_[static_cast<uint8_t>(symbol[0])] = id;
     } else if (CharacterLength(symbol[0]) == symbol.size()) {
-      characters_[ReadCodePoint(symbol.data()).value] = id;
+      const uint32_t character = ReadCodePoint(symbol.data()).value;
+      characters_[character] = id;
+      if (character < kNumAscii) bytes_[character] = id;
     }
   }
   every_byte_known_ = std::find(bytes_.begin(), bytes_.end(), -1) == bytes_.end();
   cuts_words_ = CanCutWords(spec);
+  if (cuts_words_) FindCuts(spec);
   FillWords(spec);
 }
 
@@ -137,6 +142,29 @@ bool BpeModel::CanCutWords(const BpeSpec& spec) const {
     while (absl::StartsWith(rest, word_begin_)) rest.remove_prefix(word_begin_.size());
     return absl::StrContains(rest, word_begin_);
   });
+}
+
+// A cut between two characters is safe if both are tokens, so that no run of unknown characters
+// goes over it, and no merge has the one at the end of its left half and the other at the beginning
+// of its right half. That is read from the tokens' texts, which must be those of their halves.
+void BpeModel::FindCuts(const BpeSpec& spec) {
+  absl::flat_hash_map<int32_t, absl::string_view> text_of;
+  for (const auto& [symbol, id] : spec.symbols) text_of.try_emplace(id, symbol);
+  std::array<std::bitset<kNumAscii>, kNumAscii> joined;
+  for (const BpeMerge& merge : spec.merges) {
+    const absl::string_view left = text_of[merge.left];
+    const absl::string_view right = text_of[merge.right];
+    const absl::string_view whole = text_of[merge.result];
+    if (left.empty() || right.empty() || whole != absl::StrCat(left, right)) return;
+    const auto last = static_cast<uint8_t>(left.back());
+    const auto first = static_cast<uint8_t>(right.front());
+    if (last < kNumAscii && first < kNumAscii) joined[last].set(first);
+  }
+  for (uint32_t last = 0; last < kNumAscii; ++last) {
+    for (uint32_t first = 0; first < kNumAscii; ++first) {
+      cuts_[last][first] = bytes_[last] >= 0 && bytes_[first] >= 0 && !joined[last][first];
+    }
+  }
 }
 
 void BpeModel::FillWords(const BpeSpec& spec) {
@@ -171,11 +199,23 @@ void BpeModel::Encode(absl::string_view piece, std::vector<int32_t>* ids) const 
 
 void BpeModel::EncodeWord(absl::string_view word, std::vector<int32_t>* ids) const {
   const int32_t id = words_.Find(word);
-  if (id != WordTable::kAbsent) {
-    ids->push_back(id);
-  } else {
-    Merge(word, ids);
+  if (id != WordTable::kAbsent) return ids->push_back(id);
+  size_t begin = 0;
+  for (size_t i = 1; cuts_words_ && i < word.size(); ++i) {
+    const auto last = static_cast<uint8_t>(word[i - 1]);
+    const auto first = static_cast<uint8_t>(word[i]);
+    if (last >= kNumAscii || first >= kNumAscii || !cuts_[last][first]) continue;
+    EncodePart(word.substr(begin, i - begin), ids);
+    begin = i;
   }
+  if (begin == 0) return Merge(word, ids);
+  EncodePart(word.substr(begin), ids);
+}
+
+void BpeModel::EncodePart(absl::string_view part, std::vector<int32_t>* ids) const {
+  const int32_t id = words_.Find(part);
+  if (id != WordTable::kAbsent) return ids->push_back(id);
+  Merge(part, ids);
 }
 
 void BpeModel::Merge(absl::string_view word, std::vector<int32_t>* ids) const {
@@ -209,7 +249,7 @@ void BpeModel::AppendCharacters(absl::string_view word, std::vector<int32_t>* sy
     const bool bytes = start_ == BpeStart::kBytes;
     const size_t length = bytes ? 1 : CharacterLength(word[0]);
     int32_t id = -1;
-    if (bytes) {
+    if (bytes || length == 1) {
       id = bytes_[static_cast<uint8_t>(word[0])];
     } else {
       const auto found = characters_.find(ReadCodePoint(word.data()).value);

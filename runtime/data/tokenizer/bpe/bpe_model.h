@@ -4,12 +4,15 @@
 //   BpeModel model({.symbols = …, .merges = …, .start = BpeStart::kBytes});
 //   model.Encode(" word", &ids);
 //
-// A word that is a token of its own is found by one look-up, with the same result: the constructor
-// tries which tokens their own merges reach. Threads: immutable; any.
-// Source: Sennrich, Haddow, Birch, "Neural Machine Translation of Rare Words with Subword Units".
+// Where a piece is a whole text, it is cut between characters that no merge joins: "word" and ","
+// of "word," are then found by a look-up each. A word that is a token of its own is found by one
+// look-up, with the same result: the constructor tries which tokens their own merges reach.
+// Threads: immutable; any. Source: Sennrich, Haddow, Birch, "Neural Machine Translation of Rare
+// Words with Subword Units".
 #pragma once
 
 #include <array>
+#include <bitset>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -59,11 +62,13 @@ class BpeModel {
 
  private:
   void EncodeWord(absl::string_view word, std::vector<int32_t>* ids) const;
+  void EncodePart(absl::string_view part, std::vector<int32_t>* ids) const;
   void Merge(absl::string_view word, std::vector<int32_t>* ids) const;
   void AppendStart(absl::string_view word, std::vector<int32_t>* symbols) const;
   void AppendCharacters(absl::string_view word, std::vector<int32_t>* symbols) const;
   bool AppendFallback(absl::string_view character, std::vector<int32_t>* symbols) const;
   bool CanCutWords(const BpeSpec& spec) const;
+  void FindCuts(const BpeSpec& spec);
   void FillWords(const BpeSpec& spec);
 
   MergeTable merges_;
@@ -75,7 +80,10 @@ class BpeModel {
   std::string word_begin_;
   bool cuts_words_ = false;
   bool every_byte_known_ = false;
-  std::array<int32_t, 256> bytes_;                     // -1: not a token
+  // Of kBytes all, of kCharacters those below 128. -1: not a token.
+  std::array<int32_t, 256> bytes_;
+  // Whether a text may be cut between two bytes, both below 128.
+  std::array<std::bitset<128>, 128> cuts_;
   absl::flat_hash_map<uint32_t, int32_t> characters_;  // by code point
   WordTable words_;  // tokens that their own merges reach, and with ignore_merges all tokens
 };

@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -104,6 +106,68 @@ TEST(BpeModelTest, WordsAreCutOnlyIfNoMergeReachesOverTheCut) {
   EXPECT_TRUE(BpeModel(spec).cuts_words());
   spec.merges.push_back({1, 0, 4});
   EXPECT_FALSE(BpeModel(spec).cuts_words());
+}
+
+// The definition: of all neighbours that a merge joins, the first one of the lowest rank.
+std::vector<int32_t> MergeAll(const BpeSpec& spec, std::vector<int32_t> ids) {
+  for (;;) {
+    size_t best = spec.merges.size();
+    size_t best_at = 0;
+    for (size_t at = 0; at + 1 < ids.size(); ++at) {
+      for (size_t rank = 0; rank < best; ++rank) {
+        if (spec.merges[rank].left != ids[at] || spec.merges[rank].right != ids[at + 1]) continue;
+        best = rank;
+        best_at = at;
+      }
+    }
+    if (best == spec.merges.size()) return ids;
+    ids[best_at] = spec.merges[best].result;
+    ids.erase(ids.begin() + static_cast<int64_t>(best_at) + 1);
+  }
+}
+
+TEST(BpeModelTest, TextIsCutOnlyBetweenCharactersThatNoMergeJoins) {
+  const std::vector<std::string> characters = {"▁", "a", "b", ",", ".", "é"};
+  std::mt19937 random(7);
+  const auto below = [&](size_t count) { return random() % count; };
+  for (int round = 0; round < 300; ++round) {
+    BpeSpec spec;
+    spec.start = BpeStart::kCharacters;
+    spec.word_begin = "▁";
+    for (const std::string& text : characters) {
+      spec.symbols.emplace_back(text, static_cast<int32_t>(spec.symbols.size()));
+    }
+    while (spec.symbols.size() < 16) {
+      const auto left = static_cast<int32_t>(below(spec.symbols.size()));
+      const auto right = static_cast<int32_t>(1 + below(spec.symbols.size() - 1));
+      const auto result = static_cast<int32_t>(spec.symbols.size());
+      const std::string text = spec.symbols[left].first + spec.symbols[right].first;
+      const auto is_text = [&](const auto& symbol) { return symbol.first == text; };
+      if (std::any_of(spec.symbols.begin(), spec.symbols.end(), is_text)) continue;
+      spec.symbols.emplace_back(text, result);
+      spec.merges.push_back({left, right, result});
+    }
+    const BpeModel model(spec);
+    for (int i = 0; i < 20; ++i) {
+      std::string text;
+      std::vector<int32_t> ids;
+      for (size_t length = below(30); length > 0; --length) {
+        ids.push_back(static_cast<int32_t>(below(characters.size())));
+        text += characters[static_cast<size_t>(ids.back())];
+      }
+      EXPECT_EQ(Encode(model, text), MergeAll(spec, ids)) << "round " << round << ": " << text;
+    }
+  }
+}
+
+// A token's text that is not that of its halves says nothing of what merges join.
+TEST(BpeModelTest, NothingIsCutWhereTextsAreNotThoseOfTheirHalves) {
+  BpeSpec spec;
+  spec.symbols = {{"▁", 0}, {"a", 1}, {",", 2}, {"c", 3}, {"x", 4}};
+  spec.merges = {{1, 2, 3}, {3, 2, 4}};
+  spec.start = BpeStart::kCharacters;
+  spec.word_begin = "▁";
+  EXPECT_THAT(Encode(BpeModel(spec), "a,,"), ElementsAre(4));
 }
 
 TEST(BpeModelTest, AnUnknownCharacterIsLeftOutOrReplacedOrFused) {

@@ -123,6 +123,11 @@ BpeModel::BpeModel(const BpeSpec& spec)
       if (character < kNumAscii) bytes_[character] = id;
     }
   }
+  if (start_ == BpeStart::kCharacters && EveryByteFallsBack()) {
+    for (uint32_t byte = 0; byte < kNumAscii; ++byte) {
+      if (bytes_[byte] < 0) bytes_[byte] = byte_fallback_[byte];
+    }
+  }
   every_byte_known_ = std::find(bytes_.begin(), bytes_.end(), -1) == bytes_.end();
   cuts_words_ = CanCutWords(spec);
   if (cuts_words_) FindCuts(spec);
@@ -144,12 +149,19 @@ bool BpeModel::CanCutWords(const BpeSpec& spec) const {
   });
 }
 
-// A cut between two characters is safe if both are tokens, so that no run of unknown characters
-// goes over it, and no merge has the one at the end of its left half and the other at the beginning
-// of its right half. That is read from the tokens' texts, which must be those of their halves.
+bool BpeModel::EveryByteFallsBack() const {
+  return byte_fallback_.size() == 256 && std::all_of(byte_fallback_.begin(), byte_fallback_.end(),
+                                                     [](int32_t id) { return id >= 0; });
+}
+
+// A cut between two characters is safe if both are tokens or bytes, so that no run of unknown
+// characters goes over it, and no merge has the one at the end of its left half and the other at
+// the beginning of its right half. That is read from the tokens' texts, which must be those of
+// their halves, and not of bytes.
 void BpeModel::FindCuts(const BpeSpec& spec) {
   absl::flat_hash_map<int32_t, absl::string_view> text_of;
   for (const auto& [symbol, id] : spec.symbols) text_of.try_emplace(id, symbol);
+  for (const int32_t id : spec.byte_fallback) text_of.erase(id);
   std::array<std::bitset<kNumAscii>, kNumAscii> joined;
   for (const BpeMerge& merge : spec.merges) {
     const absl::string_view left = text_of[merge.left];
@@ -213,6 +225,7 @@ void BpeModel::EncodeWord(absl::string_view word, std::vector<int32_t>* ids) con
 }
 
 void BpeModel::EncodePart(absl::string_view part, std::vector<int32_t>* ids) const {
+  if (part.size() == 1) return ids->push_back(bytes_[static_cast<uint8_t>(part[0])]);
   const int32_t id = words_.Find(part);
   if (id != WordTable::kAbsent) return ids->push_back(id);
   Merge(part, ids);

@@ -62,12 +62,14 @@ class BpeModel {
 
  private:
   void EncodeWord(absl::string_view word, std::vector<int32_t>* ids) const;
+  // Requires: a part of one byte is below 128 and known.
   void EncodePart(absl::string_view part, std::vector<int32_t>* ids) const;
   void Merge(absl::string_view word, std::vector<int32_t>* ids) const;
   void AppendStart(absl::string_view word, std::vector<int32_t>* symbols) const;
   void AppendCharacters(absl::string_view word, std::vector<int32_t>* symbols) const;
   bool AppendFallback(absl::string_view character, std::vector<int32_t>* symbols) const;
   bool CanCutWords(const BpeSpec& spec) const;
+  bool EveryByteFallsBack() const;
   void FindCuts(const BpeSpec& spec);
   void FillWords(const BpeSpec& spec);
 
@@ -80,7 +82,7 @@ class BpeModel {
   std::string word_begin_;
   bool cuts_words_ = false;
   bool every_byte_known_ = false;
-  // Of kBytes all, of kCharacters those below 128. -1: not a token.
+  // Of kBytes all, of kCharacters those below 128; their fallback if all have one. -1: no token.
   std::array<int32_t, 256> bytes_;
   // Whether a text may be cut between two bytes, both below 128.
   std::array<std::bitset<128>, 128> cuts_;

@@ -147,13 +147,26 @@ TEST(BpeModelTest, TextIsCutOnlyBetweenCharactersThatNoMergeJoins) {
       spec.symbols.emplace_back(text, result);
       spec.merges.push_back({left, right, result});
     }
+    for (int32_t byte = 0; round % 2 == 1 && byte < 256; ++byte) {
+      spec.byte_fallback.push_back(100 + byte);
+    }
+    if (round % 4 == 3) {  // a merge with a byte
+      spec.symbols.emplace_back("<0x0A>", 110);
+      spec.symbols.emplace_back("a<0x0A>", 16);
+      spec.merges.push_back({1, 110, 16});
+    }
     const BpeModel model(spec);
     for (int i = 0; i < 20; ++i) {
       std::string text;
       std::vector<int32_t> ids;
       for (size_t length = below(30); length > 0; --length) {
-        ids.push_back(static_cast<int32_t>(below(characters.size())));
-        text += characters[static_cast<size_t>(ids.back())];
+        const size_t at = below(characters.size() + 1);
+        text += at < characters.size() ? characters[at] : "\n";
+        if (at < characters.size()) {
+          ids.push_back(static_cast<int32_t>(at));
+        } else if (!spec.byte_fallback.empty()) {
+          ids.push_back(110);
+        }
       }
       EXPECT_EQ(Encode(model, text), MergeAll(spec, ids)) << "round " << round << ": " << text;
     }

@@ -376,8 +376,10 @@ void DriverShell::ForgetJobs() {
 }
 
 void DriverShell::KeepEvidence(const JobRecord& job) {
+  loss_logs_.Finish(JobId(job), options_.clock->Monotonic());
   const LossLog* log = loss_logs_.Find(JobId(job));
-  evidences_.Keep(state_, job, log == nullptr ? job.best_step() : log->last_step(), monitor_);
+  evidences_.Keep(state_, job, log == nullptr ? job.best_step() : log->last_step(),
+                  loss_logs_.WarningOf(JobId(job)), monitor_);
 }
 
 void DriverShell::Feed(Event event) {

@@ -49,6 +49,7 @@ struct TrainFlags {
   std::vector<std::string> special_tokens;
   std::string json_field;
   bool skip_bad = false;
+  bool force = false;
 };
 
 absl::StatusOr<tokenizer::SplitPattern> ParseSplit(const std::string& name) {
@@ -135,6 +136,7 @@ absl::Status CountLines(const std::string& path, const data::DocumentOptions& op
 absl::Status CountWords(const TrainFlags& flags, tokenizer::WordCounter* counter) {
   ASSIGN_OR_RETURN(const std::vector<std::string> files, ExpandFolders(flags.files));
   RETURN_IF_ERROR(CheckKeepsInputs("--out", flags.out, files));
+  RETURN_IF_ERROR(CheckIsNew("--out", flags.out, flags.force));
   const data::DocumentOptions options = {.json_field = flags.json_field,
                                          .skip_bad = flags.skip_bad};
   for (const std::string& path : files) {
@@ -193,6 +195,7 @@ struct UseFlags {
   bool skip_bad = false;
   bool plain = false;  // without the tokens around a text
   std::string out;
+  bool force = false;
   std::string end_token;
   bool skip_special = false;
   std::string format = "text";
@@ -288,6 +291,7 @@ absl::Status Encode(const UseFlags& flags) {
     std::vector<std::string> inputs = files;
     ASSIGN_OR_RETURN(inputs.emplace_back(), tokenizer::FindTokenizerFile(flags.tokenizer));
     RETURN_IF_ERROR(CheckKeepsInputs("--out", flags.out, inputs));
+    RETURN_IF_ERROR(CheckIsNew("--out", flags.out, flags.force));
     return EncodeToFile(*tokenizer, flags, files);
   }
   const auto print = [&](const std::vector<int32_t>& ids) {
@@ -391,6 +395,7 @@ void AddTrain(Command* parent) {
                 "the files are JSON Lines with the text in this field");
   command->Flag("--skip-bad", &flags->skip_bad,
                 "leaves out bad lines, or bytes that are not UTF-8, and counts them");
+  AddForceOption(command, &flags->force);
   command->Details(
       "The same text and options give the same file. It has the format of Hugging Face, and other "
       "programs that read tokenizer.json give the same tokens with it.");
@@ -432,6 +437,7 @@ void AddEncode(Command* parent) {
                 "without the tokens that the tokenizer puts around a text");
   command->Path("--out", &flags->out,
                 "writes a token file instead; each document ends with the end token");
+  AddForceOption(command, &flags->force);
   command->Text("--end-token", &flags->end_token,
                 "token that ends a document in a token file (default: the tokenizer's own)");
   command->Examples(

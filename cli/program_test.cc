@@ -464,6 +464,18 @@ TEST_F(ProgramTest, WhatTensorRanksCannotShareEvenlyIsRefusedWithItsSum) {
       "needs data × tensor × pipeline = 2 × 2 × 2 = 8 slots; "));
 }
 
+TEST_F(ProgramTest, LocalSaysWhyItsDriverDoesNotStart) {
+  const std::string state = directory_ + "/state";
+  std::filesystem::create_directories(state);
+  std::ofstream(state + "/log") << "a file where the log should be";
+  const Outcome refused = Run("local examples/tiny.yaml --job-id a --state-dir " + state);
+  EXPECT_EQ(refused.code, 1) << refused.error;
+  EXPECT_TRUE(absl::StartsWith(refused.error, "megascale: ")) << refused.error;
+  EXPECT_TRUE(absl::StrContains(refused.error, state + "/log")) << refused.error;
+  EXPECT_FALSE(absl::StrContains(refused.error, "started again")) << refused.error;
+  EXPECT_FALSE(absl::StrContains(refused.error, "can be reached")) << refused.error;
+}
+
 TEST_F(ProgramTest, AJobThatDoesNotFitThisMachineIsRefusedWithItsSum) {
   const Outcome refused =
       Run(absl::StrCat("local --agents 2 --slots 2 examples/tiny.yaml --state-dir ", directory_,

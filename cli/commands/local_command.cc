@@ -69,9 +69,13 @@ class Notes {
     const std::lock_guard<std::mutex> lock(mutex_);
     return std::exchange(lines_, {});
   }
+  bool empty() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return lines_.empty();
+  }
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::vector<std::string> lines_;
 };
 
@@ -162,6 +166,7 @@ class LocalRun {
     options.http_address = flags_.http_address;
     options.on_restart = [this](const launch::ClusterRestart& restart) {
       const bool forever = restart.backoff == absl::InfiniteDuration();
+      if (forever && restart.process == "driver") return refusal_.Add(ErrorOf(restart));
       const std::string next =
           forever ? "all processes of the cluster ended with it; Ctrl-C ends this program"
                   : absl::StrCat("started again in ", absl::FormatDuration(restart.backoff),
@@ -173,7 +178,12 @@ class LocalRun {
     connection.address = cluster_->driver_address();
     ASSIGN_OR_RETURN(client_, Connect(connection));
     if (live()) PrintStart();
-    RETURN_IF_ERROR(client_->Submit(request_, {.time = kDriverStart}).status());
+    const auto is_refused = [this] { return !refusal_.empty(); };
+    const absl::Status submitted =
+        client_->Submit(request_, {.time = kDriverStart, .should_stop = is_refused}).status();
+    // The driver's own words say why it could not be reached.
+    for (const std::string& why : refusal_.Take()) return absl::InternalError(why);
+    RETURN_IF_ERROR(submitted);
     PrintPage();
     return absl::OkStatus();
   }
@@ -201,10 +211,18 @@ class LocalRun {
     for (const std::string& note : notes_.Take()) std::fprintf(stderr, "%s\n", note.c_str());
   }
 
-  std::string LogAdvice() const { return absl::StrCat("logs: ", state_directory_, "/logs"); }
+  // Returns "" if no process has started.
+  std::string LogAdvice() const {
+    const std::string logs = absl::StrCat(state_directory_, "/logs");
+    return std::filesystem::exists(logs) ? absl::StrCat("logs: ", logs) : "";
+  }
   bool live() const { return flags_.format != "json"; }
 
  private:
+  static std::string ErrorOf(const launch::ClusterRestart& restart) {
+    return restart.error.empty() ? absl::StrCat("the driver ", restart.how) : restart.error;
+  }
+
   // The driver writes the file before it answers.
   void PrintPage() const {
     if (flags_.http_address.empty()) return;
@@ -228,7 +246,8 @@ class LocalRun {
   const LocalFlags& flags_;
   const control::v1::SubmitJobRequest& request_;
   Interrupt interrupt_;  // before any thread
-  Notes notes_;          // outlives the cluster, which calls back
+  Notes notes_;          // these outlive the cluster, which calls back
+  Notes refusal_;        // why the driver did not start
   std::string state_directory_;
   std::unique_ptr<launch::LocalCluster> cluster_;
   std::unique_ptr<client::JobClient> client_;

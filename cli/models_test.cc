@@ -294,6 +294,48 @@ TEST_F(ModelsTest, TokenFilesAreCountedAndBadLinesNamedOrSkipped) {
   EXPECT_TRUE(absl::StrContains(skipped.error, ": skipped 1 bytes that are not UTF-8"));
 }
 
+TEST_F(ModelsTest, AJobGoesOnOnlyFromACheckpointWithOptimizerState) {
+  const TestFolder folder;
+  const std::string weights = directory_ + "/weights";
+  ASSERT_EQ(Run(absl::StrCat("checkpoint import ", folder.path(), " --out ", weights)).code, 0);
+  std::filesystem::create_directories(directory_ + "/empty");
+  for (const char* command : {"submit examples/tiny.yaml --dry-run --from ",
+                              "local examples/tiny.yaml --state-dir STATE --from "}) {
+    const std::string from = absl::StrReplaceAll(command, {{"STATE", directory_ + "/state"}});
+    const Outcome refused = Run(from + weights);
+    EXPECT_EQ(refused.code, 2) << refused.error;
+    EXPECT_EQ(refused.error,
+              absl::StrCat("megascale: --from: ", weights,
+                           ": holds weights alone, no optimizer state to go on from; begin with "
+                           "them by model.from\n"));
+    const Outcome empty = Run(absl::StrCat(from, directory_, "/empty"));
+    EXPECT_EQ(empty.code, 2) << empty.error;
+    EXPECT_TRUE(absl::StrContains(empty.error, "/empty: has no manifest.json")) << empty.error;
+  }
+  const Outcome local = Run(
+      absl::StrCat("local examples/tiny.yaml --from /nowhere --state-dir ", directory_, "/state"));
+  EXPECT_EQ(local.code, 2) << local.error;
+  EXPECT_TRUE(absl::StrContains(local.error, "/nowhere: has no manifest.json")) << local.error;
+  EXPECT_FALSE(std::filesystem::exists(directory_ + "/state"));
+  EXPECT_EQ(Run("submit examples/tiny.yaml --dry-run --from /nowhere").code, 0)
+      << "the machines that train may see it";
+}
+
+TEST_F(ModelsTest, WhatMayDifferFromACheckpointIsChecked) {
+  const std::string submit = "submit examples/tiny.yaml --dry-run --from /nowhere --allow-changed ";
+  EXPECT_EQ(Run(submit + "data,layout --allow-changed all").code, 0);
+  const Outcome unknown = Run(submit + "data,nonsense");
+  EXPECT_EQ(unknown.code, 2);
+  EXPECT_TRUE(absl::StrContains(unknown.error,
+                                "--allow-changed: unknown area 'nonsense'; expected data, model, "))
+      << unknown.error;
+  const Outcome alone = Run("submit examples/tiny.yaml --dry-run --allow-changed data");
+  EXPECT_EQ(alone.code, 2);
+  EXPECT_EQ(alone.error,
+            "megascale: --allow-changed: says what may differ from a checkpoint; give that "
+            "checkpoint by --from\n");
+}
+
 TEST_F(ModelsTest, SpecialTokensThatCannotBeReadAgainAreRefused) {
   for (const auto& [tokens, why] :
        {std::pair("--special-token a", "'a' stands for a byte"),

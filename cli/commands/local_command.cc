@@ -294,7 +294,7 @@ int RunLocal(LocalFlags flags) {
   if (!CheckOutputFormat(flags.format)) return kExitUsage;
   const auto limit = ParseWindowLimit("--held-out-windows", flags.held_out_windows);
   if (!limit.ok()) return ReportError(limit.status());
-  const auto request = MakeSubmitRequest(flags.job);
+  const auto request = MakeSubmitRequest(flags.job, JobPlace::kHere);
   if (!request.ok()) return ReportMistakes(request.status());
   if (flags.slots == 0 && flags.agents > 0) {
     flags.slots = std::min(NeededOfEach(request->spec(), flags.agents), kSlotsMax);

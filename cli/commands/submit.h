@@ -26,8 +26,13 @@ struct JobFlags {
 // Adds FILE, --set, --data and how to read it, --job-id, --from and --allow-changed.
 void AddJobOptions(Command* command, JobFlags* flags);
 
-// Reads and checks the job file. Errors: InvalidArgument.
-absl::StatusOr<control::v1::SubmitJobRequest> MakeSubmitRequest(const JobFlags& flags);
+// Where a job runs: on another machine, whose files this one may not see, or here.
+enum class JobPlace { kElsewhere, kHere };
+
+// Reads and checks the job file, and --from as far as this machine sees it. Errors:
+// InvalidArgument; those of a damaged manifest.
+absl::StatusOr<control::v1::SubmitJobRequest> MakeSubmitRequest(const JobFlags& flags,
+                                                                JobPlace place);
 
 // Returns "<name>-<8 random hexadecimal digits>".
 std::string MakeJobId(const std::string& name);

@@ -211,7 +211,7 @@ int RefuseEndedJob(const SubmitFlags& flags, const control::v1::Job& job) {
 
 int Submit(const SubmitFlags& flags) {
   if (!CheckOutputFormat(flags.format)) return kExitUsage;
-  const auto request = MakeSubmitRequest(flags.job);
+  const auto request = MakeSubmitRequest(flags.job, JobPlace::kElsewhere);
   if (!request.ok()) return ReportMistakes(request.status());
   if (flags.slots < 0) {
     return ReportError(absl::InvalidArgumentError(

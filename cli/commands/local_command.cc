@@ -179,11 +179,14 @@ class LocalRun {
     ASSIGN_OR_RETURN(client_, Connect(connection));
     if (live()) PrintStart();
     const auto is_refused = [this] { return !refusal_.empty(); };
-    const absl::Status submitted =
-        client_->Submit(request_, {.time = kDriverStart, .should_stop = is_refused}).status();
+    const absl::Duration began_at = base::RealClock().Monotonic();
+    const auto job = client_->Submit(request_, {.time = kDriverStart, .should_stop = is_refused});
     // The driver's own words say why it could not be reached.
     for (const std::string& why : refusal_.Take()) return absl::InternalError(why);
-    RETURN_IF_ERROR(submitted);
+    RETURN_IF_ERROR(job.status());
+    if (IsTerminal(job->state()) && IsOlder(*job, base::RealClock().Monotonic() - began_at)) {
+      return EndedBefore(*job);
+    }
     PrintPage();
     return absl::OkStatus();
   }
@@ -307,6 +310,11 @@ int RunLocal(LocalFlags flags) {
     const absl::Status started = run.Start();
     if (started.ok()) result = run.Follow();
     run.Stop();
+    if (absl::IsAlreadyExists(started)) {
+      return ReportError(started,
+                         "nothing ran; give another --job-id, or none; --from CHECKPOINT goes on "
+                         "from a checkpoint");
+    }
     if (!started.ok()) return ReportError(started, run.LogAdvice());
     if (!result.ok()) return ReportError(result.status(), run.LogAdvice());
     if (result->job.state() != control::v1::JOB_STATE_SUCCEEDED) {

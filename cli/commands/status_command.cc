@@ -35,10 +35,9 @@ void PrintJob(const control::v1::Job& job) {
   Terminal terminal = DetectTerminal(STDOUT_FILENO);
   terminal.width = 500;  // nothing is redrawn: the terminal may break lines
   terminal.height = 0;
-  for (const std::string& line : RenderJob(job, terminal, kWorkersMax)) {
+  for (const std::string& line : RenderWholeJob(job, terminal, kWorkersMax)) {
     std::printf("%s\n", line.c_str());
   }
-  for (const std::string& line : RenderFailure(job)) std::printf("%s\n", line.c_str());
   if (IsTerminal(job.state())) {  // before, they are part of the job above
     for (const std::string& line : WarningLines(job)) std::printf("%s\n", line.c_str());
   }

@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "cli/command_line/report.h"
 #include "cli/job_file/job_file.h"
+#include "cli/view/live_view.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/checkpoint/directory.h"
@@ -77,6 +78,17 @@ void AddJobOptions(Command* command, JobFlags* flags) {
   command->Repeated(
       "--allow-changed", &flags->allow_changed,
       "what may differ from that checkpoint: data, numerics areas, or all; with commas");
+}
+
+absl::Status EndedBefore(const control::v1::Job& job) {
+  const absl::Time ended_at = absl::FromUnixSeconds(job.ended_at().seconds());
+  return absl::AlreadyExistsError(
+      absl::StrCat("job ", job.job_id(), ": exists already, ", StateName(job.state()), " since ",
+                   absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", ended_at, absl::UTCTimeZone())));
+}
+
+bool IsOlder(const control::v1::Job& job, absl::Duration running_for) {
+  return absl::Seconds(job.submitted_age_seconds()) > running_for;
 }
 
 std::string MakeJobId(const std::string& name) {

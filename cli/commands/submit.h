@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "cli/command_line/command_line.h"
 #include "proto/control.pb.h"
 
@@ -33,6 +34,13 @@ enum class JobPlace { kElsewhere, kHere };
 // InvalidArgument; those of a damaged manifest.
 absl::StatusOr<control::v1::SubmitJobRequest> MakeSubmitRequest(const JobFlags& flags,
                                                                 JobPlace place);
+
+// Returns that the job had ended before this command gave it to the driver again.
+absl::Status EndedBefore(const control::v1::Job& job);
+
+// True if the job was submitted before this command began: this is no retry of its own submit,
+// whose answer was lost.
+bool IsOlder(const control::v1::Job& job, absl::Duration running_for);
 
 // Returns "<name>-<8 random hexadecimal digits>".
 std::string MakeJobId(const std::string& name);

@@ -191,19 +191,10 @@ void PrintSubmitted(const SubmitFlags& flags, const control::v1::Job& job) {
   next("cancel", "stop it");
 }
 
-// True if the job was submitted before this command began: this is no retry of its own submit,
-// whose answer was lost.
-bool IsOlder(const control::v1::Job& job, absl::Duration running_for) {
-  return absl::Seconds(job.submitted_age_seconds()) > running_for;
-}
-
 int RefuseEndedJob(const SubmitFlags& flags, const control::v1::Job& job) {
-  const absl::Time ended_at = absl::FromUnixSeconds(job.ended_at().seconds());
   const std::string status = NextCommand(absl::StrCat("status ", job.job_id()), flags.connection);
   return ReportError(
-      absl::AlreadyExistsError(absl::StrCat(
-          "job ", job.job_id(), ": exists already, ", StateName(job.state()), " since ",
-          absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", ended_at, absl::UTCTimeZone()))),
+      EndedBefore(job),
       absl::StrCat("run it again under another --job-id, or without one; --from CHECKPOINT goes on "
                    "from a checkpoint, which `",
                    status, "` shows"));

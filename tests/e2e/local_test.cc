@@ -218,14 +218,24 @@ TEST_F(LocalTest, ACheckpointOfTiedStagesIsThatOfOneRank) {
   EXPECT_EQ(texts[0], texts[1]);
 }
 
-TEST_F(LocalTest, HeldOutTextShorterThanAWindowIsAWarning) {
-  const CommandResult result =
-      e2e::Run(Command({"--set", "train.steps=5", "--set", "data.held_out_fraction=0.0005"}));
+TEST_F(LocalTest, HeldOutTextShorterThanAWindowIsAWarningAndTheJobDoesNotRunAgain) {
+  const CommandResult result = e2e::Run(Command(
+      {"--job-id", "short", "--set", "train.steps=5", "--set", "data.held_out_fraction=0.0005"}));
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
   EXPECT_NE(result.err.find("warning: held-out text was not measured: the text has "),
             std::string::npos)
       << result.err;
   EXPECT_NE(result.out.find("step-00000005-attempt-1"), std::string::npos) << result.out;
+
+  // What it reported must not be shown again as if it had run now.
+  const CommandResult again = e2e::Run(Command(
+      {"--job-id", "short", "--set", "train.steps=5", "--set", "data.held_out_fraction=0.0005"}));
+  EXPECT_EQ(again.exit_code, 2) << again.out << again.err;
+  EXPECT_NE(again.err.find("megascale: job short: exists already, SUCCEEDED since "),
+            std::string::npos)
+      << again.err;
+  EXPECT_NE(again.err.find("nothing ran; "), std::string::npos) << again.err;
+  EXPECT_EQ(again.out.find("measuring"), std::string::npos) << again.out;
 }
 
 TEST_F(LocalTest, KilledItLeavesNoProcessAndNoSocket) {

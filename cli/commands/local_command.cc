@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -191,17 +192,21 @@ class LocalRun {
     return absl::OkStatus();
   }
 
-  // Follows the job to its end. A first Ctrl-C cancels the job; after a second one the end of the
-  // cluster ends it.
+  // Follows the job to its end. A first Ctrl-C cancels the job, as does the end of who reads the
+  // output; after a second one the end of the cluster ends it.
   absl::StatusOr<FollowResult> Follow() {
     FollowOptions options;
     options.style = live() ? FollowStyle::kLive : FollowStyle::kJson;
     options.interrupt = &interrupt_;
     options.take_notes = [this] { return notes_.Take(); };
+    options.needs_output = true;
     ASSIGN_OR_RETURN(FollowResult result, FollowJob(client_.get(), request_.job_id(), options));
     if (result.end == FollowResult::End::kJobEnded) return result;
-    std::fprintf(stderr, "\ncancelling %s; Ctrl-C again ends it at once\n",
-                 request_.job_id().c_str());
+    const bool output_lost = result.end == FollowResult::End::kOutputLost;
+    std::fprintf(stderr, "%s\ncancelling %s; Ctrl-C%s ends it at once\n",
+                 output_lost ? "megascale: standard output is closed" : "",
+                 request_.job_id().c_str(), output_lost ? "" : " again");
+    options.needs_output = false;
     RETURN_IF_ERROR(
         client_->Cancel(MakeCancelRequest(request_.job_id(), kCancelGrace, false)).status());
     options.timeout = kCancelMax;
@@ -294,6 +299,9 @@ int Report(const LocalFlags& flags, const WindowLimit& limit, const FollowResult
 
 int RunLocal(LocalFlags flags) {
   ::umask(077);  // what it makes belongs to its owner alone, in all its processes
+  // A reader that leaves, as `head` does, must not end the cluster in mid-step. A handler, because
+  // programs that are started would inherit that a signal is ignored.
+  ::signal(SIGPIPE, [](int) {});
   if (!CheckOutputFormat(flags.format)) return kExitUsage;
   const auto limit = ParseWindowLimit("--held-out-windows", flags.held_out_windows);
   if (!limit.ok()) return ReportError(limit.status());
@@ -320,6 +328,12 @@ int RunLocal(LocalFlags flags) {
     if (result->job.state() != control::v1::JOB_STATE_SUCCEEDED) {
       std::fprintf(stderr, "megascale: %s  %s\n  %s\n", request->job_id().c_str(),
                    StateLine(result->job).c_str(), run.LogAdvice().c_str());
+      if (result->job.has_last_checkpoint()) {
+        const auto& checkpoint = result->job.last_checkpoint();
+        std::fprintf(stderr, "  another job can go on from step %lld: --from %s\n",
+                     static_cast<long long>(checkpoint.step()),
+                     ShellWord(checkpoint.directory()).c_str());
+      }
       return kExitFailed;
     }
   }

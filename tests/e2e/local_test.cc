@@ -13,8 +13,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "runtime/base/fd.h"
 #include "tests/e2e/cluster.h"
@@ -264,6 +266,22 @@ TEST_F(LocalTest, CtrlCAndSigtermCancelTheJobAndLeaveNothing) {
     EXPECT_NE(base::ReadFile(log, 1 << 20).value_or("").find("CANCELLED"), std::string::npos);
     std::filesystem::remove(log);
   }
+}
+
+TEST_F(LocalTest, WhenTheReaderOfItsOutputLeavesTheJobIsCancelledAndItSaysSo) {
+  ::setenv("XDG_RUNTIME_DIR", directory_.c_str(), 1);
+  const std::string line =
+      absl::StrCat(absl::StrJoin(Command({"--set", "train.steps=1000000"}), " "), " 2>", directory_,
+                   "/errors | head -n 1");
+  const CommandResult read = e2e::Run({"/bin/sh", "-c", line});
+  EXPECT_EQ(read.out.find("job "), 0u) << read.out;
+  const auto errors = [this] {
+    return base::ReadFile(directory_ + "/errors", 1 << 20).value_or("");
+  };
+  EXPECT_TRUE(WaitUntil([&] { return absl::StrContains(errors(), "CANCELLED"); }, 60)) << errors();
+  EXPECT_NE(errors().find("megascale: standard output is closed\ncancelling "), std::string::npos)
+      << errors();
+  ExpectNothingLeft();
 }
 
 // The text: many short documents, each of which attention keeps to itself.

@@ -210,7 +210,10 @@ TEST_F(AnswersTest, ASilentDriverLeavesStandardOutputToThePicture) {
   EXPECT_EQ(silent.code, 3);
   EXPECT_EQ(silent.out, "");
   EXPECT_TRUE(absl::StrContains(silent.error, "silent driver: ")) << silent.error;
-  EXPECT_TRUE(absl::StartsWith(Run("diagnose known --retry-for 0s").out, "silent driver: "));
+  const Outcome text = Run("diagnose known --retry-for 0s");
+  EXPECT_EQ(text.code, 3);
+  EXPECT_TRUE(absl::StartsWith(text.out, "silent driver: ")) << text.out;
+  EXPECT_EQ(text.error, "") << "the verdict says it";
 }
 
 TEST_F(AnswersTest, CommandsInAListWorkAsTheyArePrinted) {

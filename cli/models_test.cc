@@ -180,6 +180,13 @@ TEST_F(ModelsTest, EvaluateMeasuresWeightsThatNoJobHasTrained) {
     EXPECT_EQ(long_windows.error,
               "megascale: --seq-length: 2049 is out of range; expected 1 to 2048, the model's "
               "longest sequence\n");
+    std::ofstream(directory_ + "/short") << "ab";
+    const Outcome few = RunWithState(absl::StrCat("evaluate --checkpoint ", model, " --data ",
+                                                  directory_, "/short --seq-length 64"));
+    EXPECT_EQ(few.code, 2);
+    EXPECT_TRUE(absl::StartsWith(few.error, absl::StrCat("megascale: the held-out part of ",
+                                                         directory_, "/short (--whole ")))
+        << few.error;
     const Outcome no_text = RunWithState(absl::StrCat("evaluate --checkpoint ", model));
     EXPECT_EQ(no_text.code, 2);
     EXPECT_TRUE(absl::StartsWith(no_text.error, "megascale: --data: is missing; these weights"))
@@ -280,7 +287,7 @@ TEST_F(ModelsTest, TokenFilesAreCountedAndBadLinesNamedOrSkipped) {
   // Each document gets an end token.
   EXPECT_EQ(written.out,
             absl::StrCat(directory_, "/t: ", words.size() + 2, " tokens in 2 documents\n"));
-  EXPECT_TRUE(absl::StrContains(written.error, lines + ": skipped 1 bad documents"));
+  EXPECT_TRUE(absl::StrContains(written.error, lines + ": skipped 1 bad document\n"));
 
   std::ofstream(text_) << "good\nb\xFF"
                        << "d\n";

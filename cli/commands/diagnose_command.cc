@@ -175,6 +175,7 @@ int ReportAskError(const absl::Status& status, const DiagnoseFlags& flags) {
   if (IsSilence(status) && address.ok()) {
     Print(DiagnoseSilentDriver(status, flags.job_id, address->text), flags,
           IsStandardOutput(flags.svg) ? stderr : stdout);
+    if (flags.format == "text") return ExitCodeOf(status);  // the verdict has the error
   }
   return ReportCallError(status, flags.connection);
 }

@@ -16,6 +16,7 @@
 #include "cli/view/live_view.h"
 #include "runtime/base/process/resource_limit.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text/counted.h"
 
 namespace megascale::cli {
 namespace {
@@ -76,7 +77,8 @@ void PrintJobs(const control::v1::ListJobsResponse& response, const ConnectionFl
 }
 
 void PrintCluster(const control::v1::GetClusterResponse& cluster) {
-  std::printf("driver %s, %d nodes\n", cluster.version().c_str(), cluster.nodes_size());
+  std::printf("driver %s, %s\n", cluster.version().c_str(),
+              base::Counted(cluster.nodes_size(), "node").c_str());
   std::vector<std::vector<std::string>> rows = {
       {"NODE", "STATE", "SLOTS", "USED", "HEARTBEAT", "CORES", "MEMORY", "LIMITED BY"}};
   for (const control::v1::NodeView& node : cluster.nodes()) {

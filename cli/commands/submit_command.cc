@@ -133,7 +133,7 @@ absl::StatusOr<std::string> MemoryTables(const job::v1::JobSpec& spec, int64_t s
   const std::optional<base::MemoryLimit> limit = base::LeastMemoryLimit();
   if (limit.has_value()) {
     absl::StrAppend(&text, "here ", base::FormatBytes(limit->available_bytes), " of ",
-                    base::FormatBytes(limit->limit_bytes), " are left by ", limit->source,
+                    base::FormatBytes(limit->limit_bytes), " are free (", limit->source, ")",
                     layout::CheckMemory(all, limit).ok() ? ": the whole job fits"
                                                          : ": too little for the whole job");
   }

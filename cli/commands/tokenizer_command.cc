@@ -18,6 +18,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text/counted.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/data/source/byte_stream.h"
 #include "runtime/data/source/documents.h"
@@ -127,8 +128,8 @@ absl::Status CountLines(const std::string& path, const data::DocumentOptions& op
     on_progress(documents->stream());
   }
   if (documents->num_skipped() > 0) {
-    std::fprintf(stderr, "%s: skipped %lld bad lines\n", path.c_str(),
-                 static_cast<long long>(documents->num_skipped()));
+    std::fprintf(stderr, "%s: skipped %s\n", path.c_str(),
+                 base::Counted(documents->num_skipped(), "bad line").c_str());
   }
   return absl::OkStatus();
 }
@@ -234,8 +235,8 @@ absl::Status EncodeFile(const Tokenizer& tokenizer, const UseFlags& flags, const
     }
   }
   if (documents->num_skipped() > 0) {
-    std::fprintf(stderr, "%s: skipped %lld bad documents\n", path.c_str(),
-                 static_cast<long long>(documents->num_skipped()));
+    std::fprintf(stderr, "%s: skipped %s\n", path.c_str(),
+                 base::Counted(documents->num_skipped(), "bad document").c_str());
   }
   return absl::OkStatus();
 }
@@ -269,9 +270,9 @@ absl::Status EncodeToFile(const Tokenizer& tokenizer, const UseFlags& flags,
     RETURN_IF_ERROR(EncodeFile(tokenizer, flags, path, append));
   }
   RETURN_IF_ERROR(writer->Finish());
-  std::printf("%s: %s tokens in %s documents\n", flags.out.c_str(),
-              WithCommas(writer->num_tokens()).c_str(),
-              WithCommas(writer->num_documents()).c_str());
+  std::printf("%s: %s tokens in %s document%s\n", flags.out.c_str(),
+              WithCommas(writer->num_tokens()).c_str(), WithCommas(writer->num_documents()).c_str(),
+              writer->num_documents() == 1 ? "" : "s");
   return absl::OkStatus();
 }
 

@@ -60,10 +60,10 @@ class FixedDriver final : public control::JobService::Service {
     *response = cluster;
     return grpc::Status::OK;
   }
-  // Steps 1 to 4.
+  // Steps from 1 on.
   grpc::Status ListSteps(grpc::ServerContext*, const control::ListStepsRequest* request,
                          control::ListStepsResponse* response) override {
-    for (int64_t step = std::max<int64_t>(1, request->first_step()); step <= 4; ++step) {
+    for (int64_t step = std::max<int64_t>(1, request->first_step()); step <= num_steps; ++step) {
       response->add_steps()->set_step(step);
     }
     return grpc::Status::OK;
@@ -86,6 +86,7 @@ class FixedDriver final : public control::JobService::Service {
   control::GetClusterResponse cluster;
   control::Job job;
   int num_pages = 1;           // of the list
+  int num_steps = 4;           // in the loss log
   bool runs_at_first = false;  // those who follow the job see it running before its end
 
  private:
@@ -209,7 +210,10 @@ TEST_F(AnswersTest, ASilentDriverLeavesStandardOutputToThePicture) {
   EXPECT_EQ(silent.code, 3);
   EXPECT_EQ(silent.out, "");
   EXPECT_TRUE(absl::StrContains(silent.error, "silent driver: ")) << silent.error;
-  EXPECT_TRUE(absl::StartsWith(Run("diagnose known --retry-for 0s").out, "silent driver: "));
+  const Outcome text = Run("diagnose known --retry-for 0s");
+  EXPECT_EQ(text.code, 3);
+  EXPECT_TRUE(absl::StartsWith(text.out, "silent driver: ")) << text.out;
+  EXPECT_EQ(text.error, "") << "the verdict says it";
 }
 
 TEST_F(AnswersTest, CommandsInAListWorkAsTheyArePrinted) {
@@ -319,6 +323,21 @@ TEST_F(AnswersTest, TheAdviceAboutAnAbsentDriverStartsOneThatIsFound) {
   EXPECT_TRUE(absl::StrContains(plain.error, absl::StrCat("start one with `megascale driver ",
                                                           listen, "`, or name another one with ")))
       << plain.error;
+}
+
+TEST_F(AnswersTest, MetricsOfAJobWhoseLossLogIsGoneAreAnError) {
+  driver_.num_steps = 0;
+  driver_.job.set_directory("/state/jobs/known");
+  EXPECT_EQ(Run("metrics known").code, 0) << "it completed no step";
+  driver_.job.set_last_step(1500);
+  const Outcome gone = Run("metrics known");
+  EXPECT_EQ(gone.code, 1);
+  EXPECT_EQ(gone.out, "");
+  EXPECT_EQ(gone.error,
+            "megascale: job known: completed 1500 steps, but its loss log is missing or empty: "
+            "/state/jobs/known/metrics.jsonl\n");
+  driver_.job.set_state(control::JOB_STATE_RUNNING);  // from a checkpoint
+  EXPECT_EQ(Run("metrics known").code, 0);
 }
 
 // --- GPUs ---------------------------------------------------------------------------------------

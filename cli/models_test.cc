@@ -180,6 +180,13 @@ TEST_F(ModelsTest, EvaluateMeasuresWeightsThatNoJobHasTrained) {
     EXPECT_EQ(long_windows.error,
               "megascale: --seq-length: 2049 is out of range; expected 1 to 2048, the model's "
               "longest sequence\n");
+    std::ofstream(directory_ + "/short") << "ab";
+    const Outcome few = RunWithState(absl::StrCat("evaluate --checkpoint ", model, " --data ",
+                                                  directory_, "/short --seq-length 64"));
+    EXPECT_EQ(few.code, 2);
+    EXPECT_TRUE(absl::StartsWith(few.error, absl::StrCat("megascale: the held-out part of ",
+                                                         directory_, "/short (--whole ")))
+        << few.error;
     const Outcome no_text = RunWithState(absl::StrCat("evaluate --checkpoint ", model));
     EXPECT_EQ(no_text.code, 2);
     EXPECT_TRUE(absl::StartsWith(no_text.error, "megascale: --data: is missing; these weights"))
@@ -280,7 +287,7 @@ TEST_F(ModelsTest, TokenFilesAreCountedAndBadLinesNamedOrSkipped) {
   // Each document gets an end token.
   EXPECT_EQ(written.out,
             absl::StrCat(directory_, "/t: ", words.size() + 2, " tokens in 2 documents\n"));
-  EXPECT_TRUE(absl::StrContains(written.error, lines + ": skipped 1 bad documents"));
+  EXPECT_TRUE(absl::StrContains(written.error, lines + ": skipped 1 bad document\n"));
 
   std::ofstream(text_) << "good\nb\xFF"
                        << "d\n";
@@ -292,6 +299,48 @@ TEST_F(ModelsTest, TokenFilesAreCountedAndBadLinesNamedOrSkipped) {
   const Outcome skipped = Run(train + " --skip-bad");
   EXPECT_EQ(skipped.code, 0);
   EXPECT_TRUE(absl::StrContains(skipped.error, ": skipped 1 bytes that are not UTF-8"));
+}
+
+TEST_F(ModelsTest, AJobGoesOnOnlyFromACheckpointWithOptimizerState) {
+  const TestFolder folder;
+  const std::string weights = directory_ + "/weights";
+  ASSERT_EQ(Run(absl::StrCat("checkpoint import ", folder.path(), " --out ", weights)).code, 0);
+  std::filesystem::create_directories(directory_ + "/empty");
+  for (const char* command : {"submit examples/tiny.yaml --dry-run --from ",
+                              "local examples/tiny.yaml --state-dir STATE --from "}) {
+    const std::string from = absl::StrReplaceAll(command, {{"STATE", directory_ + "/state"}});
+    const Outcome refused = Run(from + weights);
+    EXPECT_EQ(refused.code, 2) << refused.error;
+    EXPECT_EQ(refused.error,
+              absl::StrCat("megascale: --from: ", weights,
+                           ": holds weights alone, no optimizer state to go on from; begin with "
+                           "them by model.from\n"));
+    const Outcome empty = Run(absl::StrCat(from, directory_, "/empty"));
+    EXPECT_EQ(empty.code, 2) << empty.error;
+    EXPECT_TRUE(absl::StrContains(empty.error, "/empty: has no manifest.json")) << empty.error;
+  }
+  const Outcome local = Run(
+      absl::StrCat("local examples/tiny.yaml --from /nowhere --state-dir ", directory_, "/state"));
+  EXPECT_EQ(local.code, 2) << local.error;
+  EXPECT_TRUE(absl::StrContains(local.error, "/nowhere: has no manifest.json")) << local.error;
+  EXPECT_FALSE(std::filesystem::exists(directory_ + "/state"));
+  EXPECT_EQ(Run("submit examples/tiny.yaml --dry-run --from /nowhere").code, 0)
+      << "the machines that train may see it";
+}
+
+TEST_F(ModelsTest, WhatMayDifferFromACheckpointIsChecked) {
+  const std::string submit = "submit examples/tiny.yaml --dry-run --from /nowhere --allow-changed ";
+  EXPECT_EQ(Run(submit + "data,layout --allow-changed all").code, 0);
+  const Outcome unknown = Run(submit + "data,nonsense");
+  EXPECT_EQ(unknown.code, 2);
+  EXPECT_TRUE(absl::StrContains(unknown.error,
+                                "--allow-changed: unknown area 'nonsense'; expected data, model, "))
+      << unknown.error;
+  const Outcome alone = Run("submit examples/tiny.yaml --dry-run --allow-changed data");
+  EXPECT_EQ(alone.code, 2);
+  EXPECT_EQ(alone.error,
+            "megascale: --allow-changed: says what may differ from a checkpoint; give that "
+            "checkpoint by --from\n");
 }
 
 TEST_F(ModelsTest, SpecialTokensThatCannotBeReadAgainAreRefused) {

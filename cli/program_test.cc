@@ -464,6 +464,18 @@ TEST_F(ProgramTest, WhatTensorRanksCannotShareEvenlyIsRefusedWithItsSum) {
       "needs data × tensor × pipeline = 2 × 2 × 2 = 8 slots; "));
 }
 
+TEST_F(ProgramTest, LocalSaysWhyItsDriverDoesNotStart) {
+  const std::string state = directory_ + "/state";
+  std::filesystem::create_directories(state);
+  std::ofstream(state + "/log") << "a file where the log should be";
+  const Outcome refused = Run("local examples/tiny.yaml --job-id a --state-dir " + state);
+  EXPECT_EQ(refused.code, 1) << refused.error;
+  EXPECT_TRUE(absl::StartsWith(refused.error, "megascale: ")) << refused.error;
+  EXPECT_TRUE(absl::StrContains(refused.error, state + "/log")) << refused.error;
+  EXPECT_FALSE(absl::StrContains(refused.error, "started again")) << refused.error;
+  EXPECT_FALSE(absl::StrContains(refused.error, "can be reached")) << refused.error;
+}
+
 TEST_F(ProgramTest, AJobThatDoesNotFitThisMachineIsRefusedWithItsSum) {
   const Outcome refused =
       Run(absl::StrCat("local --agents 2 --slots 2 examples/tiny.yaml --state-dir ", directory_,
@@ -685,6 +697,54 @@ TEST_F(ProgramTest, NoOutputReplacesAnInput) {
     EXPECT_EQ(ReadAll(text_), std::string(5000, 'a')) << words;
     EXPECT_EQ(ReadAll(json), tokenizer) << words;
   }
+}
+
+TEST_F(ProgramTest, OutputsReplaceOnlyFilesOfTheirKindUnlessForced) {
+  const std::string other = directory_ + "/manifest.json";
+  const auto words = [&](std::string text, const std::string& file) {
+    return absl::StrReplaceAll(text, {{"FILE", file}, {"TEXT", text_}});
+  };
+  for (const char* command :
+       {"plan examples/bytes.yaml --svg FILE", "plan examples/bytes.yaml --trace FILE",
+        "diagnose --trace tests/golden/straggler/timeline-ST.json.gz --svg FILE",
+        "diagnose job --save FILE", "trace job -o FILE", "trace job --table FILE",
+        "minder record job --out FILE", "minder train TEXT --out FILE",
+        "tokenizer train TEXT --vocab-size 257 --out FILE"}) {
+    std::ofstream(other) << "{\"step\": 40}";
+    const Outcome refused = Run(words(command, other));
+    EXPECT_EQ(refused.code, 2) << command << refused.error;
+    EXPECT_TRUE(absl::StrContains(refused.error, other + " exists")) << refused.error;
+    EXPECT_TRUE(absl::StrContains(refused.error, "give --force to replace it")) << refused.error;
+    EXPECT_EQ(ReadAll(other), "{\"step\": 40}") << command;
+  }
+  for (const char* command :
+       {"plan examples/bytes.yaml --svg FILE", "plan examples/bytes.yaml --trace FILE",
+        "diagnose --trace tests/golden/straggler/timeline-ST.json.gz --svg FILE"}) {
+    std::ofstream(other) << "{\"step\": 40}";
+    EXPECT_EQ(Run(words(command, other) + " --force").code, 0) << command;
+    EXPECT_EQ(Run(words(command, other)).code, 0) << "the same again: " << command;
+  }
+}
+
+// Another vocabulary under the same name would make jobs be refused that were trained with it.
+TEST_F(ProgramTest, NoTokenizerAndNoTokensAreReplacedUnlessForced) {
+  const std::string json = directory_ + "/t.json";
+  const std::string train = absl::StrCat("tokenizer train ", text_, " --out ", json);
+  ASSERT_EQ(Run(train + " --vocab-size 257").code, 0);
+  const std::string first = ReadAll(json);
+  const Outcome refused = Run(train + " --vocab-size 258");
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_EQ(refused.error, absl::StrCat("megascale: --out: ", json,
+                                        " exists; choose another file, or give --force to replace "
+                                        "it\n"));
+  EXPECT_EQ(ReadAll(json), first);
+  EXPECT_EQ(Run(train + " --vocab-size 258 --force").code, 0);
+  EXPECT_NE(ReadAll(json), first);
+  const std::string encode = absl::StrCat("tokenizer encode --tokenizer ", json, " ", text_,
+                                          " --out ", directory_, "/tokens");
+  EXPECT_EQ(Run(encode).code, 0);
+  EXPECT_EQ(Run(encode).code, 2);
+  EXPECT_EQ(Run(encode + " --force").code, 0);
 }
 
 // A published trace: plain or gzip, for people and for programs.

@@ -9,7 +9,9 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <system_error>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
@@ -74,6 +76,49 @@ absl::Status CheckKeepsInputs(const std::string& option, const std::string& outp
         option, ": ", output, " is an input, which would be overwritten; expected another file"));
   }
   return absl::OkStatus();
+}
+
+OutputKind KindThatBegins(std::string name, const std::string& begin) {
+  const auto begins = [begin](const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    std::string head(begin.size(), '\0');
+    return file.read(head.data(), static_cast<std::streamsize>(head.size())) && head == begin;
+  };
+  return {std::move(name), begins};
+}
+
+OutputKind SvgPicture() { return KindThatBegins("an SVG picture", "<svg "); }
+
+OutputKind PerfettoFile() {
+  return KindThatBegins("a trace", R"({"displayTimeUnit":"ms","traceEvents":[)");
+}
+
+void AddForceOption(Command* command, bool* force) {
+  command->Flag("--force", force, "replaces whatever file the output goes to");
+}
+
+namespace {
+
+bool HoldsSomething(const std::string& path) {
+  struct stat info = {};
+  return !path.empty() && !IsStandardOutput(path) && ::stat(path.c_str(), &info) == 0 &&
+         S_ISREG(info.st_mode) && info.st_size > 0;
+}
+
+}  // namespace
+
+absl::Status CheckReplaces(const std::string& option, const std::string& path,
+                           const OutputKind& kind, bool force) {
+  if (force || !HoldsSomething(path) || kind.is_of_kind(path)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(option, ": ", path, " exists and is not ", kind.name,
+                   "; choose another file, or give --force to replace it"));
+}
+
+absl::Status CheckIsNew(const std::string& option, const std::string& path, bool force) {
+  if (force || !HoldsSomething(path)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      option, ": ", path, " exists; choose another file, or give --force to replace it"));
 }
 
 absl::Status WriteOutputFile(const std::string& path, absl::string_view data) {

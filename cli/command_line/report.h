@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -86,6 +87,29 @@ absl::StatusOr<base::UniqueFd> OpenInputFile(const std::string& path);
 // name of the option that gave it.
 absl::Status CheckKeepsInputs(const std::string& option, const std::string& output,
                               const std::vector<std::string>& inputs);
+
+// A kind of file that a command writes.
+struct OutputKind {
+  std::string name;  // "an SVG picture"
+  // Returns true if the file is of this kind: then a command may replace it by a new one.
+  std::function<bool(const std::string& path)> is_of_kind;
+};
+// Returns the kind of files that begin with `begin`.
+OutputKind KindThatBegins(std::string name, const std::string& begin);
+// The pictures and the traces for ui.perfetto.dev that commands draw.
+OutputKind SvgPicture();
+OutputKind PerfettoFile();
+
+// Adds --force, for output options.
+void AddForceOption(Command* command, bool* force);
+
+// Refuses an output file that exists and is not of this kind, unless `force`. An empty file holds
+// nothing, and pipes, devices and "" replace nothing. `option`: the option that gave it. Check
+// before anything else is done. Errors: InvalidArgument.
+absl::Status CheckReplaces(const std::string& option, const std::string& path,
+                           const OutputKind& kind, bool force);
+// As CheckReplaces, where no existing file is replaced: what was made with it depends on it.
+absl::Status CheckIsNew(const std::string& option, const std::string& path, bool force);
 
 // True if `path` is this program's standard output: "-", or the file that it is connected to
 // ("/dev/stdout"). Then a command must print nothing else, or it would be mixed with the file.

@@ -17,6 +17,7 @@
 #include "cli/job_file/job_file.h"
 #include "cli/view/terminal.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text/counted.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/reader.h"
@@ -101,8 +102,8 @@ absl::Status Inspect(const CheckpointFlags& flags) {
   std::printf("job %s, attempt %lld, step %lld, next sample %lld\n", manifest.job_id().c_str(),
               static_cast<long long>(manifest.attempt()), static_cast<long long>(manifest.step()),
               static_cast<long long>(manifest.next_sample()));
-  std::printf("written by megascale %s, %d shards, %s bytes\n",
-              manifest.megascale_version().c_str(), manifest.shards_size(),
+  std::printf("written by megascale %s, %s, %s bytes\n", manifest.megascale_version().c_str(),
+              base::Counted(manifest.shards_size(), "shard").c_str(),
               WithCommas(reader->size_bytes()).c_str());
   std::printf("\n%s\n", ToYaml(manifest.spec()).c_str());
   std::vector<std::vector<std::string>> rows = {{"TENSOR", "DTYPE", "SHAPE"}};
@@ -138,7 +139,8 @@ absl::Status Verify(const CheckpointFlags& flags) {
     object.Add("size_bytes", reader->size_bytes());
     std::printf("%s\n", object.Finish().c_str());
   } else {
-    std::printf("%d shards, %s bytes: all checksums match\n", reader->manifest().shards_size(),
+    std::printf("%s, %s bytes: all checksums match\n",
+                base::Counted(reader->manifest().shards_size(), "shard").c_str(),
                 WithCommas(reader->size_bytes()).c_str());
   }
   return absl::OkStatus();

@@ -41,8 +41,13 @@ struct DiagnoseFlags {
   std::string saved;
   std::string format = "text";
   std::string svg;
+  bool force = false;
   int64_t steps = 20;
 };
+
+OutputKind SavedEvidenceFile() {
+  return {"saved evidence", [](const std::string& path) { return SavedEvidence(path).ok(); }};
+}
 
 json VerdictJson(const Diagnosis& diagnosis, const ConnectionFlags& flags) {
   const Findings& findings = diagnosis.findings;
@@ -141,6 +146,8 @@ absl::Status CheckFlags(const DiagnoseFlags& flags) {
   for (const std::string& input : {flags.trace, flags.saved}) {
     RETURN_IF_ERROR(CheckKeepsInputs("--svg", flags.svg, {input}));
   }
+  RETURN_IF_ERROR(CheckReplaces("--svg", flags.svg, SvgPicture(), flags.force));
+  RETURN_IF_ERROR(CheckReplaces("--save", flags.save, SavedEvidenceFile(), flags.force));
   if (flags.steps < 1 || flags.steps > kStepsMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("--steps: ", flags.steps, " is out of range; expected 1 to ", kStepsMax));
@@ -168,6 +175,7 @@ int ReportAskError(const absl::Status& status, const DiagnoseFlags& flags) {
   if (IsSilence(status) && address.ok()) {
     Print(DiagnoseSilentDriver(status, flags.job_id, address->text), flags,
           IsStandardOutput(flags.svg) ? stderr : stdout);
+    if (flags.format == "text") return ExitCodeOf(status);  // the verdict has the error
   }
   return ReportCallError(status, flags.connection);
 }
@@ -218,6 +226,7 @@ void AddDiagnoseCommand(CommandLine* line) {
   command->Path("--svg", &flags->svg,
                 "draws the ranks into this file, in the colour of what they cost; -: standard "
                 "output, instead of the verdict (default: none)");
+  AddForceOption(command, &flags->force);
   command->Integer("--steps", &flags->steps, "how many of the newest steps");
   AddRetryOption(command, &flags->connection);
   AddConnectionOptions(command, &flags->connection);

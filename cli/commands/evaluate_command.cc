@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "cli/command_line/report.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/model_options.h"
@@ -118,6 +119,14 @@ void Print(const EvaluateFlags& flags, const HeldOutLoss& loss, const Inference&
               std::exp(loss.nats_per_token));
 }
 
+// Returns what was measured, for errors: "the held-out part of a.txt, b.txt".
+std::string NameOfText(const EvaluateFlags& flags) {
+  const std::string files =
+      flags.data_files.empty() ? "the job's text" : absl::StrJoin(flags.data_files, ", ");
+  return flags.whole ? files
+                     : absl::StrCat("the held-out part of ", files, " (--whole measures all)");
+}
+
 absl::Status Evaluate(const EvaluateFlags& flags) {
   RETURN_IF_ERROR(CheckFlags(flags));
   EvaluateOptions options;
@@ -135,8 +144,9 @@ absl::Status Evaluate(const EvaluateFlags& flags) {
   ASSIGN_OR_RETURN(const EvaluationText text, OpenText(flags, *inference));
   WorkProgress progress({"held-out text", "windows"}, DetectTerminal(STDERR_FILENO), stderr, Now());
   options.on_progress = [&](int64_t done, int64_t all) { progress.Show(done, all, Now()); };
-  ASSIGN_OR_RETURN(const HeldOutLoss loss, inference->Evaluate(text.text(), options));
-  Print(flags, loss, *inference);
+  const auto loss = inference->Evaluate(text.text(), options);
+  if (!loss.ok()) return base::Annotate(loss.status(), NameOfText(flags));
+  Print(flags, *loss, *inference);
   return absl::OkStatus();
 }
 

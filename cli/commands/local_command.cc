@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -69,9 +70,13 @@ class Notes {
     const std::lock_guard<std::mutex> lock(mutex_);
     return std::exchange(lines_, {});
   }
+  bool empty() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return lines_.empty();
+  }
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::vector<std::string> lines_;
 };
 
@@ -162,6 +167,7 @@ class LocalRun {
     options.http_address = flags_.http_address;
     options.on_restart = [this](const launch::ClusterRestart& restart) {
       const bool forever = restart.backoff == absl::InfiniteDuration();
+      if (forever && restart.process == "driver") return refusal_.Add(ErrorOf(restart));
       const std::string next =
           forever ? "all processes of the cluster ended with it; Ctrl-C ends this program"
                   : absl::StrCat("started again in ", absl::FormatDuration(restart.backoff),
@@ -173,22 +179,34 @@ class LocalRun {
     connection.address = cluster_->driver_address();
     ASSIGN_OR_RETURN(client_, Connect(connection));
     if (live()) PrintStart();
-    RETURN_IF_ERROR(client_->Submit(request_, {.time = kDriverStart}).status());
+    const auto is_refused = [this] { return !refusal_.empty(); };
+    const absl::Duration began_at = base::RealClock().Monotonic();
+    const auto job = client_->Submit(request_, {.time = kDriverStart, .should_stop = is_refused});
+    // The driver's own words say why it could not be reached.
+    for (const std::string& why : refusal_.Take()) return absl::InternalError(why);
+    RETURN_IF_ERROR(job.status());
+    if (IsTerminal(job->state()) && IsOlder(*job, base::RealClock().Monotonic() - began_at)) {
+      return EndedBefore(*job);
+    }
     PrintPage();
     return absl::OkStatus();
   }
 
-  // Follows the job to its end. A first Ctrl-C cancels the job; after a second one the end of the
-  // cluster ends it.
+  // Follows the job to its end. A first Ctrl-C cancels the job, as does the end of who reads the
+  // output; after a second one the end of the cluster ends it.
   absl::StatusOr<FollowResult> Follow() {
     FollowOptions options;
     options.style = live() ? FollowStyle::kLive : FollowStyle::kJson;
     options.interrupt = &interrupt_;
     options.take_notes = [this] { return notes_.Take(); };
+    options.needs_output = true;
     ASSIGN_OR_RETURN(FollowResult result, FollowJob(client_.get(), request_.job_id(), options));
     if (result.end == FollowResult::End::kJobEnded) return result;
-    std::fprintf(stderr, "\ncancelling %s; Ctrl-C again ends it at once\n",
-                 request_.job_id().c_str());
+    const bool output_lost = result.end == FollowResult::End::kOutputLost;
+    std::fprintf(stderr, "%s\ncancelling %s; Ctrl-C%s ends it at once\n",
+                 output_lost ? "megascale: standard output is closed" : "",
+                 request_.job_id().c_str(), output_lost ? "" : " again");
+    options.needs_output = false;
     RETURN_IF_ERROR(
         client_->Cancel(MakeCancelRequest(request_.job_id(), kCancelGrace, false)).status());
     options.timeout = kCancelMax;
@@ -201,10 +219,18 @@ class LocalRun {
     for (const std::string& note : notes_.Take()) std::fprintf(stderr, "%s\n", note.c_str());
   }
 
-  std::string LogAdvice() const { return absl::StrCat("logs: ", state_directory_, "/logs"); }
+  // Returns "" if no process has started.
+  std::string LogAdvice() const {
+    const std::string logs = absl::StrCat(state_directory_, "/logs");
+    return std::filesystem::exists(logs) ? absl::StrCat("logs: ", logs) : "";
+  }
   bool live() const { return flags_.format != "json"; }
 
  private:
+  static std::string ErrorOf(const launch::ClusterRestart& restart) {
+    return restart.error.empty() ? absl::StrCat("the driver ", restart.how) : restart.error;
+  }
+
   // The driver writes the file before it answers.
   void PrintPage() const {
     if (flags_.http_address.empty()) return;
@@ -228,7 +254,8 @@ class LocalRun {
   const LocalFlags& flags_;
   const control::v1::SubmitJobRequest& request_;
   Interrupt interrupt_;  // before any thread
-  Notes notes_;          // outlives the cluster, which calls back
+  Notes notes_;          // these outlive the cluster, which calls back
+  Notes refusal_;        // why the driver did not start
   std::string state_directory_;
   std::unique_ptr<launch::LocalCluster> cluster_;
   std::unique_ptr<client::JobClient> client_;
@@ -272,10 +299,13 @@ int Report(const LocalFlags& flags, const WindowLimit& limit, const FollowResult
 
 int RunLocal(LocalFlags flags) {
   ::umask(077);  // what it makes belongs to its owner alone, in all its processes
+  // A reader that leaves, as `head` does, must not end the cluster in mid-step. A handler, because
+  // programs that are started would inherit that a signal is ignored.
+  ::signal(SIGPIPE, [](int) {});
   if (!CheckOutputFormat(flags.format)) return kExitUsage;
   const auto limit = ParseWindowLimit("--held-out-windows", flags.held_out_windows);
   if (!limit.ok()) return ReportError(limit.status());
-  const auto request = MakeSubmitRequest(flags.job);
+  const auto request = MakeSubmitRequest(flags.job, JobPlace::kHere);
   if (!request.ok()) return ReportMistakes(request.status());
   if (flags.slots == 0 && flags.agents > 0) {
     flags.slots = std::min(NeededOfEach(request->spec(), flags.agents), kSlotsMax);
@@ -288,11 +318,22 @@ int RunLocal(LocalFlags flags) {
     const absl::Status started = run.Start();
     if (started.ok()) result = run.Follow();
     run.Stop();
+    if (absl::IsAlreadyExists(started)) {
+      return ReportError(started,
+                         "nothing ran; give another --job-id, or none; --from CHECKPOINT goes on "
+                         "from a checkpoint");
+    }
     if (!started.ok()) return ReportError(started, run.LogAdvice());
     if (!result.ok()) return ReportError(result.status(), run.LogAdvice());
     if (result->job.state() != control::v1::JOB_STATE_SUCCEEDED) {
       std::fprintf(stderr, "megascale: %s  %s\n  %s\n", request->job_id().c_str(),
                    StateLine(result->job).c_str(), run.LogAdvice().c_str());
+      if (result->job.has_last_checkpoint()) {
+        const auto& checkpoint = result->job.last_checkpoint();
+        std::fprintf(stderr, "  another job can go on from step %lld: --from %s\n",
+                     static_cast<long long>(checkpoint.step()),
+                     ShellWord(checkpoint.directory()).c_str());
+      }
       return kExitFailed;
     }
   }

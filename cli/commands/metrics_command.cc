@@ -239,9 +239,24 @@ absl::Status PrintWithGpus(const control::v1::Job& job, bool is_last, GpuReader*
   return reader->PrintNew(job, newest > 0 ? newest : kAllSteps);
 }
 
+// Refuses a job that completed steps but whose loss log has none: somebody deleted it. A job that
+// begins at a checkpoint has a last step, too, before it completes one.
+absl::Status CheckLog(const control::v1::Job& job, client::JobClient* client) {
+  if (job.last_step() == 0 || (!job.has_last_record() && !IsTerminal(job.state()))) return {};
+  control::v1::ListStepsRequest request;
+  request.set_job_id(job.job_id());
+  request.set_max_steps(1);
+  ASSIGN_OR_RETURN(const control::v1::ListStepsResponse first, client->Steps(request));
+  if (first.steps_size() > 0) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(
+      "job ", job.job_id(), ": completed ", job.last_step(),
+      " steps, but its loss log is missing or empty: ", job.directory(), "/metrics.jsonl"));
+}
+
 absl::Status ShowMetrics(const MetricsFlags& flags, client::JobClient* client,
                          const std::function<bool()>& stop) {
   ASSIGN_OR_RETURN(control::v1::Job job, client->Get(flags.job_id));
+  RETURN_IF_ERROR(CheckLog(job, client));
   GpuReader gpus(flags.job_id, client);
   RETURN_IF_ERROR(gpus.Begin(job));
   if (flags.format == "csv") PrintHeader(gpus.At(0));

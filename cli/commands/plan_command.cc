@@ -63,6 +63,7 @@ struct PlanFlags {
   int64_t slots = 0;  // 0: one machine runs all ranks
   std::string svg;
   std::string trace;
+  bool force = false;
   bool instructions = false;
   bool measure = false;
   std::string format = "text";
@@ -466,6 +467,8 @@ int RunPlan(const PlanFlags& flags) {
   }
   absl::Status keeps = CheckKeepsInputs("--svg", flags.svg, {flags.file});
   keeps.Update(CheckKeepsInputs("--trace", flags.trace, {flags.file}));
+  keeps.Update(CheckReplaces("--svg", flags.svg, SvgPicture(), flags.force));
+  keeps.Update(CheckReplaces("--trace", flags.trace, PerfettoFile(), flags.force));
   if (!keeps.ok()) return ReportError(keeps);
   const absl::StatusOr<JobPlan> plan = MakePlan(flags);
   if (!plan.ok()) return ReportMistakes(plan.status());
@@ -504,6 +507,7 @@ void AddPlanCommand(CommandLine* line) {
       "--trace", &flags->trace,
       "writes a trace for ui.perfetto.dev into this file; -: standard output, instead of the "
       "tables");
+  AddForceOption(command, &flags->force);
   command->Flag("--instructions", &flags->instructions,
                 "prints what a layer does in a pass, and every stage's instructions");
   command->Flag("--measure", &flags->measure, "prints the time and memory of planning itself");

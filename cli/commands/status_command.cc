@@ -16,6 +16,7 @@
 #include "cli/view/live_view.h"
 #include "runtime/base/process/resource_limit.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text/counted.h"
 
 namespace megascale::cli {
 namespace {
@@ -35,10 +36,9 @@ void PrintJob(const control::v1::Job& job) {
   Terminal terminal = DetectTerminal(STDOUT_FILENO);
   terminal.width = 500;  // nothing is redrawn: the terminal may break lines
   terminal.height = 0;
-  for (const std::string& line : RenderJob(job, terminal, kWorkersMax)) {
+  for (const std::string& line : RenderWholeJob(job, terminal, kWorkersMax)) {
     std::printf("%s\n", line.c_str());
   }
-  for (const std::string& line : RenderFailure(job)) std::printf("%s\n", line.c_str());
   if (IsTerminal(job.state())) {  // before, they are part of the job above
     for (const std::string& line : WarningLines(job)) std::printf("%s\n", line.c_str());
   }
@@ -77,7 +77,8 @@ void PrintJobs(const control::v1::ListJobsResponse& response, const ConnectionFl
 }
 
 void PrintCluster(const control::v1::GetClusterResponse& cluster) {
-  std::printf("driver %s, %d nodes\n", cluster.version().c_str(), cluster.nodes_size());
+  std::printf("driver %s, %s\n", cluster.version().c_str(),
+              base::Counted(cluster.nodes_size(), "node").c_str());
   std::vector<std::vector<std::string>> rows = {
       {"NODE", "STATE", "SLOTS", "USED", "HEARTBEAT", "CORES", "MEMORY", "LIMITED BY"}};
   for (const control::v1::NodeView& node : cluster.nodes()) {

@@ -1,19 +1,58 @@
 #include "cli/commands/submit.h"
 
+#include <algorithm>
+#include <filesystem>
 #include <random>
+#include <system_error>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "cli/command_line/report.h"
 #include "cli/job_file/job_file.h"
+#include "cli/view/live_view.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/checkpoint/directory.h"
+#include "runtime/checkpoint/numerics.h"
 #include "runtime/job/names.h"
 
 namespace megascale::cli {
 namespace {
 
 constexpr size_t kShownBytesMax = 60;
+
+absl::Status Mistake(absl::string_view option, absl::string_view why) {
+  return absl::InvalidArgumentError(absl::StrCat(option, ": ", why));
+}
+
+// A checkpoint that this machine does not see may be on the machines that train.
+absl::Status CheckFrom(const std::string& path, JobPlace place) {
+  RETURN_IF_ERROR(job::CheckPath("--from", path));
+  const auto manifest = checkpoint::ReadManifest(path);
+  std::error_code error;
+  const bool is_hidden =
+      absl::IsPermissionDenied(manifest.status()) ||
+      (absl::IsNotFound(manifest.status()) && !std::filesystem::exists(path, error));
+  if (is_hidden && place == JobPlace::kElsewhere) return absl::OkStatus();
+  if (is_hidden || absl::IsNotFound(manifest.status())) {
+    return Mistake("--from", manifest.status().message());
+  }
+  if (!manifest.ok()) return base::Annotate(manifest.status(), "--from");
+  if (manifest->kind() != checkpoint::v1::CHECKPOINT_KIND_WEIGHTS) return absl::OkStatus();
+  return Mistake("--from", absl::StrCat(path,
+                                        ": holds weights alone, no optimizer state to go on "
+                                        "from; begin with them by model.from"));
+}
+
+absl::Status CheckArea(const std::string& area) {
+  const std::vector<absl::string_view> known = checkpoint::NumericsAreas();
+  if (area == "all" || std::find(known.begin(), known.end(), area) != known.end()) return {};
+  return Mistake("--allow-changed",
+                 absl::StrCat("unknown area '", base::Printable(area, kShownBytesMax),
+                              "'; expected ", absl::StrJoin(known, ", "), " or all"));
+}
 
 }  // namespace
 
@@ -41,12 +80,24 @@ void AddJobOptions(Command* command, JobFlags* flags) {
       "what may differ from that checkpoint: data, numerics areas, or all; with commas");
 }
 
+absl::Status EndedBefore(const control::v1::Job& job) {
+  const absl::Time ended_at = absl::FromUnixSeconds(job.ended_at().seconds());
+  return absl::AlreadyExistsError(
+      absl::StrCat("job ", job.job_id(), ": exists already, ", StateName(job.state()), " since ",
+                   absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", ended_at, absl::UTCTimeZone())));
+}
+
+bool IsOlder(const control::v1::Job& job, absl::Duration running_for) {
+  return absl::Seconds(job.submitted_age_seconds()) > running_for;
+}
+
 std::string MakeJobId(const std::string& name) {
   std::random_device random;
   return absl::StrFormat("%s-%08x", name, random());
 }
 
-absl::StatusOr<control::v1::SubmitJobRequest> MakeSubmitRequest(const JobFlags& flags) {
+absl::StatusOr<control::v1::SubmitJobRequest> MakeSubmitRequest(const JobFlags& flags,
+                                                                JobPlace place) {
   control::v1::SubmitJobRequest request;
   ASSIGN_OR_RETURN(*request.mutable_spec(), LoadJobFile(flags.file, {.overrides = flags.overrides,
                                                                      .data_files = flags.data_files,
@@ -57,7 +108,10 @@ absl::StatusOr<control::v1::SubmitJobRequest> MakeSubmitRequest(const JobFlags& 
   RETURN_IF_ERROR(job::CheckJobId(request.job_id()));
   request.set_from_checkpoint(AbsolutePath(flags.from_checkpoint));
   if (!request.from_checkpoint().empty()) {
-    RETURN_IF_ERROR(job::CheckPath("--from", request.from_checkpoint()));
+    RETURN_IF_ERROR(CheckFrom(request.from_checkpoint(), place));
+  } else if (!flags.allow_changed.empty()) {
+    return Mistake("--allow-changed",
+                   "says what may differ from a checkpoint; give that checkpoint by --from");
   }
   for (const std::string& words : flags.allow_changed) {
     if (!base::IsUtf8(words)) {
@@ -67,6 +121,7 @@ absl::StatusOr<control::v1::SubmitJobRequest> MakeSubmitRequest(const JobFlags& 
     }
     for (const absl::string_view word : absl::StrSplit(words, ',', absl::SkipEmpty())) {
       request.add_allow_changed(std::string(word));
+      RETURN_IF_ERROR(CheckArea(std::string(word)));
     }
   }
   return request;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "cli/command_line/command_line.h"
 #include "proto/control.pb.h"
 
@@ -26,8 +27,20 @@ struct JobFlags {
 // Adds FILE, --set, --data and how to read it, --job-id, --from and --allow-changed.
 void AddJobOptions(Command* command, JobFlags* flags);
 
-// Reads and checks the job file. Errors: InvalidArgument.
-absl::StatusOr<control::v1::SubmitJobRequest> MakeSubmitRequest(const JobFlags& flags);
+// Where a job runs: on another machine, whose files this one may not see, or here.
+enum class JobPlace { kElsewhere, kHere };
+
+// Reads and checks the job file, and --from as far as this machine sees it. Errors:
+// InvalidArgument; those of a damaged manifest.
+absl::StatusOr<control::v1::SubmitJobRequest> MakeSubmitRequest(const JobFlags& flags,
+                                                                JobPlace place);
+
+// Returns that the job had ended before this command gave it to the driver again.
+absl::Status EndedBefore(const control::v1::Job& job);
+
+// True if the job was submitted before this command began: this is no retry of its own submit,
+// whose answer was lost.
+bool IsOlder(const control::v1::Job& job, absl::Duration running_for);
 
 // Returns "<name>-<8 random hexadecimal digits>".
 std::string MakeJobId(const std::string& name);

@@ -133,7 +133,7 @@ absl::StatusOr<std::string> MemoryTables(const job::v1::JobSpec& spec, int64_t s
   const std::optional<base::MemoryLimit> limit = base::LeastMemoryLimit();
   if (limit.has_value()) {
     absl::StrAppend(&text, "here ", base::FormatBytes(limit->available_bytes), " of ",
-                    base::FormatBytes(limit->limit_bytes), " are left by ", limit->source,
+                    base::FormatBytes(limit->limit_bytes), " are free (", limit->source, ")",
                     layout::CheckMemory(all, limit).ok() ? ": the whole job fits"
                                                          : ": too little for the whole job");
   }
@@ -191,19 +191,10 @@ void PrintSubmitted(const SubmitFlags& flags, const control::v1::Job& job) {
   next("cancel", "stop it");
 }
 
-// True if the job was submitted before this command began: this is no retry of its own submit,
-// whose answer was lost.
-bool IsOlder(const control::v1::Job& job, absl::Duration running_for) {
-  return absl::Seconds(job.submitted_age_seconds()) > running_for;
-}
-
 int RefuseEndedJob(const SubmitFlags& flags, const control::v1::Job& job) {
-  const absl::Time ended_at = absl::FromUnixSeconds(job.ended_at().seconds());
   const std::string status = NextCommand(absl::StrCat("status ", job.job_id()), flags.connection);
   return ReportError(
-      absl::AlreadyExistsError(absl::StrCat(
-          "job ", job.job_id(), ": exists already, ", StateName(job.state()), " since ",
-          absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", ended_at, absl::UTCTimeZone()))),
+      EndedBefore(job),
       absl::StrCat("run it again under another --job-id, or without one; --from CHECKPOINT goes on "
                    "from a checkpoint, which `",
                    status, "` shows"));
@@ -211,7 +202,7 @@ int RefuseEndedJob(const SubmitFlags& flags, const control::v1::Job& job) {
 
 int Submit(const SubmitFlags& flags) {
   if (!CheckOutputFormat(flags.format)) return kExitUsage;
-  const auto request = MakeSubmitRequest(flags.job);
+  const auto request = MakeSubmitRequest(flags.job, JobPlace::kElsewhere);
   if (!request.ok()) return ReportMistakes(request.status());
   if (flags.slots < 0) {
     return ReportError(absl::InvalidArgumentError(

@@ -18,6 +18,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text/counted.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/data/source/byte_stream.h"
 #include "runtime/data/source/documents.h"
@@ -49,6 +50,7 @@ struct TrainFlags {
   std::vector<std::string> special_tokens;
   std::string json_field;
   bool skip_bad = false;
+  bool force = false;
 };
 
 absl::StatusOr<tokenizer::SplitPattern> ParseSplit(const std::string& name) {
@@ -126,8 +128,8 @@ absl::Status CountLines(const std::string& path, const data::DocumentOptions& op
     on_progress(documents->stream());
   }
   if (documents->num_skipped() > 0) {
-    std::fprintf(stderr, "%s: skipped %lld bad lines\n", path.c_str(),
-                 static_cast<long long>(documents->num_skipped()));
+    std::fprintf(stderr, "%s: skipped %s\n", path.c_str(),
+                 base::Counted(documents->num_skipped(), "bad line").c_str());
   }
   return absl::OkStatus();
 }
@@ -135,6 +137,7 @@ absl::Status CountLines(const std::string& path, const data::DocumentOptions& op
 absl::Status CountWords(const TrainFlags& flags, tokenizer::WordCounter* counter) {
   ASSIGN_OR_RETURN(const std::vector<std::string> files, ExpandFolders(flags.files));
   RETURN_IF_ERROR(CheckKeepsInputs("--out", flags.out, files));
+  RETURN_IF_ERROR(CheckIsNew("--out", flags.out, flags.force));
   const data::DocumentOptions options = {.json_field = flags.json_field,
                                          .skip_bad = flags.skip_bad};
   for (const std::string& path : files) {
@@ -193,6 +196,7 @@ struct UseFlags {
   bool skip_bad = false;
   bool plain = false;  // without the tokens around a text
   std::string out;
+  bool force = false;
   std::string end_token;
   bool skip_special = false;
   std::string format = "text";
@@ -231,8 +235,8 @@ absl::Status EncodeFile(const Tokenizer& tokenizer, const UseFlags& flags, const
     }
   }
   if (documents->num_skipped() > 0) {
-    std::fprintf(stderr, "%s: skipped %lld bad documents\n", path.c_str(),
-                 static_cast<long long>(documents->num_skipped()));
+    std::fprintf(stderr, "%s: skipped %s\n", path.c_str(),
+                 base::Counted(documents->num_skipped(), "bad document").c_str());
   }
   return absl::OkStatus();
 }
@@ -266,9 +270,9 @@ absl::Status EncodeToFile(const Tokenizer& tokenizer, const UseFlags& flags,
     RETURN_IF_ERROR(EncodeFile(tokenizer, flags, path, append));
   }
   RETURN_IF_ERROR(writer->Finish());
-  std::printf("%s: %s tokens in %s documents\n", flags.out.c_str(),
-              WithCommas(writer->num_tokens()).c_str(),
-              WithCommas(writer->num_documents()).c_str());
+  std::printf("%s: %s tokens in %s document%s\n", flags.out.c_str(),
+              WithCommas(writer->num_tokens()).c_str(), WithCommas(writer->num_documents()).c_str(),
+              writer->num_documents() == 1 ? "" : "s");
   return absl::OkStatus();
 }
 
@@ -288,6 +292,7 @@ absl::Status Encode(const UseFlags& flags) {
     std::vector<std::string> inputs = files;
     ASSIGN_OR_RETURN(inputs.emplace_back(), tokenizer::FindTokenizerFile(flags.tokenizer));
     RETURN_IF_ERROR(CheckKeepsInputs("--out", flags.out, inputs));
+    RETURN_IF_ERROR(CheckIsNew("--out", flags.out, flags.force));
     return EncodeToFile(*tokenizer, flags, files);
   }
   const auto print = [&](const std::vector<int32_t>& ids) {
@@ -391,6 +396,7 @@ void AddTrain(Command* parent) {
                 "the files are JSON Lines with the text in this field");
   command->Flag("--skip-bad", &flags->skip_bad,
                 "leaves out bad lines, or bytes that are not UTF-8, and counts them");
+  AddForceOption(command, &flags->force);
   command->Details(
       "The same text and options give the same file. It has the format of Hugging Face, and other "
       "programs that read tokenizer.json give the same tokens with it.");
@@ -432,6 +438,7 @@ void AddEncode(Command* parent) {
                 "without the tokens that the tokenizer puts around a text");
   command->Path("--out", &flags->out,
                 "writes a token file instead; each document ends with the end token");
+  AddForceOption(command, &flags->force);
   command->Text("--end-token", &flags->end_token,
                 "token that ends a document in a token file (default: the tokenizer's own)");
   command->Examples(

@@ -30,6 +30,7 @@ struct TraceFlags {
   std::string job_id;
   std::string output;
   std::string table;
+  bool force = false;
   int64_t steps = 5;
 };
 
@@ -84,6 +85,9 @@ absl::Status CheckFlags(const TraceFlags& flags) {
         absl::StrCat("--output: expected the file for the trace, found '", flags.output,
                      "'; for a file of that name give ./", flags.output));
   }
+  RETURN_IF_ERROR(CheckReplaces("--output", flags.output, PerfettoFile(), flags.force));
+  const OutputKind table = KindThatBegins("a table of steps", diagnose::ToCsv({}));
+  RETURN_IF_ERROR(CheckReplaces("--table", flags.table, table, flags.force));
   return absl::OkStatus();
 }
 
@@ -132,6 +136,7 @@ void AddTraceCommand(CommandLine* line) {
   command->Path("--table", &flags->table,
                 "writes a CSV with the columns of ByteDance's StragglerAnalysis into this file; -: "
                 "standard output, instead of the table of stages (default: none)");
+  AddForceOption(command, &flags->force);
   command->Integer("--steps", &flags->steps, "how many of the newest steps");
   AddRetryOption(command, &flags->connection);
   AddConnectionOptions(command, &flags->connection);

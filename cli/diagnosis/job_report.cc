@@ -160,8 +160,9 @@ Diagnosis DiagnoseState(const control::v1::Job& job, const std::string& why_no_s
   Findings& findings = diagnosis.findings;
   const bool has_ended = IsTerminal(job.state());
   findings.cause = has_ended ? "ended" : "unknown";
-  findings.verdict = has_ended ? absl::StrCat("ended: ", StateLine(job))
-                               : absl::StrCat("I do not know: ", StateLine(job));
+  findings.verdict =
+      has_ended ? absl::StrCat("ended: ", StateLine(job))
+                : absl::StrCat("I do not know yet what limits the job: it is ", StateLine(job));
   if (!why_no_spans.empty()) findings.evidence.push_back(why_no_spans);
   return diagnosis;
 }

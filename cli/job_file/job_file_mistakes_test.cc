@@ -415,10 +415,10 @@ TEST(JobFileMistakesTest, RulesBetweenFieldsNameThePlaceAndTheSum) {
 TEST(JobFileMistakesTest, AMissingFieldIsNamedAtItsSection) {
   const auto spec = LoadJobText("job.yaml", "name: x\nmodel:\n  hidden_size: 64\n", {});
   EXPECT_EQ(std::string(spec.status().message()),
-            "job.yaml:3:3: model.num_hidden_layers: is missing; expected 1 to 1024");
+            "job.yaml:3:3: model.num_hidden_layers: is missing or 0; expected 1 to 1024");
   const auto bare = LoadJobText("job.yaml", "name: x\n", {});
   EXPECT_EQ(std::string(bare.status().message()),
-            "job.yaml: model.hidden_size: is missing; expected 1 to 65536");
+            "job.yaml: model.hidden_size: is missing or 0; expected 1 to 65536");
 }
 
 TEST(JobFileMistakesTest, AWindowLongerThanTheSequenceIsNoMistake) {

@@ -41,6 +41,7 @@ struct MinderFlags {
   std::string method = "minder";
   std::string format = "text";
   std::string out;
+  bool force = false;
   absl::Duration continuity = absl::Minutes(4);
   absl::Duration every = absl::Minutes(8);
   bool report = false;
@@ -227,6 +228,11 @@ int ReportNoOutput() {
 
 int RunRecord(const MinderFlags& flags) {
   if (flags.out.empty()) return ReportNoOutput();
+  const OutputKind recording = KindThatBegins("a recording", "machine,seconds");
+  if (const absl::Status replaces = CheckReplaces("--out", flags.out, recording, flags.force);
+      !replaces.ok()) {
+    return ReportError(replaces);
+  }
   Interrupt interrupt;
   const auto stop = [&] { return interrupt.Count() > 0; };
   const auto client = Connect(flags.connection, stop);
@@ -247,10 +253,10 @@ int RunTrain(const MinderFlags& flags) {
     return ReportError(absl::InvalidArgumentError(
         "--epochs, --seed: expected 1 to 10000 epochs and a seed from 0"));
   }
-  if (const absl::Status kept = CheckKeepsInputs("--out", flags.out, flags.recordings);
-      !kept.ok()) {
-    return ReportError(kept);
-  }
+  absl::Status keeps = CheckKeepsInputs("--out", flags.out, flags.recordings);
+  const OutputKind models_file = KindThatBegins("models", "{\"format\": ");
+  keeps.Update(CheckReplaces("--out", flags.out, models_file, flags.force));
+  if (!keeps.ok()) return ReportError(keeps);
   std::vector<minder::Recording> recordings;
   for (const std::string& path : flags.recordings) {
     auto recording = ReadRecording(path);
@@ -325,6 +331,7 @@ void AddRecord(Command* minder) {
       minder->Add("record", "writes the last 15 minutes of a job's machines to a file");
   command->Positional("JOB", &flags->job_id, "the job's id");
   command->Path("--out", &flags->out, "the file, in CSV; -: standard output");
+  AddForceOption(command, &flags->force);
   AddRetryOption(command, &flags->connection);
   AddConnectionOptions(command, &flags->connection);
   command->Examples("megascale minder record fortunes-1a2b3c4d --out normal-1.csv");
@@ -336,6 +343,7 @@ void AddTrain(Command* minder) {
   Command* command = minder->Add("train", "trains the models of all metrics on normal recordings");
   command->Positionals("FILE", &flags->recordings, "recordings of jobs without faults");
   command->Path("--out", &flags->out, "the file for the models");
+  AddForceOption(command, &flags->force);
   command->Integer("--epochs", &flags->epochs, "how often the windows are gone through");
   command->Integer("--seed", &flags->seed, "the same seed and recordings give the same models");
   command->Details(

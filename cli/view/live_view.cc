@@ -136,9 +136,16 @@ std::string StorageLine(const Job& job) {
       ShortDuration(absl::Seconds(limit.seconds()) + absl::Nanoseconds(limit.nanos())));
 }
 
+// Returns what StateLine leaves out of the attempt: its number, unless the job's message begins
+// with that, and why the attempt before it ended.
 std::string AttemptText(const Job& job) {
+  if (job.attempt() <= 1) return "";
   const std::string& why = job.attempt_reason();
-  return absl::StrCat("  attempt ", job.attempt(), why.empty() ? "" : absl::StrCat(" (", why, ")"));
+  const std::string name = absl::StrCat("attempt ", job.attempt());
+  if (absl::StartsWith(job.message(), name + " ")) {
+    return why.empty() ? "" : absl::StrCat(" (after ", why, ")");
+  }
+  return absl::StrCat("  ", name, why.empty() ? "" : absl::StrCat(" (", why, ")"));
 }
 
 // Returns "4 ranks on NVIDIA H100 80GB HBM3 (79.6 GiB)" for each kind of device; empty: no rank has
@@ -295,10 +302,12 @@ std::string SuspicionText(const control::v1::Suspicion& suspicion) {
   return absl::StrCat(text, " (", base::Printable(suspicion.action(), 200), ")");
 }
 
-std::vector<std::string> RenderJob(const Job& job, const Terminal& terminal, int workers_max) {
+namespace {
+
+// Returns what is shown of a job up to its last failure.
+std::vector<std::string> TextsToFailure(const Job& job, const Terminal& terminal) {
   std::vector<std::string> texts;
-  texts.push_back(absl::StrCat(job.job_id(), "  ", StateLine(job)));
-  if (job.attempt() > 1) absl::StrAppend(&texts.back(), AttemptText(job));
+  texts.push_back(absl::StrCat(job.job_id(), "  ", StateLine(job), AttemptText(job)));
   texts.push_back(CutToWidth(ProgressLine(job, terminal), terminal.width));
   if (job.last_record().step() > 0) AppendLoss(job, terminal.width, &texts);
   if (job.has_last_checkpoint()) {
@@ -319,6 +328,12 @@ std::vector<std::string> RenderJob(const Job& job, const Terminal& terminal, int
   }
   if (job.has_culprit())
     texts.push_back(absl::StrCat("last failure: ", CulpritText(job.culprit())));
+  return texts;
+}
+
+// Returns what is shown between a job's last failure and its workers.
+std::vector<std::string> TextsAfterFailure(const Job& job) {
+  std::vector<std::string> texts;
   for (const control::v1::NodeEvidence& node : job.evidence().nodes()) {
     if (node.quarantine_evidence().empty()) continue;
     texts.push_back(
@@ -329,12 +344,24 @@ std::vector<std::string> RenderJob(const Job& job, const Terminal& terminal, int
       texts.push_back(std::move(devices));
     }
   }
-  std::vector<std::string> lines;
+  return texts;
+}
+
+void AppendWrapped(const std::vector<std::string>& texts, int width,
+                   std::vector<std::string>* lines) {
   for (const std::string& text : texts) {
-    for (std::string& line : WrapToWidth(text, terminal.width, kWrappedLinesMax)) {
-      lines.push_back(std::move(line));
+    for (std::string& line : WrapToWidth(text, width, kWrappedLinesMax)) {
+      lines->push_back(std::move(line));
     }
   }
+}
+
+std::vector<std::string> Render(const Job& job, const Terminal& terminal, int workers_max,
+                                const std::vector<std::string>& failure) {
+  std::vector<std::string> lines;
+  AppendWrapped(TextsToFailure(job, terminal), terminal.width, &lines);
+  lines.insert(lines.end(), failure.begin(), failure.end());
+  AppendWrapped(TextsAfterFailure(job), terminal.width, &lines);
   const int room = terminal.height <= 0 ? INT_MAX : terminal.height;
   const int room_of_workers = room - static_cast<int>(lines.size()) - 2;
   AppendWorkers(job, std::min(workers_max, room_of_workers), &lines);
@@ -347,6 +374,16 @@ std::vector<std::string> RenderJob(const Job& job, const Terminal& terminal, int
     lines[0].replace(at, state.size(), Colored(terminal, StateColor(job.state()), state));
   }
   return lines;
+}
+
+}  // namespace
+
+std::vector<std::string> RenderJob(const Job& job, const Terminal& terminal, int workers_max) {
+  return Render(job, terminal, workers_max, {});
+}
+
+std::vector<std::string> RenderWholeJob(const Job& job, const Terminal& terminal, int workers_max) {
+  return Render(job, terminal, workers_max, RenderFailure(job));
 }
 
 std::vector<std::string> WarningLines(const Job& job) {
@@ -383,8 +420,7 @@ std::vector<std::string> PlainLog::Update(const Job& job, absl::Duration now) {
   }
   const bool new_attempt = started_ && job.attempt() != attempt_;
   if (!started_ || job.state() != state_ || job.message() != message_ || new_attempt) {
-    lines.push_back(absl::StrCat(job.job_id(), "  ", StateLine(job)));
-    if (job.attempt() > 1) absl::StrAppend(&lines.back(), AttemptText(job));
+    lines.push_back(absl::StrCat(job.job_id(), "  ", StateLine(job), AttemptText(job)));
     if (new_attempt && job.has_culprit()) {
       lines.push_back(absl::StrCat("last failure: ", CulpritText(job.culprit())));
     }

@@ -56,6 +56,10 @@ std::vector<std::string> RenderJob(const control::v1::Job& job, const Terminal& 
 // from it. Lines are not cut.
 std::vector<std::string> RenderFailure(const control::v1::Job& job);
 
+// As RenderJob, with these details below the line of the last failure.
+std::vector<std::string> RenderWholeJob(const control::v1::Job& job, const Terminal& terminal,
+                                        int workers_max);
+
 // Returns a line for each of the job's warnings. RenderJob leaves them out once the job has ended.
 std::vector<std::string> WarningLines(const control::v1::Job& job);
 

@@ -147,6 +147,29 @@ TEST(LiveViewTest, ShowsFailuresAttemptsAndCheckpoints) {
   EXPECT_EQ(lines[4], "last failure: rank 1 on n1 exited: killed by signal 9 (Killed) (attempt 1)");
 }
 
+TEST(LiveViewTest, WhatIsKnownOfAFailureStandsBelowIt) {
+  Job job = RunningJob();
+  job.set_state(control::v1::JOB_STATE_STARTING);
+  job.set_reason("Starting");
+  job.set_message("attempt 2 from initial weights");
+  job.set_attempt(2);
+  job.set_attempt_reason("RankExited");
+  job.mutable_culprit()->set_node_id("n0");
+  job.mutable_culprit()->set_attempt(1);
+  job.mutable_culprit()->set_failure_class(telemetry::v1::FAILURE_CLASS_EXITED);
+  job.mutable_culprit()->set_evidence("killed by signal 9 (Killed)\nin R.c0 of step 1");
+  const Lines lines = RenderWholeJob(job, Plain(120), 16);
+  EXPECT_EQ(
+      lines[0],
+      "fortunes-1a2b  STARTING (Starting): attempt 2 from initial weights (after RankExited)");
+  const auto failure = std::find(lines.begin(), lines.end(),
+                                 "last failure: rank 0 on n0 exited: killed by signal 9 (Killed) "
+                                 "(attempt 1)");
+  ASSERT_NE(failure, lines.end());
+  EXPECT_EQ(*(failure + 1), "  in R.c0 of step 1");
+  EXPECT_EQ(RenderJob(job, Plain(120), 16).size(), lines.size() - 1);
+}
+
 TEST(LiveViewTest, ShowsThatStorageFailsAndWhatIsLegalButHurts) {
   Job job = RunningJob();
   job.mutable_spec()->mutable_fault()->mutable_checkpoint_timeout()->set_seconds(3600);

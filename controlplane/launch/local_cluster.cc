@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,7 +18,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "controlplane/launch/process_keeper.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
@@ -32,6 +35,8 @@ constexpr absl::Duration kBackoffMax = absl::Seconds(5);
 constexpr absl::Duration kSoundLife = absl::Seconds(10);
 constexpr absl::Duration kStopGrace = absl::Seconds(5);
 constexpr off_t kOldLogBytes = 8 << 20;
+constexpr off_t kLogReserveBytes = 64 << 10;
+constexpr absl::Duration kListenPoll = absl::Milliseconds(100);
 constexpr int kAgentsMax = 1000;
 // Socket paths have 107 bytes; what follows the run directory ("/n999/t9999/r99999-99999.sock")
 // fits.
@@ -72,15 +77,41 @@ absl::StatusOr<std::string> MakeRunDirectory(const std::string& wanted) {
   return base::ErrnoStatus(errno, "make a run directory in /tmp");
 }
 
+off_t SizeOf(const std::string& path) {
+  struct stat info = {};
+  return ::stat(path.c_str(), &info) == 0 ? info.st_size : 0;
+}
+
 // Opens a log for appending; renames it first if it has grown large.
 absl::StatusOr<base::UniqueFd> OpenLog(const std::string& path) {
-  struct stat info;
-  if (::stat(path.c_str(), &info) == 0 && info.st_size > kOldLogBytes) {
+  if (SizeOf(path) > kOldLogBytes) {
     ::rename(path.c_str(), absl::StrCat(path, ".1").c_str());
   }
   base::UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   if (!fd.valid()) return base::ErrnoStatus(errno, absl::StrCat("open log ", path));
   return fd;
+}
+
+// Makes room for what a driver says when it cannot start: the disk may be full. A file system that
+// cannot reserve space is taken as it is.
+absl::Status ReserveLog(const base::UniqueFd& log, const std::string& path) {
+  if (::fallocate(log.get(), FALLOC_FL_KEEP_SIZE, SizeOf(path), kLogReserveBytes) == 0) return {};
+  if (errno != ENOSPC && errno != EDQUOT) return absl::OkStatus();
+  return base::ErrnoStatus(errno, absl::StrCat("write ", path));
+}
+
+// Returns the message of an error in what a program printed since `begin`; else its last line.
+std::string ErrorIn(const std::string& path, off_t begin) {
+  constexpr absl::string_view kPrefix = "megascale: ";
+  const std::string log = base::ReadFile(path, 2 * kOldLogBytes).value_or("");
+  const std::string output = log.substr(std::min(log.size(), static_cast<size_t>(begin)));
+  std::string last;
+  std::string error;
+  for (const absl::string_view line : absl::StrSplit(output, '\n', absl::SkipEmpty())) {
+    last = std::string(line);
+    if (absl::StartsWith(line, kPrefix)) error = std::string(line.substr(kPrefix.size()));
+  }
+  return error.empty() ? last : error;
 }
 
 }  // namespace
@@ -111,6 +142,7 @@ class LocalCluster::Supervisor {
     std::string name;
     std::vector<std::string> arguments;
     std::string log_path;
+    off_t log_begin = 0;  // its size when the process started
     bool is_driver = false;
     int64_t token = 0;  // 0: it does not run
     absl::Duration started;
@@ -126,6 +158,10 @@ class LocalCluster::Supervisor {
   // Takes the exits of processes; returns false if the keeper is gone.
   bool TakeExits(bool restart);
   void OnDeath(Member* member, const std::string& how);
+  // The driver ended by itself and has not listened yet.
+  void GiveUp(Member* driver, const std::string& how);
+  // Notes it when the driver listens.
+  bool HasListened();
   void EndMembers(bool driver);
   bool AnyRuns(bool driver) const;
 
@@ -135,6 +171,7 @@ class LocalCluster::Supervisor {
   base::UniqueFd stop_;  // eventfd
   std::vector<Member> members_;
   int64_t last_token_ = 0;
+  bool has_listened_ = false;
   std::thread thread_;
 };
 
@@ -192,6 +229,10 @@ absl::Status LocalCluster::Supervisor::StartMember(Member* member) {
   request.program = options_.program;
   request.arguments = member->arguments;
   request.output = log.get();
+  if (member->is_driver && !HasListened()) {
+    RETURN_IF_ERROR(ReserveLog(log, member->log_path));
+    member->log_begin = SizeOf(member->log_path);
+  }
   RETURN_IF_ERROR(keeper_->Spawn(request).status());
   member->token = request.token;
   member->started = base::RealClock().Monotonic();
@@ -201,14 +242,15 @@ absl::Status LocalCluster::Supervisor::StartMember(Member* member) {
 void LocalCluster::Supervisor::Supervise() {
   for (;;) {
     StartDue(base::RealClock().Monotonic());
-    const absl::Duration wait = std::clamp(NextStart() - base::RealClock().Monotonic(),
-                                           absl::ZeroDuration(), absl::Minutes(1));
+    const absl::Duration wait =
+        std::clamp(NextStart() - base::RealClock().Monotonic(), absl::ZeroDuration(),
+                   HasListened() ? absl::Minutes(1) : kListenPoll);
     pollfd entries[] = {{stop_.get(), POLLIN, 0}, {keeper_->exits_fd(), POLLIN, 0}};
     ::poll(entries, 2, base::PollMilliseconds(wait));
     if (entries[0].revents != 0) break;
     if (!TakeExits(/*restart=*/true)) {
       if (options_.on_restart) {
-        options_.on_restart({"process keeper", "it ended", 1, absl::InfiniteDuration(), ""});
+        options_.on_restart({"process keeper", "it ended", 1, absl::InfiniteDuration(), "", ""});
       }
       return;
     }
@@ -242,7 +284,14 @@ bool LocalCluster::Supervisor::TakeExits(bool restart) {
     for (Member& member : members_) {
       if (member.token != exited.token) continue;
       member.token = 0;
-      if (restart) OnDeath(&member, DescribeExit(exited.status));
+      if (!restart) continue;
+      const std::string how = DescribeExit(exited.status);
+      const bool by_itself = WIFEXITED(exited.status);
+      if (member.is_driver && by_itself && !HasListened()) {
+        GiveUp(&member, how);
+      } else {
+        OnDeath(&member, how);
+      }
     }
   }
   return true;
@@ -254,7 +303,20 @@ void LocalCluster::Supervisor::OnDeath(Member* member, const std::string& how) {
   member->start_at = now + backoff;
   if (!options_.on_restart) return;
   options_.on_restart(
-      {member->name, how, member->backoff.times_in_a_row(), backoff, member->log_path});
+      {member->name, how, member->backoff.times_in_a_row(), backoff, member->log_path, ""});
+}
+
+void LocalCluster::Supervisor::GiveUp(Member* driver, const std::string& how) {
+  driver->start_at = absl::InfiniteDuration();
+  if (!options_.on_restart) return;
+  options_.on_restart({driver->name, how, 1, absl::InfiniteDuration(), driver->log_path,
+                       ErrorIn(driver->log_path, driver->log_begin)});
+}
+
+bool LocalCluster::Supervisor::HasListened() {
+  has_listened_ =
+      has_listened_ || ::access(absl::StrCat(run_directory_, "/driver.sock").c_str(), F_OK) == 0;
+  return has_listened_;
 }
 
 bool LocalCluster::Supervisor::AnyRuns(bool driver) const {

@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <mutex>
 #include <vector>
@@ -112,6 +113,22 @@ TEST_F(LocalClusterTest, RestartsWhatDies) {
   EXPECT_EQ(restarts()[0].how, "killed by signal 9 (Killed)");
   EXPECT_EQ(restarts()[0].backoff, absl::Milliseconds(200));
   EXPECT_EQ(restarts()[1].process, "driver");
+}
+
+TEST_F(LocalClusterTest, ADriverThatEndsBeforeItListensIsNotStartedAgain) {
+  std::filesystem::create_directories(options_.state_directory + "/logs");
+  std::ofstream(options_.state_directory + "/logs/driver.log") << "megascale: an old error\n";
+  options_.machine_tests = "refused";
+  auto cluster = LocalCluster::Start(options_);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  ASSERT_TRUE(WaitUntil([&] { return !restarts().empty(); }));
+  const ClusterRestart ended = restarts()[0];
+  EXPECT_EQ(ended.process, "driver");
+  EXPECT_EQ(ended.how, "exited with status 1");
+  EXPECT_EQ(ended.backoff, absl::InfiniteDuration());
+  EXPECT_EQ(ended.error, "the log is damaged");
+  (*cluster)->Stop();
+  EXPECT_EQ(restarts().size(), 1u);
 }
 
 TEST_F(LocalClusterTest, NothingIsLeftWhenTheSupervisorIsKilled) {

@@ -134,8 +134,23 @@ std::string Text(BIO* bio) {
   return std::string(data, static_cast<size_t>(size));
 }
 
+// The files that were made so far. Removes them at its end, unless they are to stay: what a full
+// disk cut short would be in the way of the next try.
+class MadeFiles {
+ public:
+  ~MadeFiles() {
+    for (const std::string& path : paths_) ::unlink(path.c_str());
+  }
+  void Add(const std::string& path) { paths_.push_back(path); }
+  void Keep() { paths_.clear(); }
+
+ private:
+  std::vector<std::string> paths_;
+};
+
 // Writes a new file with mode `mode`, whatever the umask; never replaces an existing one.
-absl::Status WriteNew(const std::string& path, absl::string_view data, mode_t mode) {
+absl::Status WriteNew(const std::string& path, absl::string_view data, mode_t mode,
+                      MadeFiles* made) {
   const base::UniqueFd file(
       ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!file.valid()) {
@@ -143,14 +158,16 @@ absl::Status WriteNew(const std::string& path, absl::string_view data, mode_t mo
     return absl::AlreadyExistsError(absl::StrCat(
         path, ": exists and is not overwritten; remove it, or choose another name or directory"));
   }
-  RETURN_IF_ERROR(base::WriteAll(file.get(), data));
+  made->Add(path);
+  RETURN_IF_ERROR(base::Annotate(base::WriteAll(file.get(), data), path));
   if (::fchmod(file.get(), mode) != 0 || ::fsync(file.get()) != 0) {
     return base::ErrnoStatus(errno, absl::StrCat("write ", path));
   }
   return absl::OkStatus();
 }
 
-absl::Status WritePair(const std::string& directory, absl::string_view name, const Pair& pair) {
+absl::Status WritePair(const std::string& directory, absl::string_view name, const Pair& pair,
+                       MadeFiles* made) {
   const UniqueBio certificate(BIO_new(BIO_s_mem()));
   const UniqueBio key(BIO_new(BIO_s_mem()));
   if (PEM_write_bio_X509(certificate.get(), pair.certificate.get()) != 1 ||
@@ -158,8 +175,8 @@ absl::Status WritePair(const std::string& directory, absl::string_view name, con
                                     nullptr) != 1) {
     return Failed(absl::StrCat("write ", name));
   }
-  RETURN_IF_ERROR(WriteNew(PathOf(directory, name, "key"), Text(key.get()), 0600));
-  RETURN_IF_ERROR(WriteNew(PathOf(directory, name, "pem"), Text(certificate.get()), 0644));
+  RETURN_IF_ERROR(WriteNew(PathOf(directory, name, "key"), Text(key.get()), 0600, made));
+  RETURN_IF_ERROR(WriteNew(PathOf(directory, name, "pem"), Text(certificate.get()), 0644, made));
   return base::SyncDirectory(directory);
 }
 
@@ -259,10 +276,8 @@ absl::StatusOr<Draft> AuthorityDraft(absl::Duration lifetime) {
   return draft;
 }
 
-}  // namespace
-
-absl::StatusOr<IssuedCertificate> IssueCertificate(const std::string& directory,
-                                                   const CertificateRequest& request) {
+absl::StatusOr<IssuedCertificate> Issue(const std::string& directory,
+                                        const CertificateRequest& request, MadeFiles* files) {
   ASSIGN_OR_RETURN(Draft draft, DraftOf(request));
   ASSIGN_OR_RETURN(const Pair authority, LoadAuthority(directory));
   const std::string authority_path = PathOf(directory, kAuthorityName, "pem");
@@ -277,12 +292,22 @@ absl::StatusOr<IssuedCertificate> IssueCertificate(const std::string& directory,
   draft.not_before = std::min(draft.not_before, draft.not_after - kClockSkew);
   RETURN_IF_ERROR(CheckAbsent(directory, request.name));
   ASSIGN_OR_RETURN(const Pair made, Make(draft, &authority));
-  RETURN_IF_ERROR(WritePair(directory, request.name, made));
+  RETURN_IF_ERROR(WritePair(directory, request.name, made, files));
   IssuedCertificate issued;
   issued.certificate_path = PathOf(directory, request.name, "pem");
   issued.key_path = PathOf(directory, request.name, "key");
   ASSIGN_OR_RETURN(const std::string pem, base::ReadFile(issued.certificate_path, kPemBytesMax));
   ASSIGN_OR_RETURN(issued.certificate, DescribeCertificate(pem));
+  return issued;
+}
+
+}  // namespace
+
+absl::StatusOr<IssuedCertificate> IssueCertificate(const std::string& directory,
+                                                   const CertificateRequest& request) {
+  MadeFiles files;
+  ASSIGN_OR_RETURN(IssuedCertificate issued, Issue(directory, request, &files));
+  files.Keep();
   return issued;
 }
 
@@ -297,12 +322,14 @@ absl::StatusOr<std::vector<IssuedCertificate>> MakeAuthority(
   }
   ASSIGN_OR_RETURN(const Draft draft, AuthorityDraft(lifetime));
   ASSIGN_OR_RETURN(const Pair made, Make(draft, nullptr));
-  RETURN_IF_ERROR(WritePair(directory, kAuthorityName, made));
+  MadeFiles files;
+  RETURN_IF_ERROR(WritePair(directory, kAuthorityName, made, &files));
   std::vector<IssuedCertificate> issued;
   for (const CertificateRequest& request : requests) {
-    ASSIGN_OR_RETURN(IssuedCertificate one, IssueCertificate(directory, request));
+    ASSIGN_OR_RETURN(IssuedCertificate one, Issue(directory, request, &files));
     issued.push_back(std::move(one));
   }
+  files.Keep();
   return issued;
 }
 

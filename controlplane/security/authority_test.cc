@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -112,6 +114,25 @@ TEST_F(AuthorityTest, AFileInTheWayLeavesNoHalfAuthority) {
   EXPECT_EQ(made.status().code(), absl::StatusCode::kAlreadyExists);
   EXPECT_FALSE(std::filesystem::exists(directory_ + "/ca.key"));
   EXPECT_FALSE(std::filesystem::exists(directory_ + "/driver.key"));
+}
+
+// As on a full disk: no file may have more bytes than `limit`.
+TEST_F(AuthorityTest, WhatAFailedWriteLeftIsRemovedSoThatItCanBeTriedAgain) {
+  ::signal(SIGXFSZ, SIG_IGN);
+  rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto request = RequestOf(Role::kDriver, "driver");
+  // The key of the authority has 241 bytes, its certificate has about 600, the driver's 700.
+  for (const rlim_t limit : {rlim_t{100}, rlim_t{300}, rlim_t{650}}) {
+    const rlimit small = {limit, before.rlim_max};
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+    const auto made = MakeAuthority(directory_, absl::Hours(1), {request});
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+    EXPECT_EQ(made.status().code(), absl::StatusCode::kFailedPrecondition) << limit;
+    EXPECT_THAT(std::string(made.status().message()), HasSubstr(directory_ + "/")) << limit;
+    EXPECT_TRUE(std::filesystem::is_empty(directory_)) << limit;
+  }
+  EXPECT_TRUE(MakeAuthority(directory_, absl::Hours(1), {request}).ok());
 }
 
 TEST_F(AuthorityTest, AFolderThatOthersMayWriteToIsRefused) {

@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "runtime/base/check.h"
+#include "runtime/checkpoint/product_table.h"
 #include "runtime/job/job_spec.h"
 
 namespace megascale::checkpoint {
@@ -139,6 +140,22 @@ std::string ShortHash(const v1::DataFingerprint& fingerprint, int file) {
 }
 
 }  // namespace
+
+std::vector<absl::string_view> NumericsAreas() {
+  return {"data",
+          "model",
+          "optimizer",
+          "batch",
+          "precision",
+          "seed",
+          "layout",
+          kDevice,
+          "threads_per_rank",
+          "instruction_set",
+          "onednn",
+          "megascale_numerics",
+          kProductTableField};
+}
 
 v1::NumericsFingerprint MakeNumericsFingerprint(const job::v1::JobSpec& spec,
                                                 absl::string_view instruction_set) {

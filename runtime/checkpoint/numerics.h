@@ -26,6 +26,9 @@ inline constexpr absl::string_view kNumericsVersion = "3";
 megascale::checkpoint::v1::NumericsFingerprint MakeNumericsFingerprint(
     const megascale::job::v1::JobSpec& spec, absl::string_view instruction_set);
 
+// What a user may allow to change: the areas, and "data".
+std::vector<absl::string_view> NumericsAreas();
+
 // Whether the user allows the job to differ in `area` from the checkpoint that it begins from.
 // `names`: areas, or "all".
 template <typename Names>

@@ -48,6 +48,18 @@ TEST(NumericsTest, TheFingerprintNamesWhatTheBitsDependOn) {
   EXPECT_EQ(fields.size(), 14u);
 }
 
+TEST(NumericsTest, EveryFieldIsInAnAreaThatCanBeAllowed) {
+  const std::vector<absl::string_view> areas = NumericsAreas();
+  job::v1::JobSpec spec = Spec();
+  spec.set_device(job::v1::DEVICE_CUDA);
+  spec.set_device_sharing(true);
+  spec.mutable_data()->set_attention(job::v1::ATTENTION_WITHIN_DOCUMENTS);
+  const auto fingerprint = MakeNumericsFingerprint(spec, "avx2");
+  for (const auto& [field, value] : fingerprint.fields()) {
+    EXPECT_THAT(areas, ::testing::Contains(field.substr(0, field.find('.'))));
+  }
+}
+
 TEST(NumericsTest, TheDeviceCountsUnlessItIsTheProcessor) {
   const auto older = MakeNumericsFingerprint(Spec(), "avx2");  // no device
   job::v1::JobSpec spec = Spec();

@@ -3,6 +3,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
@@ -404,6 +407,29 @@ TEST(MergeModels, FieldsThatKeepTheWeightsMeaningMayDiffer) {
   EXPECT_EQ(merged->rope_theta(), 7);
   EXPECT_EQ(merged->vocab_size(), 10);
   EXPECT_EQ(merged->from(), folder.path());
+}
+
+TEST(FindSource, AFolderThatMayNotBeReadIsNoFolderWithoutWeights) {
+  const uid_t user = ::geteuid();
+  if (user == 0 && ::seteuid(65534) != 0) GTEST_SKIP() << "root here, and cannot be anybody else";
+  ASSERT_EQ(::seteuid(user), 0);
+  char path[] = "/tmp/ms-XXXXXX";
+  ASSERT_NE(::mkdtemp(path), nullptr);
+  std::ofstream(std::string(path) + "/manifest.json") << "{}";
+  ASSERT_EQ(::chmod(path, 0), 0);
+  if (user == 0) {
+    ASSERT_EQ(::seteuid(65534), 0);
+  }
+  const absl::Status refused = FindSource(path).status();
+  ASSERT_EQ(::seteuid(user), 0);
+  std::filesystem::remove_all(path);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(std::string(refused.message()), absl::StrCat(path, ": Permission denied"));
+}
+
+TEST(FindSource, AFileIsNoFolder) {
+  EXPECT_THAT(std::string(FindSource("/proc/version").status().message()),
+              HasSubstr("/proc/version: is no folder: expected a Hugging Face folder"));
 }
 
 TEST(FindSource, AFolderWithoutWeightsIsNamed) {

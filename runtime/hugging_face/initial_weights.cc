@@ -1,8 +1,12 @@
 #include "runtime/hugging_face/initial_weights.h"
 
+#include <fcntl.h>
 #include <google/protobuf/util/message_differencer.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -101,9 +105,27 @@ void MergeScaling(const job::v1::RopeScaling& given, const std::set<std::string>
   }
 }
 
+std::string Expected() {
+  return absl::StrCat(": expected a Hugging Face folder with ", kConfigFile, ", a checkpoint with ",
+                      checkpoint::kManifestFile, ", or a folder of checkpoints");
+}
+
+// A folder that may not be read would seem to be one without weights.
+absl::Status CheckMayRead(const std::string& path) {
+  struct stat info = {};
+  const bool exists = ::stat(path.c_str(), &info) == 0;
+  if (exists && !S_ISDIR(info.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": is no folder", Expected()));
+  }
+  const bool is_refused =
+      ::faccessat(AT_FDCWD, path.c_str(), R_OK | X_OK, AT_EACCESS) != 0 && errno == EACCES;
+  return is_refused ? base::ErrnoStatus(EACCES, path) : absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<Source> FindSource(const std::string& path) {
+  RETURN_IF_ERROR(CheckMayRead(path));
   if (Exists(path, checkpoint::kManifestFile)) return SourceOfCheckpoint(path);
   if (Exists(path, kConfigFile)) {
     ASSIGN_OR_RETURN(Config config, ReadConfig(path));
@@ -116,9 +138,7 @@ absl::StatusOr<Source> FindSource(const std::string& path) {
   if (checkpoints.ok() && !checkpoints->empty()) {
     return SourceOfCheckpoint(checkpoints->front().directory());
   }
-  return absl::NotFoundError(absl::StrCat(
-      path, ": has no weights: expected a Hugging Face folder with ", kConfigFile,
-      ", a checkpoint with ", checkpoint::kManifestFile, ", or a folder of checkpoints"));
+  return absl::NotFoundError(absl::StrCat(path, ": has no weights", Expected()));
 }
 
 absl::StatusOr<ModelSpec> MergeModels(const Source& source, const ModelSpec& given,

@@ -22,8 +22,10 @@ absl::Status All(const std::vector<absl::Status>& checks) {
 
 absl::Status CheckInteger(absl::string_view field, int64_t value, IntegerRange range) {
   if (value >= range.least && value <= range.most) return absl::OkStatus();
-  if (value == 0)
-    return Refuse(field, absl::StrCat("is missing; expected ", range.least, " to ", range.most));
+  if (value == 0) {
+    return Refuse(field,
+                  absl::StrCat("is missing or 0; expected ", range.least, " to ", range.most));
+  }
   return Refuse(
       field, absl::StrCat(value, " is out of range; expected ", range.least, " to ", range.most));
 }

@@ -283,7 +283,7 @@ TEST(JobSpecTest, NcclsTimeoutAndRetriesAreInTheRangesOfTheAdaptersAndForGpusOnl
 TEST(JobSpecTest, RefusesBadModels) {
   ExpectRefused({
       {[](auto& spec) { spec.clear_model(); },
-       "model.hidden_size: is missing; expected 1 to 65536"},
+       "model.hidden_size: is missing or 0; expected 1 to 65536"},
       {[](auto& spec) { spec.mutable_model()->set_hidden_size(std::numeric_limits<int>::max()); },
        "model.hidden_size: 2147483647 is out of range; expected 1 to 65536"},
       {[](auto& spec) { spec.mutable_model()->set_num_hidden_layers(-1); },
@@ -347,7 +347,8 @@ TEST(JobSpecTest, RefusesBadRopeScaling) {
       {[&](auto& spec) { set(spec, v1::ROPE_TYPE_LINEAR)->set_factor(0.5); },
        "model.rope_scaling.factor: 0.5 is out of range; expected at least 1 and less than 1e+06"},
       {[&](auto& spec) { set(spec, v1::ROPE_TYPE_YARN); },
-       "model.rope_scaling.original_max_position_embeddings: is missing; expected 1 to 1048576"},
+       "model.rope_scaling.original_max_position_embeddings: is missing or 0; expected 1 to "
+       "1048576"},
       {[&](auto& spec) {
          set(spec, v1::ROPE_TYPE_LLAMA3)->set_original_max_position_embeddings(8);
          spec.mutable_model()->mutable_rope_scaling()->set_low_freq_factor(5);
@@ -399,7 +400,7 @@ TEST(JobSpecTest, RefusesBadDataAndTraining) {
       {[](auto& spec) { spec.mutable_data()->set_tokenizer("t"); },
        "data.tokenizer: 't' is not an absolute path"},
       {[](auto& spec) { spec.mutable_train()->clear_steps(); },
-       "train.steps: is missing; expected 1 to 1099511627776"},
+       "train.steps: is missing or 0; expected 1 to 1099511627776"},
       {[](auto& spec) { spec.mutable_train()->set_global_batch_size(9); },
        "train.global_batch_size: 9 is not a multiple of data_parallel_size × micro_batch_size = 1 "
        "× "

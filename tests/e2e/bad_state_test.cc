@@ -129,7 +129,7 @@ TEST_F(BadStateTest, AStateDirectoryThatIsReadOnlyNowIsNamedAndLeftAsItIs) {
   };
   if (there({"/bin/true"}).exit_code != 0) GTEST_SKIP() << "this user may not mount";
   ExpectRefused(there({Program(), "driver", "--listen", listen(), "--state-dir", state}), 1,
-                "Read-only file system; repair it, or give another --state-dir");
+                "Read-only file system; mount it for writing, or choose another directory");
   cluster_.StartDriver();
   EXPECT_EQ(cluster_.Status("job").state(), control::v1::JOB_STATE_PENDING);
 }

@@ -13,8 +13,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "runtime/base/fd.h"
 #include "tests/e2e/cluster.h"
@@ -218,14 +220,24 @@ TEST_F(LocalTest, ACheckpointOfTiedStagesIsThatOfOneRank) {
   EXPECT_EQ(texts[0], texts[1]);
 }
 
-TEST_F(LocalTest, HeldOutTextShorterThanAWindowIsAWarning) {
-  const CommandResult result =
-      e2e::Run(Command({"--set", "train.steps=5", "--set", "data.held_out_fraction=0.0005"}));
+TEST_F(LocalTest, HeldOutTextShorterThanAWindowIsAWarningAndTheJobDoesNotRunAgain) {
+  const CommandResult result = e2e::Run(Command(
+      {"--job-id", "short", "--set", "train.steps=5", "--set", "data.held_out_fraction=0.0005"}));
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
   EXPECT_NE(result.err.find("warning: held-out text was not measured: the text has "),
             std::string::npos)
       << result.err;
   EXPECT_NE(result.out.find("step-00000005-attempt-1"), std::string::npos) << result.out;
+
+  // What it reported must not be shown again as if it had run now.
+  const CommandResult again = e2e::Run(Command(
+      {"--job-id", "short", "--set", "train.steps=5", "--set", "data.held_out_fraction=0.0005"}));
+  EXPECT_EQ(again.exit_code, 2) << again.out << again.err;
+  EXPECT_NE(again.err.find("megascale: job short: exists already, SUCCEEDED since "),
+            std::string::npos)
+      << again.err;
+  EXPECT_NE(again.err.find("nothing ran; "), std::string::npos) << again.err;
+  EXPECT_EQ(again.out.find("measuring"), std::string::npos) << again.out;
 }
 
 TEST_F(LocalTest, KilledItLeavesNoProcessAndNoSocket) {
@@ -254,6 +266,22 @@ TEST_F(LocalTest, CtrlCAndSigtermCancelTheJobAndLeaveNothing) {
     EXPECT_NE(base::ReadFile(log, 1 << 20).value_or("").find("CANCELLED"), std::string::npos);
     std::filesystem::remove(log);
   }
+}
+
+TEST_F(LocalTest, WhenTheReaderOfItsOutputLeavesTheJobIsCancelledAndItSaysSo) {
+  ::setenv("XDG_RUNTIME_DIR", directory_.c_str(), 1);
+  const std::string line =
+      absl::StrCat(absl::StrJoin(Command({"--set", "train.steps=1000000"}), " "), " 2>", directory_,
+                   "/errors | head -n 1");
+  const CommandResult read = e2e::Run({"/bin/sh", "-c", line});
+  EXPECT_EQ(read.out.find("job "), 0u) << read.out;
+  const auto errors = [this] {
+    return base::ReadFile(directory_ + "/errors", 1 << 20).value_or("");
+  };
+  EXPECT_TRUE(WaitUntil([&] { return absl::StrContains(errors(), "CANCELLED"); }, 60)) << errors();
+  EXPECT_NE(errors().find("megascale: standard output is closed\ncancelling "), std::string::npos)
+      << errors();
+  ExpectNothingLeft();
 }
 
 // The text: many short documents, each of which attention keeps to itself.

@@ -24,6 +24,7 @@ constexpr absl::Duration kTickInterval = absl::Milliseconds(100);
 constexpr absl::Duration kStallMax = absl::Seconds(2);  // between two ticks
 constexpr absl::Duration kForgetInterval = absl::Minutes(1);
 constexpr absl::Duration kRefusalLogInterval = absl::Minutes(1);
+constexpr size_t kSummaryBytesMax = 300;
 
 // Writes the resolved specification, for people and as evidence of the job that is independent of
 // the log. Written once, after the job's submit is durable.
@@ -49,7 +50,8 @@ std::string Summary(const Event& event) {
   shown.clear_time_unix_nanos();
   if (shown.has_driver_started()) shown.mutable_driver_started()->clear_secret();
   if (shown.has_node_joined()) shown.mutable_node_joined()->mutable_hello()->clear_key();
-  return shown.ShortDebugString().substr(0, 300);
+  const std::string text = shown.ShortDebugString();
+  return text.size() <= kSummaryBytesMax ? text : text.substr(0, kSummaryBytesMax) + "…";
 }
 
 }  // namespace
@@ -377,8 +379,10 @@ void DriverShell::ForgetJobs() {
 }
 
 void DriverShell::KeepEvidence(const JobRecord& job) {
+  loss_logs_.Finish(JobId(job), options_.clock->Monotonic());
   const LossLog* log = loss_logs_.Find(JobId(job));
-  evidences_.Keep(state_, job, log == nullptr ? job.best_step() : log->last_step(), monitor_);
+  evidences_.Keep(state_, job, log == nullptr ? job.best_step() : log->last_step(),
+                  loss_logs_.WarningOf(JobId(job)), monitor_);
 }
 
 void DriverShell::Feed(Event event) {

@@ -24,6 +24,7 @@ namespace control = megascale::control::v1;
 namespace pb = megascale::driver::v1;
 namespace telemetry = megascale::telemetry::v1;
 using ::testing::ElementsAre;
+using ::testing::StartsWith;
 
 class CountingLink : public AgentLink {
  public:
@@ -277,6 +278,56 @@ TEST_F(DriverStepsTest, AWatcherGetsEachStepOnceThoughTheLossLogFailsForAMoment)
     last += 3;
   }
   EXPECT_THAT(StepsSince(&slow), ElementsAre(1, 2, 3, 4, 5, 6, 7, 8, 9));
+}
+
+// A script that cleans up takes the file away while the job trains.
+TEST_F(DriverStepsTest, ALossLogThatIsDeletedIsMadeAnewAndStatusSaysSo) {
+  const std::string path = "/state/jobs/j/metrics.jsonl";
+  Complete(3);
+  Pass(absl::Seconds(1));
+  ASSERT_THAT(LoggedSteps(), ElementsAre(1, 2, 3));
+  EXPECT_TRUE(shell_->view()->Job("j", clock_.Wall())->warnings().empty());
+  disk_.DeleteFile(path);
+  Complete(5);
+  Pass(absl::Seconds(2));
+  Complete(6);
+  Pass(absl::Seconds(2));
+  EXPECT_THAT(LoggedSteps(), ElementsAre(1, 2, 3, 4, 5, 6));
+  const auto warned = ElementsAre(StartsWith(path + " was deleted or moved"));
+  EXPECT_THAT(shell_->view()->Job("j", clock_.Wall())->warnings(), warned);
+
+  disk_.DeleteFile(path);  // no step follows
+  Event cancel = Cancelled(true);
+  cancel.mutable_cancel_requested()->set_job_id("j");
+  FailRank(2);
+  Round([&] { EXPECT_TRUE(shell_->Cancel(cancel.cancel_requested()).ok()); });
+  Pass(absl::Minutes(2));
+  ASSERT_EQ(job().stage(), pb::STAGE_ENDED);
+  EXPECT_THAT(LoggedSteps(), ElementsAre(1, 2, 3, 4, 5, 6));
+  EXPECT_THAT(shell_->view()->Job("j", clock_.Wall())->warnings(), warned);
+}
+
+TEST_F(DriverStepsTest, ALossLogThatIsDeletedBeforeARollbackIsCutAllTheSame) {
+  Complete(3);
+  Pass(absl::Seconds(1));
+  disk_.DeleteFile("/state/jobs/j/metrics.jsonl");
+  FailRank(2);
+  Pass(absl::Seconds(3));
+  ASSERT_EQ(job().attempt(), 2);
+  EXPECT_THAT(LoggedSteps(), ElementsAre());
+  EXPECT_TRUE(disk_.Exists("/state/jobs/j/metrics.attempt-1.jsonl"));
+}
+
+TEST_F(DriverStepsTest, StatusShowsALossLogThatCannotBeWritten) {
+  Break("append to /state/jobs/j/metrics");
+  Complete(3);
+  Pass(absl::Seconds(1));
+  EXPECT_THAT(shell_->view()->Job("j", clock_.Wall())->warnings(),
+              ElementsAre(StartsWith("its loss log cannot be used: append to")));
+  Break("");
+  Complete(4);
+  Pass(absl::Seconds(3));
+  EXPECT_TRUE(shell_->view()->Job("j", clock_.Wall())->warnings().empty());
 }
 
 TEST_F(DriverStepsTest, NumbersThatAreNoStepsOfTheJobAreIgnored) {

@@ -76,7 +76,9 @@ control::Job DriverView::ViewOf(const JobPart& part, const RecentSteps& steps, i
   }
   sources.node = LookupOfNodes();
   sources.report = LookupOfReports(job);
-  return ViewJob(job, sources);
+  control::Job view = ViewJob(job, sources);
+  if (!is_summary && !part.log_warning.empty()) view.add_warnings(part.log_warning);
+  return view;
 }
 
 ReportLookup DriverView::LookupOfReports(const JobRecord& job) const {
@@ -331,6 +333,8 @@ void ViewPublisher::PublishJob(const std::string& job_id, bool with_record, Driv
     if (is_rolled_back) part->steps.KeepNewest(0);
   }
   if (const auto* steps = sources_.counts->Find(job_id); steps != nullptr) part->new_steps = *steps;
+  // That of a job that has ended is in its evidence.
+  if (!IsTerminal(*job)) part->log_warning = sources_.logs->WarningOf(job_id);
   view->jobs_.Set(job_id, std::move(part));
 }
 

@@ -73,6 +73,7 @@ class DriverView {
     int64_t number = 0;  // in the order of submission
     RecentSteps steps;
     megascale::driver::v1::StepsTaken new_steps;
+    std::string log_warning;  // JobLogs::WarningOf
   };
   struct AgentPart {
     std::shared_ptr<const megascale::agent::v1::ActualState> report;

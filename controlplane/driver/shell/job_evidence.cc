@@ -190,7 +190,7 @@ void JobEvidences::OnReport(const std::string& node_id, const agent::ActualState
 }
 
 void JobEvidences::Keep(const DriverState& state, const JobRecord& job, int64_t last_step,
-                        const AgentMonitor& monitor) {
+                        const std::string& log_warning, const AgentMonitor& monitor) {
   const auto last = last_ranks_.find(JobId(job));
   const int64_t attempt = job.has_culprit() ? job.culprit().attempt() : job.attempt();
   const bool is_known = last != last_ranks_.end() && last->second.attempt == attempt;
@@ -198,6 +198,7 @@ void JobEvidences::Keep(const DriverState& state, const JobRecord& job, int64_t 
       EvidenceOf(state, job, last_step, is_known ? last->second.ranks : RanksOf(job, monitor));
   const std::vector<std::string> warnings = WarningLines(warnings_[JobId(job)]);
   *evidence.mutable_warnings() = {warnings.begin(), warnings.end()};
+  if (!log_warning.empty()) evidence.add_warnings(log_warning);
   Write(job, evidence);
   Forget(JobId(job));
 }

@@ -40,9 +40,9 @@ class JobEvidences {
   // Keeps the warnings in a report of a job that has not ended, if it has ranks on the node.
   void OnReport(const std::string& node_id, const megascale::agent::v1::ActualState& report,
                 const IndexedState& state);
-  // Writes the evidence of a job that has ended.
+  // Writes the evidence of a job that has ended. `log_warning`: JobLogs::WarningOf.
   void Keep(const DriverState& state, const JobRecord& job, int64_t last_step,
-            const AgentMonitor& monitor);
+            const std::string& log_warning, const AgentMonitor& monitor);
   // Writes the evidence of jobs again of which a machine was being tested at their end, once that
   // test is over. Call after events were committed.
   void Refresh(const DriverState& state);

@@ -49,7 +49,7 @@ class JobEvidenceTest : public ::testing::Test {
 };
 
 TEST_F(JobEvidenceTest, TheTestThatFollowsTheFailureIsAddedOnceItHasEnded) {
-  evidences_.Keep(state_, job(), 5, monitor_);
+  evidences_.Keep(state_, job(), 5, "", monitor_);
   evidences_.Refresh(state_);
   ASSERT_TRUE(Read().ok()) << Read().status();
   EXPECT_FALSE(Read()->nodes(0).has_machine_tested_at());
@@ -73,7 +73,7 @@ TEST_F(JobEvidenceTest, AMachineHasItsWorstExchangeAndItsRoundInTheFile) {
   }
   exchanges->mutable_round()->set_failure("n2 stops in the middle");
   exchanges->mutable_round()->add_node_ids("n2");
-  evidences_.Keep(state_, job(), 5, monitor_);
+  evidences_.Keep(state_, job(), 5, "", monitor_);
   const auto evidence = Read();
   ASSERT_TRUE(evidence.ok()) << evidence.status();
   const control::NodeEvidence& node = evidence->nodes(0);
@@ -86,7 +86,7 @@ TEST_F(JobEvidenceTest, AMachineHasItsWorstExchangeAndItsRoundInTheFile) {
 }
 
 TEST_F(JobEvidenceTest, AQuarantineInPlaceOfTheResultIsAddedToo) {
-  evidences_.Keep(state_, job(), 5, monitor_);
+  evidences_.Keep(state_, job(), 5, "", monitor_);
   evidences_.Refresh(state_);
   FindNode(&state_, "n0")->mutable_quarantine()->set_evidence("its processes hang");
   evidences_.Refresh(state_);
@@ -95,7 +95,7 @@ TEST_F(JobEvidenceTest, AQuarantineInPlaceOfTheResultIsAddedToo) {
 
 TEST_F(JobEvidenceTest, AJobThatEndedBeforeTheTestWasAskedForKeepsItsEvidence) {
   state_.mutable_jobs(0)->set_stage_event(0);
-  evidences_.Keep(state_, job(), 5, monitor_);
+  evidences_.Keep(state_, job(), 5, "", monitor_);
   evidences_.Refresh(state_);
   EndTest();
   evidences_.Refresh(state_);
@@ -128,7 +128,7 @@ TEST_F(JobEvidenceTest, WhatRanksDidInAnEarlierAttemptIsNotToldOfALaterFailure) 
     job->set_attempt(2);
     job->mutable_culprit()->set_attempt(culprit_attempt);
     job->mutable_culprit()->set_rank(0);
-    evidences_.Keep(state_, *job, 5, monitor_);
+    evidences_.Keep(state_, *job, 5, "", monitor_);
     const auto evidence = Read();
     ASSERT_TRUE(evidence.ok()) << evidence.status();
     ASSERT_EQ(evidence->ranks_size(), 1);
@@ -149,7 +149,7 @@ TEST_F(JobEvidenceTest, OnlyNodesThatHoldRanksOfTheJobMayWarnAndBriefly) {
   evidences_.OnReport("n0", report, state_);
   actual->set_warnings(0, "of a stranger");
   evidences_.OnReport("n9", report, state_);
-  evidences_.Keep(state_, *job, 5, monitor_);
+  evidences_.Keep(state_, *job, 5, "", monitor_);
   const auto evidence = Read();
   ASSERT_TRUE(evidence.ok()) << evidence.status();
   ASSERT_EQ(evidence->warnings_size(), 1);

@@ -51,6 +51,7 @@ LossLog* JobLogs::Open(const JobRecord& job, absl::Duration now) {
   }
   entry.failing_since = absl::InfiniteDuration();
   entry.set_aside = false;
+  entry.failure.clear();
   return entry.log.get();
 }
 
@@ -65,12 +66,19 @@ void JobLogs::Fail(const std::string& job_id, Entry* entry, const absl::Status& 
   const bool set_aside = now - entry->failing_since >= kPatience;
   const bool is_news = set_aside != std::exchange(entry->set_aside, set_aside);
   entry->retry_at = now + (set_aside ? kRetryAside : kRetry);
+  entry->failure = absl::StrCat(
+      "its loss log cannot be used: ", why.message(),
+      set_aside ? "; the job goes on without it, and its steps are missing there until it works"
+                : "; tried again every second, and no checkpoint is committed meanwhile");
   if (!is_news && now < entry->warned_at + kWarnInterval) return;
   entry->warned_at = now;
-  base::LogWarning(absl::StrCat(
-      "job ", job_id, ": its loss log cannot be used: ", why.message(),
-      set_aside ? "; the job goes on without it, and its steps are missing there until it works"
-                : "; tried again every second, and no checkpoint is committed meanwhile"));
+  base::LogWarning(absl::StrCat("job ", job_id, ": ", entry->failure));
+}
+
+std::string JobLogs::WarningOf(const std::string& job_id) const {
+  const auto found = logs_.find(job_id);
+  if (found == logs_.end()) return "";
+  return found->second.failure.empty() ? found->second.mended : found->second.failure;
 }
 
 const LossLog* JobLogs::Find(const std::string& job_id) const {
@@ -123,14 +131,37 @@ void JobLogs::Sync(absl::Duration now) {
 void JobLogs::Sync(const std::string& job_id, absl::Duration now) {
   const auto found = logs_.find(job_id);
   if (found == logs_.end() || found->second.log == nullptr) return;
-  const absl::Status synced = found->second.log->Sync();
-  if (!synced.ok()) Fail(job_id, &found->second, synced, now);
+  Entry& entry = found->second;
+  if (const absl::Status synced = entry.log->Sync(); !synced.ok()) {
+    Fail(job_id, &entry, synced, now);
+  } else if (now >= entry.looked_at + kLookInterval) {
+    Look(job_id, &entry, now);
+  }
+}
+
+void JobLogs::Look(const std::string& job_id, Entry* entry, absl::Duration now) {
+  entry->looked_at = now;
+  const absl::StatusOr<std::string> mended = entry->log->Mend();
+  if (!mended.ok()) return Fail(job_id, entry, mended.status(), now);
+  if (mended->empty()) return;
+  entry->mended = *mended;
+  base::LogWarning(absl::StrCat("job ", job_id, ": ", *mended));
+}
+
+void JobLogs::Finish(const std::string& job_id, absl::Duration now) {
+  Sync(job_id, now);
+  const auto found = logs_.find(job_id);
+  if (found != logs_.end() && found->second.log != nullptr) Look(job_id, &found->second, now);
 }
 
 bool JobLogs::Cut(const JobRecord& job, absl::Duration now) {
   const LossLogCut cut = CutOf(job);
   LossLog* log = Open(job, now);
   Entry& entry = logs_[cut.job_id];
+  if (log != nullptr) {
+    Look(cut.job_id, &entry, now);
+    log = entry.log.get();
+  }
   entry.commits_wait_since.clear();  // those of the attempt before
   entry.reported = std::min(entry.reported, cut.restore_step);
   const absl::Status done =

@@ -31,6 +31,9 @@ class JobLogs {
 
   static constexpr absl::Duration kGapPatience = absl::Seconds(5);
 
+  // How often a log that gets steps is looked for at its path.
+  static constexpr absl::Duration kLookInterval = absl::Seconds(1);
+
   // `files` outlives the object.
   explicit JobLogs(JobFiles* files) : files_(*files) {}
 
@@ -48,8 +51,14 @@ class JobLogs {
                  absl::Duration now);
   // Makes all appended records durable.
   void Sync(absl::Duration now);
-  // Makes the appended records of one job durable.
+  // Makes the appended records of one job durable. Puts a file back that was deleted
+  // (LossLog::Mend).
   void Sync(const std::string& job_id, absl::Duration now);
+  // As Sync, for the last time: the job ends.
+  void Finish(const std::string& job_id, absl::Duration now);
+  // Returns what people must know of the job's log: that it fails, or that somebody deleted it;
+  // "": nothing.
+  std::string WarningOf(const std::string& job_id) const;
   // Carries out the cut that the job's attempt needs (CutOf): now, or when the log can be opened
   // again, before it takes steps. Returns false while the job's steps must wait for that: try
   // again.
@@ -89,6 +98,9 @@ class JobLogs {
     absl::Duration retry_at = -absl::InfiniteDuration();
     absl::Duration warned_at = -absl::InfiniteDuration();
     bool set_aside = false;
+    absl::Duration looked_at = -absl::InfiniteDuration();
+    std::string failure;                                  // why it fails; "": it works
+    std::string mended;                                   // what LossLog::Mend said last
     absl::Duration gap_since = absl::InfiniteDuration();  // agents report later steps than its next
     std::map<int64_t, absl::Duration> commits_wait_since;  // by step, in awake time
   };
@@ -96,6 +108,7 @@ class JobLogs {
   void MindTheGap(const LossLog::StepRecord& first, Entry* entry, absl::Duration now);
   void Fail(const std::string& job_id, Entry* entry, const absl::Status& why, absl::Duration now);
   absl::Status Reopen(Entry* entry);
+  void Look(const std::string& job_id, Entry* entry, absl::Duration now);
 
   JobFiles& files_;
   std::map<std::string, Entry> logs_;   // by job

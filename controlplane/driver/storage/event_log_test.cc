@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <rocksdb/db.h>
+#include <sys/resource.h>
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 
@@ -250,6 +252,27 @@ TEST_F(RocksDbLogTest, ACopyIsMadeWhileTheDriverRunsAndBeginsANewEpochWhenItIsRe
   EXPECT_TRUE(std::filesystem::exists(state_directory + "/jobs.before-restore/later"));
   EXPECT_EQ(BackUpLog(directory_ + "/nothing", directory_ + "/copy2").status().code(),
             absl::StatusCode::kNotFound);
+}
+
+// As on a full disk: no file may have more bytes than the limit.
+TEST_F(RocksDbLogTest, AFailedBackupLeavesNothingInTheWayOfTheNextOne) {
+  const std::string state_directory = directory_ + "/state";
+  {
+    auto log = *OpenRocksDbLog(state_directory + "/log");
+    ASSERT_TRUE(log->Append(0, {Submitted("j", SpecOf(1, 1, 30))}).ok());
+  }
+  ::signal(SIGXFSZ, SIG_IGN);
+  rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  for (const rlim_t limit : {rlim_t{1}, rlim_t{10}, rlim_t{100}}) {
+    const rlimit small = {limit, before.rlim_max};
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+    const auto failed = BackUpLog(state_directory, directory_ + "/copy");
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+    EXPECT_THAT(std::string(failed.status().message()), HasSubstr(directory_ + "/copy/"));
+    EXPECT_FALSE(std::filesystem::exists(directory_ + "/copy/log")) << limit;
+  }
+  EXPECT_EQ(BackUpLog(state_directory, directory_ + "/copy").value(), 1);
 }
 
 // RocksDB takes a log that was cut short for one that a crash tore, and drops the last record: the

@@ -35,6 +35,15 @@ class RealFile : public AppendedFile {
     return base::ErrnoStatus(errno, absl::StrCat("cut ", path_));
   }
 
+  // A path that cannot be looked up now may well lead to the file.
+  bool IsAtItsPath() override {
+    struct stat open = {};
+    struct stat named = {};
+    if (::fstat(fd_.get(), &open) != 0) return true;
+    if (::stat(path_.c_str(), &named) != 0) return errno != ENOENT && errno != ENOTDIR;
+    return open.st_dev == named.st_dev && open.st_ino == named.st_ino;
+  }
+
  private:
   const std::string path_;
   base::UniqueFd fd_;

@@ -25,6 +25,9 @@ class AppendedFile {
   virtual absl::Status Sync() = 0;
   // Cuts the file to its first `size_bytes` bytes. Durable.
   virtual absl::Status CutTo(size_t size_bytes) = 0;
+  // Returns false if the path leads to no file or to another one: somebody deleted, moved or
+  // replaced this one, and what is appended is lost. Cost: two system calls.
+  virtual bool IsAtItsPath() = 0;
 };
 
 // Errors: those of the file system, naming the path.

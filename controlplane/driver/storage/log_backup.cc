@@ -1,5 +1,8 @@
 #include "controlplane/driver/storage/log_backup.h"
 
+#include <sys/stat.h>
+
+#include <cerrno>
 #include <filesystem>
 #include <memory>
 #include <system_error>
@@ -28,19 +31,32 @@ absl::StatusOr<DriverState> ReadState(const std::string& directory) {
   return state;
 }
 
-absl::Status CheckHasNoLog(const std::string& directory) {
-  std::error_code error;
-  if (std::filesystem::exists(LogOf(directory), error)) {
-    return absl::AlreadyExistsError(absl::StrCat(
-        LogOf(directory), ": there is a log already; move it away, or give another directory"));
-  }
-  return absl::OkStatus();
+absl::Status HasLog(const std::string& directory) {
+  return absl::AlreadyExistsError(absl::StrCat(
+      LogOf(directory), ": there is a log already; move it away, or give another directory"));
 }
 
-absl::Status WriteState(const DriverState& state, const std::string& directory) {
-  RETURN_IF_ERROR(CheckHasNoLog(directory));
+absl::Status CheckHasNoLog(const std::string& directory) {
+  std::error_code error;
+  return std::filesystem::exists(LogOf(directory), error) ? HasLog(directory) : absl::OkStatus();
+}
+
+absl::Status WriteSnapshot(const DriverState& state, const std::string& directory) {
   ASSIGN_OR_RETURN(const std::unique_ptr<EventLog> log, OpenRocksDbLog(LogOf(directory)));
   return log->WriteSnapshot(state);
+}
+
+// Leaves no log if it fails, so that it can be tried again.
+absl::Status WriteState(const DriverState& state, const std::string& directory) {
+  RETURN_IF_ERROR(base::MakeDirectories(directory));
+  if (::mkdir(LogOf(directory).c_str(), 0700) != 0) {
+    if (errno == EEXIST) return HasLog(directory);
+    return base::ErrnoStatus(errno, absl::StrCat("make ", LogOf(directory)));
+  }
+  absl::Status written = WriteSnapshot(state, directory);
+  std::error_code error;
+  if (!written.ok()) std::filesystem::remove_all(LogOf(directory), error);
+  return written;
 }
 
 std::string SizePathOf(const std::string& copy) { return absl::StrCat(copy, "/size"); }
@@ -91,8 +107,11 @@ absl::Status MoveUnknownJobs(const DriverState& state, const std::string& state_
 absl::StatusOr<int> BackUpLog(const std::string& state_directory, const std::string& copy) {
   ASSIGN_OR_RETURN(const DriverState state, ReadState(state_directory));
   RETURN_IF_ERROR(WriteState(state, copy));
-  RETURN_IF_ERROR(base::WriteFileDurably(SizePathOf(copy), DescribeSize(state)));
-  return state.jobs_size();
+  const absl::Status described = base::WriteFileDurably(SizePathOf(copy), DescribeSize(state));
+  if (described.ok()) return state.jobs_size();
+  std::error_code error;
+  std::filesystem::remove_all(LogOf(copy), error);
+  return described;
 }
 
 absl::StatusOr<int> RestoreLog(const std::string& copy, const std::string& state_directory,

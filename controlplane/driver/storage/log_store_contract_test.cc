@@ -6,6 +6,7 @@
 #include <array>
 #include <filesystem>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/testing/test_events.h"
@@ -212,8 +213,18 @@ TEST(RocksDbFaultsTest, FullDiskIsNamedAsSuch) {
   files->HarmFrom(0, Harm::kNoSpace);
   const absl::Status status = (*log)->Append(0, {Joined("n0", "a", 2)});
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(status.message(),
-            absl::StrCat("write ", directory, ": IO error: No space left on ", "device: injected"));
+  EXPECT_EQ(status.message(), absl::StrCat("write ", directory, ": IO error: No space left on ",
+                                           "device: injected", "; free some space there"));
+}
+
+TEST(RocksDbFaultsTest, ANewLogOnAFullDiskAsksForSpace) {
+  const auto files = std::make_shared<FaultyFiles>();
+  files->HarmFrom(0, Harm::kNoSpace);
+  const auto log = OpenRocksDbLog(::testing::TempDir() + "/new-on-full", files);
+  EXPECT_EQ(log.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(absl::EndsWith(log.status().message(),
+                             "; free some space there, or choose another directory"))
+      << log.status();
 }
 
 TEST(RocksDbFaultsTest, ALogThatFailedTakesNothingMore) {

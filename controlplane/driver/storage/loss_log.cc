@@ -122,6 +122,24 @@ absl::Status LossLog::Sync() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::string> LossLog::Mend() {
+  if (file_ == nullptr || file_->IsAtItsPath()) return "";
+  const bool is_deleted = !files_.Exists(path_);
+  const std::string directory = path_.substr(0, path_.size() - sizeof(kLossLogFile));
+  ASSIGN_OR_RETURN(const std::unique_ptr<LossLog> found, Open(directory, &files_));
+  if (!recent_.empty()) found->GoOnAt(recent_.front().step());
+  for (const StepRecord& record : recent_) RETURN_IF_ERROR(found->Append(record));
+  RETURN_IF_ERROR(found->Sync());
+  file_ = std::move(found->file_);
+  std::string told =
+      absl::StrCat(path_, is_deleted ? " was deleted or moved" : " was replaced",
+                   " while the driver wrote it; the driver added the steps that it had in memory");
+  if (is_deleted && !recent_.empty()) {
+    absl::StrAppend(&told, ", from step ", recent_.front().step(), " on");
+  }
+  return told;
+}
+
 void LossLog::ContinueFrom(int64_t step, int64_t position) {
   recent_.ContinueFrom(position);
   synced_position_ = position;

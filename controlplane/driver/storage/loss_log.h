@@ -37,6 +37,11 @@ class LossLog {
   // Makes appended records durable; cheap if there are no new ones.
   absl::Status Sync();
 
+  // Looks whether somebody deleted, moved or replaced the file. If so, opens the file at the path,
+  // makes it anew if need be, and adds the steps in memory that it lacks, durably. Returns what
+  // happened, for people; "": the file is in its place. Cost: two system calls if it is.
+  absl::StatusOr<std::string> Mend();
+
   // Closes the file; records in memory stay readable. For a job that has ended.
   void Close() { file_.reset(); }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 
@@ -108,6 +109,37 @@ TEST_F(LossLogTest, LinesThatAreNoRecordsAreSkippedWhereverTheyAre) {
   EXPECT_EQ(Steps(*Open()), "1/1 2/1 3/1 4/1 5/1 6/1");
   ASSERT_TRUE(log->CutTo(4, 2).ok());
   EXPECT_EQ(Steps(*Open()), "1/1 2/1 3/1 4/1");
+}
+
+TEST_F(LossLogTest, AFileThatWasDeletedIsMadeAnewWithTheStepsInMemory) {
+  const auto log = Open();
+  Add(log.get(), 1, 3, 1);
+  EXPECT_EQ(*log->Mend(), "");
+  const std::string before = Text("metrics.jsonl");
+  for (const char* how : {"rm", "rm -r", "mv"}) {
+    const std::string path = directory_ + "/metrics.jsonl";
+    if (how == std::string("mv")) {
+      std::filesystem::rename(path, path + ".old");
+    } else {
+      std::filesystem::remove_all(how == std::string("rm") ? path : directory_);
+    }
+    EXPECT_THAT(*log->Mend(), HasSubstr("metrics.jsonl was deleted or moved while")) << how;
+    EXPECT_EQ(Text("metrics.jsonl"), before) << how;
+    EXPECT_EQ(*log->Mend(), "") << how;
+  }
+  Add(log.get(), 4, 5, 1);
+  EXPECT_EQ(Steps(*Open()), "1/1 2/1 3/1 4/1 5/1");
+}
+
+TEST_F(LossLogTest, AFileThatAnOlderCopyReplacedGetsTheStepsThatItLacks) {
+  const auto log = Open();
+  Add(log.get(), 1, 2, 1);
+  std::filesystem::copy(directory_ + "/metrics.jsonl", directory_ + "/copy");
+  Add(log.get(), 3, 4, 1);
+  std::filesystem::rename(directory_ + "/copy", directory_ + "/metrics.jsonl");
+  EXPECT_THAT(*log->Mend(), HasSubstr("metrics.jsonl was replaced while"));
+  Add(log.get(), 5, 5, 1);
+  EXPECT_EQ(Steps(*Open()), "1/1 2/1 3/1 4/1 5/1");
 }
 
 // Counts what is read.

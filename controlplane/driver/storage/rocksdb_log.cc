@@ -36,13 +36,16 @@ constexpr char kEventPrefix[] = "event/";
 constexpr char kRestore[] =
     "; the log was damaged: restore it from a copy, or give another --state-dir";
 
+constexpr char kFreeSpace[] = "; free some space there";
+constexpr char kFreeSpaceOrMove[] = "; free some space there, or choose another directory";
+
 std::string EventKey(int64_t number) { return absl::StrFormat("%s%016x", kEventPrefix, number); }
 
 absl::Status FromRocks(const rocksdb::Status& status, absl::string_view what) {
   if (status.ok()) return absl::OkStatus();
   const std::string message = absl::StrCat(what, ": ", status.ToString());
   if (status.IsCorruption()) return absl::DataLossError(message + kRestore);
-  if (status.IsNoSpace()) return absl::ResourceExhaustedError(message);
+  if (status.IsNoSpace()) return absl::ResourceExhaustedError(message + kFreeSpace);
   if (status.IsNotFound()) return absl::NotFoundError(message);
   return absl::UnavailableError(message);
 }
@@ -190,14 +193,22 @@ absl::Status CheckIsNewOrWhole(const std::string& directory) {
   return absl::OkStatus();
 }
 
+// Returns what to do about a file system that fails.
+absl::string_view AdviceOn(const rocksdb::Status& status) {
+  if (status.IsNoSpace()) return kFreeSpaceOrMove;
+  if (absl::StrContains(status.ToString(), "Read-only file system")) {
+    return "; mount it for writing, or choose another directory";
+  }
+  return "; repair it, or choose another directory";
+}
+
 // Trying again would not help, so no code says "retry".
 absl::Status CannotOpen(const rocksdb::Status& status, const std::string& directory) {
   const std::string what = absl::StrCat("open ", directory, ": ", status.ToString());
   if (status.IsCorruption() || status.IsNotFound() || status.IsInvalidArgument()) {
     return absl::DataLossError(absl::StrCat(what, kRestore));
   }
-  return absl::FailedPreconditionError(
-      absl::StrCat(what, "; repair it, or give another --state-dir"));
+  return absl::FailedPreconditionError(absl::StrCat(what, AdviceOn(status)));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The child process of this folder's tests. It also replaces `megascale driver` and `megascale
-// agent`.
+// The child process of this folder's tests. It also replaces `megascale driver`, which
+// refuses to start with --machine-tests refused, and `megascale agent`.
 //   exit N | pause | linger | family | write FD TEXT | environment NAME | driver … | agent …
 #include <dirent.h>
 #include <pthread.h>
@@ -83,7 +83,12 @@ int CountAgents(const std::string& directory) {
 int RunDriver(int argc, char** argv) {
   const std::string socket = Option(argc, argv, "--listen").substr(5);
   const std::string directory = socket.substr(0, socket.rfind('/'));
+  if (Option(argc, argv, "--machine-tests") == "refused") {
+    std::printf("I driver: starts\nmegascale: the log is damaged\n  what to do\n");
+    return 1;
+  }
   WritePid(directory + "/driver.pid");
+  std::ofstream(socket.c_str());
   WaitForTermination(SIGTERM);
   std::printf("%d agents are left\n", CountAgents(directory));
   return 0;

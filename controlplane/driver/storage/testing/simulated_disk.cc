@@ -34,10 +34,10 @@ void SimulatedDisk::Crash() {
     unsynced_.clear();
   }
   for (auto& [path, file] : files_) {
-    const size_t unsynced = file.content.size() - file.synced;
+    const size_t unsynced = file->content.size() - file->synced;
     if (unsynced == 0) continue;
-    file.content.resize(file.synced + (remainder_ ? remainder_(unsynced) : 0));
-    file.synced = file.content.size();
+    file->content.resize(file->synced + (remainder_ ? remainder_(unsynced) : 0));
+    file->synced = file->content.size();
   }
 }
 
@@ -89,7 +89,7 @@ bool SimulatedDisk::DamageLog(LogDamage damage, size_t choice) {
   // The machine goes on, and with it all that the process wrote.
   log_.events.insert(log_.events.end(), unsynced_.begin(), unsynced_.end());
   unsynced_.clear();
-  for (auto& [path, file] : files_) file.synced = file.content.size();
+  for (auto& [path, file] : files_) file->synced = file->content.size();
   const LogContents before = log_;
   if (damage == LogDamage::kOlderCopy) {
     if (!copy_.has_value()) return false;
@@ -118,79 +118,82 @@ void SimulatedDisk::MendLog() {
 
 class SimulatedDisk::OpenFile : public AppendedFile {
  public:
-  OpenFile(SimulatedDisk* disk, std::string path) : disk_(*disk), path_(std::move(path)) {}
+  OpenFile(SimulatedDisk* disk, std::string path)
+      : disk_(*disk), path_(std::move(path)), file_(disk_.files_[path_]) {}
 
   absl::Status Append(absl::string_view data) override {
     RETURN_IF_ERROR(disk_.Do(absl::StrCat("append to ", path_)));
-    disk_.files_[path_].content.append(data.data(), data.size());
+    file_->content.append(data.data(), data.size());
     return absl::OkStatus();
   }
 
   absl::Status Sync() override {
     RETURN_IF_ERROR(disk_.Do(absl::StrCat("sync ", path_)));
-    File& file = disk_.files_[path_];
-    file.synced = file.content.size();
+    file_->synced = file_->content.size();
     return absl::OkStatus();
   }
 
   absl::Status CutTo(size_t size_bytes) override {
     RETURN_IF_ERROR(disk_.Do(absl::StrCat("cut ", path_)));
-    File& file = disk_.files_[path_];
-    MEGASCALE_CHECK(size_bytes <= file.content.size());
-    file.content.resize(size_bytes);
-    file.synced = size_bytes;
+    MEGASCALE_CHECK(size_bytes <= file_->content.size());
+    file_->content.resize(size_bytes);
+    file_->synced = size_bytes;
     return absl::OkStatus();
+  }
+
+  bool IsAtItsPath() override {
+    const auto named = disk_.files_.find(path_);
+    return named != disk_.files_.end() && named->second == file_;
   }
 
  private:
   SimulatedDisk& disk_;
   const std::string path_;
+  const std::shared_ptr<File> file_;
 };
 
 absl::StatusOr<std::unique_ptr<AppendedFile>> SimulatedDisk::OpenAppended(const std::string& path) {
   RETURN_IF_ERROR(Do(absl::StrCat("open ", path)));
-  files_.try_emplace(path);
+  if (!Exists(path)) files_[path] = std::make_shared<File>();
   return std::make_unique<OpenFile>(this, path);
 }
 
 absl::StatusOr<size_t> SimulatedDisk::Size(const std::string& path) {
   const auto file = files_.find(path);
   if (file == files_.end()) return absl::NotFoundError(absl::StrCat(path, ": no such file"));
-  return file->second.content.size();
+  return file->second->content.size();
 }
 
 absl::StatusOr<std::string> SimulatedDisk::ReadAt(const std::string& path, size_t offset,
                                                   size_t size_bytes) {
   const auto file = files_.find(path);
   if (file == files_.end()) return absl::NotFoundError(absl::StrCat(path, ": no such file"));
-  const std::string& content = file->second.content;
+  const std::string& content = file->second->content;
   return offset < content.size() ? content.substr(offset, size_bytes) : "";
 }
 
 void SimulatedDisk::Corrupt(const std::string& path, size_t offset, absl::string_view bytes) {
   const auto file = files_.find(path);
   if (file == files_.end()) return;
-  std::string& content = file->second.content;
+  std::string& content = file->second->content;
   for (size_t i = 0; i < bytes.size() && offset + i < content.size(); ++i) {
     content[offset + i] = bytes[i];
   }
 }
 
 void SimulatedDisk::ReplaceFile(const std::string& path, absl::string_view content) {
-  files_[path] = {std::string(content), content.size()};
+  files_[path] = std::make_shared<File>(File{std::string(content), content.size()});
 }
 
 absl::Status SimulatedDisk::WriteDurably(const std::string& path, absl::string_view data) {
   RETURN_IF_ERROR(Do(absl::StrCat("write ", path)));
-  File& file = files_[path];
-  file.content = std::string(data);
-  file.synced = data.size();
+  ReplaceFile(path, data);
   return absl::OkStatus();
 }
 
 absl::Status SimulatedDisk::WriteSoon(const std::string& path, absl::string_view data) {
   RETURN_IF_ERROR(Do(absl::StrCat("write, not synced, ", path)));
-  files_[path] = {std::string(data), 0};
+  files_[path] = std::make_shared<File>(File{std::string(data), 0});
   return absl::OkStatus();
 }
 

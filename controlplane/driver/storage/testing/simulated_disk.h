@@ -64,6 +64,9 @@ class SimulatedDisk : public JobFiles {
   // Replaces a file, as a person does who puts a copy in its place.
   void ReplaceFile(const std::string& path, absl::string_view content);
 
+  // Deletes a file, as a person does. Who has it open goes on with a file that has no path.
+  void DeleteFile(const std::string& path) { files_.erase(path); }
+
   // Drops unsynced data, except for the part at its beginning that `remainder` keeps.
   void Crash();
 
@@ -92,7 +95,7 @@ class SimulatedDisk : public JobFiles {
   std::optional<LogContents> undamaged_;  // set: the log is damaged
   absl::Status log_error_;                // what reading the damaged log returns
   std::optional<LogContents> copy_;
-  std::map<std::string, File> files_;
+  std::map<std::string, std::shared_ptr<File>> files_;
 };
 
 }  // namespace megascale::driver

@@ -573,7 +573,7 @@ class JobTriggersTest : public DriverStepsTest {
     }
     Complete(step_);
     Pass(JobTriggers::kInterval);
-    return triggers_.Look(*shell_->view(), clock_.Monotonic());
+    return triggers_.Look(*shell_->view(), clock_.Monotonic(), &slow_looks_);
   }
   pb::SuspectFound Found(control::Suspicion::Kind kind) {
     pb::SuspectFound found;
@@ -585,7 +585,15 @@ class JobTriggersTest : public DriverStepsTest {
     return found;
   }
 
+  // The look at the job named n1 as its slow machine. Returns whether that is confirmed.
+  bool EndRoundThatFindsN1() {
+    const bool is_confirmed = slow_looks_.IsConfirmed("j", {"n1", 1, step_});
+    slow_looks_.EndRound();
+    return is_confirmed;
+  }
+
   JobTriggers triggers_;
+  SlowLooks slow_looks_;
   int64_t step_ = 0;
 };
 
@@ -619,12 +627,30 @@ TEST_F(JobTriggersTest, AJobThatBecomesSlowIsExaminedAndItsSuspectStays) {
   EXPECT_EQ(LookAfter(4).size(), 1u) << "the suspicion is confirmed as long as it lasts";
 }
 
+// A step of many times the usual length: the job has a stall suspicion before it ends.
+TEST_F(JobTriggersTest, ASlowMachineIsConfirmedAlthoughTheJobStoodStillBetweenTheLooks) {
+  using diagnose::TriggerReason;
+  for (int i = 0; i < 6; ++i) EXPECT_TRUE(LookAfter(10).empty()) << i;
+  ASSERT_EQ(LookAfter(4).at(0).verdict.reason, TriggerReason::kHalfThroughput);
+  EXPECT_FALSE(EndRoundThatFindsN1());
+  ASSERT_EQ(LookAfter(0, 9).at(0).verdict.reason, TriggerReason::kStuck);
+  Round([&] { EXPECT_TRUE(shell_->Suspect(Found(control::Suspicion::KIND_STALL)).ok()); });
+  slow_looks_.EndRound();
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(LookAfter(0, 19 + 10 * i).empty()) << "it has a suspect";
+    slow_looks_.EndRound();
+  }
+  ASSERT_EQ(LookAfter(5).at(0).verdict.reason, TriggerReason::kHalfThroughput);
+  EXPECT_FALSE(job().has_suspicion()) << "a step has ended";
+  EXPECT_TRUE(EndRoundThatFindsN1());
+}
+
 TEST_F(JobTriggersTest, ANewAttemptBeginsAnew) {
   for (int i = 0; i < 6; ++i) LookAfter(10);
   FailRank(2);
   Pass(absl::Minutes(1));
   ASSERT_NE(job().attempt(), 1);
-  EXPECT_TRUE(triggers_.Look(*shell_->view(), clock_.Monotonic()).empty());
+  EXPECT_TRUE(triggers_.Look(*shell_->view(), clock_.Monotonic(), &slow_looks_).empty());
 }
 
 }  // namespace

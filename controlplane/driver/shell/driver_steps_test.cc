@@ -113,6 +113,45 @@ class DriverStepsTest : public ShellTestBase {
     failed->mutable_failure()->set_failure_class(telemetry::FAILURE_CLASS_EXITED);
     for (auto& [node_id, report] : reports_) report.mutable_jobs(0)->set_num_processes(0);
   }
+  // A job of one rank succeeds while no other runs.
+  void RunToItsEnd(const std::string& job_id) {
+    constexpr int64_t kSteps = 10;
+    for (auto& [node_id, report] : reports_) report.clear_jobs();
+    Round([&] {
+      const Event event = Submitted(job_id, SpecOf(1, 1, kSteps));
+      EXPECT_TRUE(shell_->Submit(event.job_submitted()).ok());
+    });
+    const std::string node_id = NodeOfRank(*FindJob(shell_->state(), job_id), 0);
+    ASSERT_EQ(reports_.count(node_id), 1u) << job_id << " was not placed on " << node_id;
+    agent::ActualJob* actual = reports_[node_id].add_jobs();
+    actual->set_job_id(job_id);
+    actual->set_attempt(1);
+    actual->mutable_preflight()->set_state(agent::Preflight::STATE_PASSED);
+    Pass(absl::Seconds(1));
+    agent::ActualRank* rank = actual->add_ranks();
+    rank->set_state(agent::ActualRank::STATE_RUNNING);
+    rank->mutable_status()->set_phase(telemetry::PHASE_TRAINING);
+    actual->set_num_processes(2);
+    Pass(absl::Seconds(1));
+    rank->mutable_status()->set_step(kSteps);
+    AddSteps(node_id, kSteps);
+    Pass(absl::Seconds(1));
+    rank->set_state(agent::ActualRank::STATE_FINISHED);
+    actual->set_num_processes(1);  // the host
+    agent::StoredShard* shard = actual->add_shards();
+    shard->set_attempt(1);
+    shard->set_step(kSteps);
+    auto* manifest = actual->add_manifests();
+    manifest->set_attempt(1);
+    manifest->set_step(kSteps);
+    manifest->set_directory(CheckpointDirectory(*FindJob(shell_->state(), job_id)) + "/step-10");
+    Pass(absl::Seconds(1));
+    actual->mutable_retained()->set_attempt(1);
+    actual->mutable_retained()->set_step(kSteps);
+    actual->set_num_processes(0);
+    Pass(absl::Minutes(2));
+    ASSERT_EQ(FindJob(shell_->state(), job_id)->state(), control::JOB_STATE_SUCCEEDED);
+  }
   // All ranks of the job's attempt train; agents have no steps of it yet.
   void Train() {
     for (auto& [node_id, report] : reports_) {
@@ -529,6 +568,16 @@ TEST_F(DriverStepsTest, ANodeShowsTheNewestSampleOfEachGpu) {
   reports_["n1"].clear_gpus();
   for (int second = 0; second < 31; ++second) Pass(absl::Seconds(1));
   EXPECT_EQ(shell_->view()->Nodes().nodes(1).gpus_size(), 0);
+}
+
+// Agents keep the last attempts of few jobs: those that ended last can still be read.
+TEST_F(DriverStepsTest, TheLastEvidenceOfJobsThatSucceededIsCollectedNewestFirstAfterTheOthers) {
+  FailRank(2);
+  Round([&] { EXPECT_TRUE(shell_->Cancel(Cancelled(true).cancel_requested()).ok()); });
+  Pass(absl::Minutes(2));
+  ASSERT_EQ(job().state(), control::JOB_STATE_CANCELLED);
+  for (const char* job_id : {"a", "b", "c"}) RunToItsEnd(job_id);
+  EXPECT_THAT(shell_->view()->EndedSince(absl::UnixEpoch()), ElementsAre("j", "c", "b", "a"));
 }
 
 // The spec has a checkpoint after every tenth step.

@@ -7,7 +7,6 @@
 
 #include "absl/functional/function_ref.h"
 #include "runtime/base/check.h"
-#include "runtime/base/clock.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/host/fabric.h"
 #include "runtime/device/device.h"
@@ -371,10 +370,11 @@ absl::Status Engine::ChooseProducts(const RestorePoint& restore) {
 absl::Status Engine::Initialize() {
   device::HostWindow window(options_.device, &compute());
   if (!options_.spec.model().from().empty()) {
-    return LoadInitialWeights(options_.spec.model(), StateOf(chunks_), &window, [this] {
-      if (options_.heartbeat == nullptr) return;
-      options_.heartbeat->Progress(base::RealClock().Monotonic());
-    });
+    const std::vector<optim::StateSlice> state = StateOf(chunks_);
+    telemetry::ShownShare share(options_.heartbeat, telemetry::v1::ACTIVITY_READ_CHECKPOINT,
+                                NumInitialWeights(state));
+    return LoadInitialWeights(options_.spec.model(), state, &window,
+                              [&share](int64_t count) { share.Add(count); });
   }
   int64_t num_elements = 0;
   for (const ChunkState& chunk : chunks_) {

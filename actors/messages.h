@@ -11,6 +11,7 @@
 #include "caf/error.hpp"
 #include "caf/meta/type_name.hpp"
 #include "runtime/base/status.h"
+#include "runtime/device/hang.h"
 #include "runtime/engine/rank_engine.h"
 
 namespace megascale::actors {
@@ -19,13 +20,16 @@ namespace megascale::actors {
 struct Outcome {
   int code = 0;
   std::string message;
-  int error = 0;  // base::ErrnoOf
+  int error = 0;       // base::ErrnoOf
+  bool hangs = false;  // device::IsHang
 
   static Outcome Of(const absl::Status& status) {
-    return {static_cast<int>(status.code()), std::string(status.message()), base::ErrnoOf(status)};
+    return {static_cast<int>(status.code()), std::string(status.message()), base::ErrnoOf(status),
+            device::IsHang(status)};
   }
   absl::Status ToStatus() const {
-    return base::WithErrno({static_cast<absl::StatusCode>(code), message}, error);
+    absl::Status status(static_cast<absl::StatusCode>(code), message);
+    return base::WithErrno(hangs ? device::AsHang(status) : status, error);
   }
 };
 
@@ -113,7 +117,7 @@ struct RetryStorage {
 
 template <class Inspector>
 auto inspect(Inspector& f, Outcome& m) {
-  return f(caf::meta::type_name("Outcome"), m.code, m.message, m.error);
+  return f(caf::meta::type_name("Outcome"), m.code, m.message, m.error, m.hangs);
 }
 
 #define MEGASCALE_ACTOR_MESSAGE(Type, ...)              \

@@ -21,6 +21,7 @@
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/product_table.h"
 #include "runtime/checkpoint/snapshot.h"
+#include "runtime/device/hang.h"
 #include "runtime/telemetry/heartbeat.h"
 
 namespace megascale::actors {
@@ -50,7 +51,7 @@ class FakeEngine final : public engine::RankEngine {
       if (++num_launched_ % plan::kNumOwners != 0) return absl::OkStatus();
     }
     if (step == failing_step) {
-      step_ended_(step, absl::AbortedError("rank 2 is gone"));
+      step_ended_(step, failure);
     } else {
       StepResult result;
       result.record.set_step(step);
@@ -67,6 +68,7 @@ class FakeEngine final : public engine::RankEngine {
   void Leave() override {}
   void Abort(const absl::Status&) override {}
 
+  absl::Status failure = absl::AbortedError("rank 2 is gone");
   int64_t failing_step = -1, refused_step = -1, stopping_step = -1;
 
  private:
@@ -140,9 +142,13 @@ TEST(WorkerActorTest, StopsWhereTheResultSaysSo) {
 TEST(WorkerActorTest, AFailedStepAndARefusedLaunchAreReportedOnce) {
   const auto failing = std::make_shared<FakeEngine>();
   failing->failing_step = 2;
+  const auto hanging = std::make_shared<FakeEngine>();
+  hanging->failing_step = 2;
+  hanging->failure = device::AsHang(absl::InternalError("the device hangs"));
   const auto refusing = std::make_shared<FakeEngine>();
   refusing->refused_step = 2;
   for (const auto& [engine, failure] : {std::pair(failing, telemetry::v1::FAILURE_CLASS_ABORTED),
+                                        std::pair(hanging, telemetry::v1::FAILURE_CLASS_HUNG),
                                         std::pair(refusing, telemetry::v1::FAILURE_CLASS_EXITED)}) {
     const Ended ended = RunWorkerActor(engine, 20);
     EXPECT_EQ(ended.exit_code, 1);

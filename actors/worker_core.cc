@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
+#include "runtime/device/hang.h"
 
 namespace megascale::actors {
 namespace {
@@ -34,6 +35,10 @@ RankFailure FailureOfStep(const absl::Status& status) {
 RankFailure FailureOf(const absl::Status& status) {
   RankFailure failure;
   failure.set_message(absl::StrCat(base::CodeName(status.code()), ": ", status.message()));
+  if (device::IsHang(status)) {
+    failure.set_failure_class(telemetry::v1::FAILURE_CLASS_HUNG);
+    return failure;
+  }
   switch (status.code()) {
     case absl::StatusCode::kAborted:
     case absl::StatusCode::kUnavailable:

@@ -78,7 +78,8 @@ class WorkerCore {
   bool ended_ = false;
 };
 
-// Returns the failure that a worker or host reports for `status`. Aborted, Unavailable and
+// Returns the failure that a worker or host reports for `status`: a hang for that of its own device
+// (device::IsHang), which the failure detector would have found later. Aborted, Unavailable and
 // DeadlineExceeded blame a peer, unless they carry the errno of the process's own system call;
 // DataLoss means a corrupt copy. Another attempt follows whatever the code, because none of these
 // failures needs a person to act first.

@@ -4,6 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -16,6 +20,7 @@
 namespace megascale::actors {
 namespace {
 
+using ::testing::HasSubstr;
 using Kind = WorkerAction::Kind;
 
 engine::StepResult Result(int64_t step, engine::StopFlag stop = engine::StopFlag::kNone) {
@@ -226,6 +231,46 @@ TEST(WorkerCoreTest, ANotFiniteTensorOnADeviceEndsAsDivergedWithItsName) {
   EXPECT_EQ(actions[0].failure.failure_class(), telemetry::v1::FAILURE_CLASS_DIVERGED);
   EXPECT_THAT(actions[0].failure.message(),
               ::testing::ContainsRegex("it began in .*with [a-z_.]+[.]weight gave -?(nan|inf)"));
+}
+
+// A rank whose device hangs says so itself, while its device still hangs: its peer, which can only
+// report the end of their exchange, is not to be taken for the cause.
+TEST(WorkerCoreTest, ARankWhoseDeviceHangsInAStepEndsAsHungBeforeItsPeerIsBlamed) {
+  job::v1::JobSpec spec = engine::ToyJob(engine::WriteTestText("text"), /*data=*/2, 1);
+  spec.mutable_fault()->mutable_progress_timeout()->set_seconds(2);
+  engine::RunOptions options(spec);
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::map<int, device::StrictDevice*> devices;
+  std::map<int, absl::Status> ended;
+  options.make_device = [&](int rank) {
+    auto device = device::StrictDevice::Create();
+    const std::lock_guard<std::mutex> lock(mutex);
+    devices[rank] = device.get();
+    return device;
+  };
+  options.after_step = [&] { devices.at(1)->Hold(); };
+  options.on_failure = [&](int rank, const absl::Status& status) {
+    std::unique_lock<std::mutex> lock(mutex);
+    ended[rank] = status;
+    changed.notify_all();
+    if (rank == 1) return;
+    EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(30), [&] { return ended.size() == 2; }))
+        << "rank 1 waits for its device";
+    devices.at(1)->Release();  // so that its engine can end
+  };
+  engine::RunJob(options);
+  ASSERT_EQ(ended.size(), 2u);
+  WorkerCore hung({.first_step = 1, .last_step = spec.train().steps()});
+  const std::vector<WorkerAction> actions = hung.OnStepFinished(2, ended[1]);
+  ASSERT_EQ(actions.size(), 1u);
+  EXPECT_EQ(actions[0].failure.failure_class(), telemetry::v1::FAILURE_CLASS_HUNG);
+  EXPECT_THAT(actions[0].failure.message(), ::testing::StartsWith("INTERNAL: rank 1: step 2: "));
+  EXPECT_THAT(actions[0].failure.message(), HasSubstr("the device of rank 1 hangs"));
+  WorkerCore peer({.first_step = 1, .last_step = spec.train().steps()});
+  EXPECT_EQ(peer.OnStepFinished(2, ended[0])[0].failure.failure_class(),
+            telemetry::v1::FAILURE_CLASS_ABORTED)
+      << ended[0];
 }
 
 TEST(FailureOfTest, APeerThatIsGoneIsAConsequenceAndAnErrorOfThisMachineIsNot) {

@@ -10,6 +10,7 @@
 #include "runtime/base/check.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/status.h"
+#include "runtime/device/hang.h"
 #include "runtime/device/solo_communicator.h"
 
 namespace megascale::device {
@@ -167,12 +168,14 @@ class StagedCommunicator final : public comm::Communicator {
   struct Call {
     Operation operation = Operation::kBarrier;
     uint64_t instruction_id = 0;
-    absl::Duration timeout = absl::ZeroDuration();
+    absl::Duration patience = absl::ZeroDuration();  // with a device that ends no work
   };
 
   // Begins a call. Once the communicator is dead, no call gives a device that may hang more work.
   absl::Status Begin(Operation operation, const CallInfo& info) {
-    call_ = {operation, info.instruction_id, host_.TimeoutOf(info)};
+    // The other members, which may have begun to wait earlier, time out later: a rank whose device
+    // hangs is to say so before they report a peer that did not come.
+    call_ = {operation, info.instruction_id, host_.TimeoutOf(info) * 2 / 3};
     return failure_.ok() ? host_.failure() : failure_;
   }
 
@@ -228,8 +231,8 @@ class StagedCommunicator final : public comm::Communicator {
 
   // Waits for the work that was issued: what ToHost copies is there, and the device has read what
   // ToDevice gave it. The wait ends when the communicator is aborted, or when the device has ended
-  // nothing for the whole timeout. It may wait longer than that for work before the exchange, as
-  // long as any stream's work ends.
+  // nothing for two thirds of the timeout. It may wait longer than that for work before the
+  // exchange, as long as any stream's work ends.
   absl::Status Await() {
     device_reads_ = false;
     uint64_t num_ended = device_.num_ended();
@@ -241,20 +244,20 @@ class StagedCommunicator final : public comm::Communicator {
         num_ended = device_.num_ended();
         since = now;
       }
-      return now - since < call_.timeout ? absl::OkStatus() : GiveUp();
+      return now - since < call_.patience ? absl::OkStatus() : GiveUp();
     });
   }
 
   // Ends the communicator because the device hangs, and tells the other members.
   absl::Status GiveUp() {
     const int world_rank = host_.WorldRank(rank());
-    failure_ = comm::Blame(
+    failure_ = AsHang(comm::Blame(
         absl::InternalError(absl::StrCat(
             "group ", name(), ", rank ", world_rank, ", ", comm::Name(call_.operation),
             " (instruction ", call_.instruction_id, "): the device of rank ", world_rank,
-            " hangs: it has ended no work for ", absl::FormatDuration(call_.timeout),
+            " hangs: it has ended no work for ", absl::FormatDuration(call_.patience),
             ", and the exchange waits for stream ", stream_.name())),
-        {world_rank});
+        {world_rank}));
     host_.Abort(failure_);
     return failure_;
   }

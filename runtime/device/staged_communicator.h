@@ -6,10 +6,10 @@
 // Broadcast behind it, until the device has read the piece. A result was issued when its call
 // returns.
 //
-// A device that hangs: once it has ended no work of any stream for the call's timeout, the call
-// fails with Internal, the error of a device that failed, which names the exchange and blames this
-// rank, and the other members are told. Abort ends the wait, too. The work stays on the stream, so
-// an instruction that waits for it does not end: the failure detector ends the process.
+// A device that hangs: once it has ended no work of any stream for two thirds of the call's
+// timeout, the call fails with Internal, marked as a hang (hang.h), which names the exchange and
+// blames this rank, and the other members are told. Abort ends the wait, too. The work stays on the
+// stream: who gets the error must not wait for the stream.
 //
 // Cost: two copies of each tensor between device and host, 2 kStagingBytes of pinned memory. A
 // group of one rank has neither (solo_communicator.h).

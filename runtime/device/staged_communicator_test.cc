@@ -11,6 +11,7 @@
 #include "absl/synchronization/notification.h"
 #include "runtime/base/clock.h"
 #include "runtime/comm/testing/test_world.h"
+#include "runtime/device/hang.h"
 #include "runtime/device/testing/strict_device.h"
 
 namespace megascale::device {
@@ -50,7 +51,7 @@ TEST(StagedCommunicatorTest, AnExchangeOnADeviceThatHangsFailsByNameOnEveryRank)
     const auto host = fabric.Make("all").value();
     ExchangingRank mine(host.get());
     if (rank == 1) mine.device->Hold();
-    const absl::Duration timeout = rank == 1 ? absl::Milliseconds(50) : absl::Minutes(5);
+    const absl::Duration timeout = rank == 1 ? absl::Milliseconds(75) : absl::Minutes(5);
     const absl::Status error = mine.Sum({.instruction_id = 9, .timeout = timeout});
     EXPECT_THAT(
         std::string(error.message()),
@@ -60,10 +61,12 @@ TEST(StagedCommunicatorTest, AnExchangeOnADeviceThatHangsFailsByNameOnEveryRank)
     EXPECT_THAT(comm::BlamedRanks(error), ElementsAre(1));
     if (rank == 0) {
       EXPECT_EQ(error.code(), absl::StatusCode::kAborted);
+      EXPECT_FALSE(IsHang(error)) << "this rank's device works";
       EXPECT_THAT(std::string(error.message()), HasSubstr("rank 1 gave up: "));
       return;
     }
     EXPECT_EQ(error.code(), absl::StatusCode::kInternal);
+    EXPECT_TRUE(IsHang(error));
     // The communicator is dead: nothing waits for the device any more.
     EXPECT_EQ(mine.Sum({.timeout = absl::Minutes(5)}), error);
     mine.device->Release();

@@ -6,12 +6,14 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
+#include "runtime/engine/testing/shown_while_loading.h"
 #include "runtime/engine/testing/test_job.h"
 #include "runtime/hugging_face/import.h"
 #include "runtime/hugging_face/initial_weights.h"
@@ -211,6 +213,27 @@ TEST_F(InitialWeightsTest, AnExportKeepsTheFoldersConfigurationAndTokenizer) {
   EXPECT_TRUE(std::filesystem::exists(out + "/tokenizer.json"));
   EXPECT_EQ(base::ReadFile(out + "/config.json", 1 << 20).value(),
             base::ReadFile(folder() + "/config.json", 1 << 20).value());
+}
+
+TEST_F(InitialWeightsTest, ReadingThemShowsItsProgressWhileItLasts) {
+  TrainAndExport();
+  JobSpec spec = QwenJob({2, 1, 1});
+  for (const std::string& from : {folder(), checkpoint_}) {
+    spec.mutable_model()->set_from(from);
+    for (const ShownByRank& rank : ShownWhileLoading(RunOptions(spec))) {
+      std::set<int> shares;
+      for (const telemetry::v1::RankStatus& shown : rank.meanwhile) {
+        if (shown.activity() != telemetry::v1::ACTIVITY_READ_CHECKPOINT) continue;
+        EXPECT_EQ(shown.total(), 100);
+        EXPECT_GE(shown.progress_age_seconds(), 0);
+        EXPECT_TRUE(shares.empty() || shown.done() >= *shares.rbegin()) << "it only grows";
+        shares.insert(shown.done());
+      }
+      EXPECT_EQ(shares.count(0), 1u) << from;
+      EXPECT_GT(shares.size(), 2u) << from << ": tensors were read between the looks";
+      EXPECT_EQ(rank.at_end.activity(), telemetry::v1::ACTIVITY_UNSPECIFIED);
+    }
+  }
 }
 
 TEST_F(InitialWeightsTest, WeightsOfAnotherModelAreRefusedOnEveryRank) {

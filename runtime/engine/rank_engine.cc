@@ -1,16 +1,17 @@
 #include "runtime/engine/rank_engine.h"
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <utility>
 
 #include "absl/functional/function_ref.h"
 #include "runtime/base/check.h"
-#include "runtime/base/clock.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/host/fabric.h"
 #include "runtime/device/device.h"
 #include "runtime/device/device_arenas.h"
+#include "runtime/device/hang.h"
 #include "runtime/device/host_window.h"
 #include "runtime/engine/chunk_state.h"
 #include "runtime/engine/divergence.h"
@@ -99,6 +100,8 @@ class Engine : public RankEngine {
   absl::StatusOr<std::string> Restore(const RestorePoint& restore);
   absl::Status AbortReason() const;
   void EndStep(const plan::StepContext& context, const absl::Status& status);
+  // Ends the step for the caller if `error` is that of a device that hangs.
+  void TellHang(const plan::StepContext& context, const absl::Status& error);
   absl::Status Explain(const plan::StepContext& context, const absl::Status& diverged);
   stream::Stream& compute() const { return streams_->compute(); }
   absl::Duration start_timeout() const {
@@ -133,6 +136,7 @@ class Engine : public RankEngine {
   mutable std::mutex abort_mutex_;
   absl::Status abort_reason_;  // the first reason; OK: not aborted
   StepEnded step_ended_;
+  std::atomic<bool> hang_told_ = false;  // then no step ends any more
   // The end of the executor may still end a step, and that of the streams may explain its error:
   // both before the members that they use.
   std::unique_ptr<RankStreams> streams_;
@@ -300,6 +304,9 @@ absl::Status Engine::MakeExecutor() {
   for (const plan::StreamKind kind : plan::StreamsOf(plan_)) {
     executor.streams[kind] = &streams_->Of(kind);
   }
+  executor.instruction_failed = [this](const auto& step, const auto& error) {
+    TellHang(step, error);
+  };
   executor.step_ended = [this](const auto& step, const auto& status) { EndStep(step, status); };
   executor.observer.begin = [this](const auto& i, const auto& step, absl::Duration at) {
     reporter_.Begin(i, step, at);
@@ -363,10 +370,11 @@ absl::Status Engine::ChooseProducts(const RestorePoint& restore) {
 absl::Status Engine::Initialize() {
   device::HostWindow window(options_.device, &compute());
   if (!options_.spec.model().from().empty()) {
-    return LoadInitialWeights(options_.spec.model(), StateOf(chunks_), &window, [this] {
-      if (options_.heartbeat == nullptr) return;
-      options_.heartbeat->Progress(base::RealClock().Monotonic());
-    });
+    const std::vector<optim::StateSlice> state = StateOf(chunks_);
+    telemetry::ShownShare share(options_.heartbeat, telemetry::v1::ACTIVITY_READ_CHECKPOINT,
+                                NumInitialWeights(state));
+    return LoadInitialWeights(options_.spec.model(), state, &window,
+                              [&share](int64_t count) { share.Add(count); });
   }
   int64_t num_elements = 0;
   for (const ChunkState& chunk : chunks_) {
@@ -400,12 +408,18 @@ absl::StatusOr<std::string> Engine::Load(const RestorePoint& restore) {
 // No instruction of the step is running, so this may read its result, and compute again what was
 // not finite: on the compute stream's thread, since this one may be the device's.
 void Engine::EndStep(const plan::StepContext& context, const absl::Status& status) {
+  if (hang_told_) return;
   if (!status.ok()) return step_ended_(context.step, status);
   absl::StatusOr<StepResult> result = shard_->ResultOf(context);
   if (!absl::IsOutOfRange(result.status())) return step_ended_(context.step, std::move(result));
   compute().Enqueue([this, context, diverged = result.status()](stream::Stream&) {
     step_ended_(context.step, Explain(context, diverged));
   });
+}
+
+// Other errors wait for the end of the step, which comes.
+void Engine::TellHang(const plan::StepContext& context, const absl::Status& error) {
+  if (device::IsHang(error) && !hang_told_.exchange(true)) step_ended_(context.step, error);
 }
 
 absl::Status Engine::Explain(const plan::StepContext& context, const absl::Status& diverged) {

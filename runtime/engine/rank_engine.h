@@ -93,7 +93,9 @@ class RankEngine {
   // The end of a step: its result, or the error that ended the attempt for this rank.
   using StepEnded = std::function<void(int64_t step, absl::StatusOr<StepResult>)>;
   // Sets a function that is called once for each step, from a stream's thread, after the last
-  // instruction of both owners has ended. Only this function gets a step's result.
+  // instruction of both owners has ended. Only this function gets a step's result. If the device
+  // hangs, it is called at once with an error that is marked so (device::IsHang), and not again:
+  // instructions still run, and the destructor waits for the device.
   // Requires: called once, before Join.
   virtual void TellStepEnds(StepEnded step_ended) = 0;
 

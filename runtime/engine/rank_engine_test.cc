@@ -9,6 +9,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "proto/job.pb.h"
 #include "runtime/base/fd.h"
 #include "runtime/checkpoint/testing/test_forge.h"
+#include "runtime/engine/testing/shown_while_loading.h"
 #include "runtime/engine/testing/test_job.h"
 
 namespace megascale::engine {
@@ -65,19 +67,24 @@ TEST(RankEngineTest, EveryRankReportsTheSameRecordOfEveryStep) {
   }
 }
 
-// The share is that of the rank's own weights, all of which have been counted at the end.
-TEST(RankEngineTest, MakingInitialWeightsShowsItsProgress) {
-  RunOptions options(Toy({2, 2}, job::v1::PRECISION_BF16));
-  std::atomic<int> num_looks = 0;
-  options.look_after_load = [&](int rank, const telemetry::v1::RankStatus& shown) {
-    EXPECT_EQ(shown.activity(), telemetry::v1::ACTIVITY_MAKE_WEIGHTS) << "rank " << rank;
-    EXPECT_EQ(shown.done(), 100) << "rank " << rank;
-    EXPECT_EQ(shown.total(), 100) << "rank " << rank;
-    EXPECT_GE(shown.progress_age_seconds(), 0) << "rank " << rank;
-    ++num_looks;
-  };
-  RunJob(options);
-  EXPECT_EQ(num_looks, 4);
+// The share is that of the rank's own weights. What comes after Load is not the making of weights.
+TEST(RankEngineTest, MakingInitialWeightsShowsItsProgressWhileItLasts) {
+  const std::vector<ShownByRank> ranks =
+      ShownWhileLoading(RunOptions(Toy({2, 2}, job::v1::PRECISION_BF16)));
+  ASSERT_EQ(ranks.size(), 4u);
+  for (const ShownByRank& rank : ranks) {
+    std::set<int> shares;
+    for (const telemetry::v1::RankStatus& shown : rank.meanwhile) {
+      if (shown.activity() != telemetry::v1::ACTIVITY_MAKE_WEIGHTS) continue;
+      EXPECT_EQ(shown.total(), 100);
+      EXPECT_GE(shown.progress_age_seconds(), 0);
+      EXPECT_TRUE(shares.empty() || shown.done() >= *shares.rbegin()) << "it only grows";
+      shares.insert(shown.done());
+    }
+    EXPECT_EQ(shares.count(0), 1u);
+    EXPECT_GT(shares.size(), 2u) << "tensors were made between the looks";
+    EXPECT_EQ(rank.at_end.activity(), telemetry::v1::ACTIVITY_UNSPECIFIED);
+  }
 }
 
 TEST(RankEngineTest, AnAbortEndsTheWaitForASnapshotBuffer) {

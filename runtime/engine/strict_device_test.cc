@@ -15,6 +15,7 @@
 #include "runtime/base/status.h"
 #include "runtime/base/testing/test_heap.h"
 #include "runtime/device/host_views.h"
+#include "runtime/device/testing/forwards_to_strict.h"
 #include "runtime/device/testing/strict_device.h"
 #include "runtime/engine/testing/test_job.h"
 
@@ -23,6 +24,7 @@ namespace {
 
 using agent::v1::RestorePoint;
 using comm::CallInfo;
+using device::ForwardsToStrict;
 using device::StrictDevice;
 using job::v1::JobSpec;
 using tensor::Vector;
@@ -249,44 +251,6 @@ TEST(StrictDeviceTest, TooLittleMemoryIsOneClearError) {
   EXPECT_EQ(engine.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(engine.status().message()), HasSubstr("bytes of device memory"));
 }
-
-// A strict device, for tests that change something of it.
-class ForwardsToStrict : public device::Device {
- public:
-  explicit ForwardsToStrict(const device::StrictOptions& options = {})
-      : strict_(StrictDevice::Create(options)) {}
-
-  device::Description Describe() const override { return strict_->Describe(); }
-  absl::StatusOr<std::unique_ptr<device::Memory>> Allocate(absl::string_view name,
-                                                           size_t size_bytes) override {
-    return strict_->Allocate(name, size_bytes);
-  }
-  absl::StatusOr<std::unique_ptr<device::Memory>> AllocateForPeers(absl::string_view name,
-                                                                   size_t size_bytes) override {
-    return strict_->AllocateForPeers(name, size_bytes);
-  }
-  absl::StatusOr<std::unique_ptr<device::Memory>> AllocateHost(absl::string_view name,
-                                                               size_t size_bytes) override {
-    return strict_->AllocateHost(name, size_bytes);
-  }
-  tensor::HostVector OnHost(const tensor::Vector& vector) const override {
-    return strict_->OnHost(vector);
-  }
-  absl::StatusOr<std::unique_ptr<stream::Stream>> MakeStream(std::string name) override {
-    return strict_->MakeStream(std::move(name));
-  }
-  std::unique_ptr<ops::Ops> MakeOps(stream::Stream* stream, tensor::DType compute,
-                                    int num_threads) override {
-    return strict_->MakeOps(stream, compute, num_threads);
-  }
-  absl::StatusOr<std::unique_ptr<comm::Communicator>> MakeCommunicator(
-      comm::HostCommunicator* host, stream::Stream* stream) override {
-    return strict_->MakeCommunicator(host, stream);
-  }
-
- protected:
-  const std::unique_ptr<StrictDevice> strict_;
-};
 
 using Counts = std::map<std::string, int64_t>;  // by stream; no entry for 0
 

@@ -23,6 +23,7 @@ std::string DescribeActivity(const v1::RankStatus& status, plan::InstructionId i
     case v1::ACTIVITY_WAIT_FOR_STORAGE:
       return "waiting for checkpoint storage";
     case v1::ACTIVITY_READ_CHECKPOINT:
+      if (status.total() > 0) return absl::StrCat("reading weights: ", status.done(), " %");
       return "reading the checkpoint";
     case v1::ACTIVITY_READ_FOR_PEER:
       return absl::StrCat("reading the checkpoint for rank ", status.peer());

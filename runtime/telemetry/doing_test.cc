@@ -44,6 +44,8 @@ TEST(DoingTest, OtherActivitiesNameThePeerAndTheExchangeInWhichTheyWait) {
   EXPECT_EQ(Text({.activity = v1::ACTIVITY_BETWEEN_INSTRUCTIONS}), "between instructions");
   EXPECT_EQ(Text({.activity = v1::ACTIVITY_WAIT_FOR_STORAGE}), "waiting for checkpoint storage");
   EXPECT_EQ(Text({.activity = v1::ACTIVITY_READ_CHECKPOINT}), "reading the checkpoint");
+  EXPECT_EQ(Text({.activity = v1::ACTIVITY_READ_CHECKPOINT, .done = 37, .total = 100}),
+            "reading weights: 37 %");
   EXPECT_EQ(Text({.activity = v1::ACTIVITY_READ_FOR_PEER, .peer = 3}),
             "reading the checkpoint for rank 3");
   EXPECT_EQ(Text({.activity = v1::ACTIVITY_WAIT_FOR_READS, .instruction = exchange}),

@@ -163,6 +163,9 @@ ShownShare::ShownShare(HeartbeatWriter* heartbeat, v1::Activity activity, int64_
   Add(0);
 }
 
+// What the rank does next is not this activity.
+ShownShare::~ShownShare() { ShowDoing(heartbeat_, {}); }
+
 void ShownShare::Add(int64_t count) {
   const std::lock_guard<std::mutex> lock(mutex_);
   done_ += count;

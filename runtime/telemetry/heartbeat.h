@@ -66,12 +66,16 @@ class HeartbeatWriter {
 // Shows what a rank does now, and that it makes progress. `heartbeat`: null for none.
 void ShowDoing(HeartbeatWriter* heartbeat, const Doing& doing);
 
-// Shows how much of a long activity is done, in percent. Threads: any, together.
+// Shows how much of a long activity is done, in percent, until it is destroyed. Threads: any,
+// together.
 class ShownShare {
  public:
   // Shows 0 %. `heartbeat`: null for none; else it outlives this object, and nothing else shows
   // there what the rank does meanwhile. `all`: how much there is to do, as Add counts.
   ShownShare(HeartbeatWriter* heartbeat, telemetry::v1::Activity activity, int64_t all);
+  ~ShownShare();
+  ShownShare(const ShownShare&) = delete;
+  ShownShare& operator=(const ShownShare&) = delete;
 
   // Shows progress, and that `count` more is done.
   void Add(int64_t count);

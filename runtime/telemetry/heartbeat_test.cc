@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <functional>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -78,7 +79,8 @@ TEST(HeartbeatTest, StartForgetsTheProcessBefore) {
 TEST(HeartbeatTest, AShareIsShownInPercentWithProgress) {
   auto region = MakeRegion(1);
   HeartbeatWriter writer(region.get(), 0);
-  ShownShare share(&writer, v1::ACTIVITY_MAKE_WEIGHTS, 3'000'000'000);
+  std::optional<ShownShare> share;
+  share.emplace(&writer, v1::ACTIVITY_MAKE_WEIGHTS, 3'000'000'000);
   const auto expect = [&](int percent) {
     const v1::RankStatus status = ReadHeartbeat(*region, 0, base::RealClock().Monotonic());
     EXPECT_EQ(status.activity(), v1::ACTIVITY_MAKE_WEIGHTS);
@@ -87,13 +89,16 @@ TEST(HeartbeatTest, AShareIsShownInPercentWithProgress) {
     EXPECT_GE(status.progress_age_seconds(), 0);
   };
   expect(0);
-  share.Add(1'000'000'000);
+  share->Add(1'000'000'000);
   expect(33);
   writer.Progress(absl::ZeroDuration());
-  share.Add(1'999'000'000);
+  share->Add(1'999'000'000);
   expect(99);
-  share.Add(1'000'000);
+  share->Add(1'000'000);
   expect(100);
+  share.reset();
+  EXPECT_EQ(ReadHeartbeat(*region, 0, base::RealClock().Monotonic()).activity(),
+            v1::ACTIVITY_UNSPECIFIED);
   ShownShare(nullptr, v1::ACTIVITY_MAKE_WEIGHTS, 1).Add(1);  // nobody wants to know
 }
 

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <map>
 #include <set>
@@ -395,7 +397,7 @@ TEST_F(FaultsTest, AStoppedWorkerIsFoundHungAndNamedWithWhatItStoodIn) {
   EXPECT_EQ(after.culprit().failure_class(), telemetry::v1::FAILURE_CLASS_HUNG);
 }
 
-// A job that encodes two files before it trains; the second one takes seconds.
+// A job that encodes two files before it trains; the second one takes seconds on any machine.
 class TokenizingTest : public ::testing::Test {
  protected:
   // The token files of a cache, and when they were written.
@@ -403,7 +405,6 @@ class TokenizingTest : public ::testing::Test {
 
   TokenizingTest() {
     WriteDocuments(Path("first.jsonl"), 2000);
-    WriteDocuments(Path("second.jsonl"), 2'000'000);
     EXPECT_TRUE(base::WriteFileDurably(Path("tokenizer.json"), tokenizer::NineLetters()).ok());
     cluster_.StartDriver();
     cluster_.StartAgent(0, 4);
@@ -442,13 +443,38 @@ class TokenizingTest : public ::testing::Test {
     return pieces;
   }
 
+  // For how long the job's host encoded after the first file.
+  double EncodingSeconds(const std::string& job_id) const {
+    std::vector<std::filesystem::file_time_type> times;
+    for (const auto& [path, time] : PiecesOf(job_id)) times.push_back(time);
+    const auto [first, last] = std::minmax_element(times.begin(), times.end());
+    return times.empty() ? 0 : std::chrono::duration<double>(*last - *first).count();
+  }
+  // Writes a second file that takes at least kSecondsMin to encode, because progress is told once a
+  // second, and runs a job with it. Returns the job's id.
+  std::string SizeSecondFile() const {
+    constexpr double kSecondsMin = 3;
+    constexpr double kSecondsWanted = 5;
+    constexpr double kGrowthMax = 8;
+    double num_documents = 2'000'000;
+    for (int round = 1;; ++round) {
+      WriteDocuments(Path("second.jsonl"), static_cast<int>(num_documents));
+      const std::string job_id = absl::StrCat("calm", round);
+      Submit(job_id);
+      EXPECT_EQ(cluster_.WaitForEnd(job_id), control::v1::JOB_STATE_SUCCEEDED);
+      const double seconds = EncodingSeconds(job_id);
+      if (seconds >= kSecondsMin || round == 3) return job_id;
+      num_documents *= std::min(kGrowthMax, kSecondsWanted / std::max(seconds, 1e-3));
+    }
+  }
+
   Cluster cluster_;
 };
 
 TEST_F(TokenizingTest, AHostKilledMeanwhileIsReplacedAndFinishedPiecesStay) {
-  Submit("calm");
-  const Ended calm = EndOf(cluster_, "calm");
-  const size_t num_pieces = PiecesOf("calm").size();
+  const std::string calm_job = SizeSecondFile();
+  const Ended calm = EndOf(cluster_, calm_job);
+  const size_t num_pieces = PiecesOf(calm_job).size();
   Submit("job");
   Job job;
   const std::string message = absl::StrCat("tokenizing ", Path("second.jsonl"), ": ");

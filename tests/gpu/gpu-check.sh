@@ -22,6 +22,7 @@ usage: gpu-check.sh [--parts NAME,…] [--out DIR] [--bin DIR] [--small]
                PyTorch is installed and the GPU has 40 GB (5 minutes)
   sanitizer    compute-sanitizer over the operators, where it is installed (2 minutes)
   bench        the rate of every operator beside the device's own (1 minute)
+  weights      the initial weights of a model of 7 billion parameters: made on the host, copied to the GPU (2 minutes)
 
   --parts      some of these, in this order; default: all
   --out DIR    logs, results.json, bench.json and pytorch.json; default: a new folder in /tmp, which the end names
@@ -38,7 +39,7 @@ die() {
   exit 2
 }
 
-all_parts=(machine device fragments conformance jobs kill train large pytorch sanitizer bench)
+all_parts=(machine device fragments conformance jobs kill train large pytorch sanitizer bench weights)
 parts=("${all_parts[@]}")
 out='' bin=$here/bin small=0
 while [[ $# -gt 0 ]]; do
@@ -264,6 +265,14 @@ run_bench() {
   timeout 120 "$bin/gpu_benchmark" "${sizes[@]}" || { note="ended with $?" && return 1; }
   timeout 120 "$bin/gpu_benchmark" "${sizes[@]}" -o json >"$out/bench.json" || { note="ended with $?" && return 1; }
   note="rates are in bench.json"
+}
+
+run_weights() {
+  local sizes=()
+  ((small)) && sizes=(--small)
+  timeout 600 "$bin/gpu_benchmark" --weights "${sizes[@]}" | tee "$work/weights.log"
+  [[ ${PIPESTATUS[0]} -eq 0 ]] || { note="did not end well" && return 1; }
+  note="$(awk 'END { print $5 }' "$work/weights.log") million elements/s with $(nproc) threads"
 }
 
 quoted() { printf '"%s"' "$(sed 's/[\\"]/\\&/g' <<<"$1" | tr -d '\000-\037')"; }

@@ -4,6 +4,7 @@
 //
 //   gpu_benchmark [--precision bf16|fp32] [--small] [-o text|json]
 //   gpu_benchmark --check [--small]     tests the device instead (runtime/device/check)
+//   gpu_benchmark --weights [--small]   times the initial weights of such a model instead
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "runtime/device/check/device_check.h"
 #include "runtime/device/testing/test_devices.h"
 #include "tests/bench/operator_rates.h"
+#include "tests/bench/weights_rates.h"
 
 namespace megascale::bench {
 namespace {
@@ -40,6 +42,7 @@ struct Options {
   std::string format = "text";
   bool small = false;
   bool check = false;
+  bool weights = false;
 };
 
 device::check::CheckOptions SmallCheck() {
@@ -68,6 +71,18 @@ int RunCheck(const Options& options) {
     if (!result.failure.empty()) failed = 1;
   }
   return failed;
+}
+
+int RunWeights(const Options& options) {
+  const auto device = device::AllDevices().front().make(/*seed=*/1);
+  std::printf("%s\n", device->Describe().name.c_str());
+  WeightsTableOptions table;
+  if (options.small) table.config = SmallModel();
+  PrintWeightsHead();
+  const absl::Status measured = PrintWeights(table, "device", device.get());
+  if (measured.ok()) return 0;
+  std::fprintf(stderr, "gpu_benchmark: %s\n", std::string(measured.message()).c_str());
+  return 1;
 }
 
 // The part of what the device can reach; 0: unknown.
@@ -132,7 +147,9 @@ int main(int argc, char** argv) {
   app.add_option("-o,--output", options.format)->check(CLI::IsMember({"text", "json"}));
   app.add_flag("--small", options.small, "sizes that an emulator can compute");
   app.add_flag("--check", options.check, "test memory, copies and products of the device instead");
+  app.add_flag("--weights", options.weights, "time the initial weights of a model instead");
   CLI11_PARSE(app, argc, argv);
+  if (options.weights) return megascale::bench::RunWeights(options);
   if (options.check) return megascale::bench::RunCheck(options);
   return megascale::bench::Run(options);
 }

@@ -19,7 +19,7 @@ check=$folder/gpu-check.sh
 cp tests/gpu/gpu-check.sh tests/gpu/gpu_pytorch.py "$folder"
 cp tests/gpu/gpu-check.sh "$folder/text"
 
-"$check" --small --bin "$folder/bin" --out "$folder/out" --parts device,fragments,pytorch,bench >"$folder/table.txt" ||
+"$check" --small --bin "$folder/bin" --out "$folder/out" --parts device,fragments,pytorch,bench,weights >"$folder/table.txt" ||
   fail "a part failed"
 # No PyTorch finds a GPU here; its script at least is Python, and knows its options.
 grep -Eq '^pytorch +left out .*PyTorch is not installed, or finds no GPU$' "$folder/table.txt" || fail "no line of pytorch"
@@ -33,6 +33,7 @@ grep -Eq '^fragments +passed +[0-9]+  3 tests$' "$folder/table.txt" || fail "no 
 grep -Eq '^device +passed' "$folder/table.txt" || fail "no line of device"
 grep -Eq 'copies to the host .* passed$' "$folder/out/device.log" || fail "device.log"
 grep -Eq '^bench +passed' "$folder/table.txt" || fail "no line of bench"
+grep -Eq '^weights +passed +[0-9]+  [0-9.]+ million elements/s' "$folder/table.txt" || fail "no line of weights"
 grep -q '"part": "fragments", "result": "passed"' "$folder/out/results.json" || fail "results.json"
 grep -q '"name": "attention, backward"' "$folder/out/bench.json" || fail "bench.json"
 

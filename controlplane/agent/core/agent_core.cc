@@ -10,6 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "controlplane/agent/core/job_core.h"
 #include "controlplane/agent/core/machine_check_core.h"
+#include "controlplane/protocol/recent_texts.h"
 
 namespace megascale::agent {
 
@@ -164,23 +165,11 @@ absl::Duration AgentCore::report_interval() const {
 
 namespace {
 
-// Returns what stalled ranks did last.
-std::vector<std::string*> TextsOf(v1::ActualState* state) {
-  std::vector<std::string*> texts;
-  for (v1::ActualJob& job : *state->mutable_jobs()) {
-    for (v1::ActualRank& rank : *job.mutable_ranks()) {
-      if (!rank.status().recent().empty()) {
-        texts.push_back(rank.mutable_status()->mutable_recent());
-      }
-    }
-  }
-  return texts;
-}
-
-// Cuts them to equal parts of `bytes_max`, at the end: the newest comes first.
+// Cuts what stalled ranks did last to equal parts of `bytes_max`, at the end: the newest comes
+// first.
 void CutRecent(size_t bytes_max, v1::ActualState* state) {
   constexpr absl::string_view kMore = "...";
-  const std::vector<std::string*> texts = TextsOf(state);
+  const std::vector<std::string*> texts = protocol::RecentTextsOf(state);
   for (std::string* text : texts) {
     const size_t size = bytes_max / texts.size();
     if (text->size() <= size) continue;
@@ -218,13 +207,12 @@ v1::ActualState AgentCore::Report(
 }
 
 void AgentCore::SpaceTexts(absl::Duration now, v1::ActualState* report) {
-  const std::vector<std::string*> texts = TextsOf(report);
-  if (texts.empty()) return;
+  if (!protocol::HasRecentTexts(*report)) return;
   if (now >= texts_due_) {
     texts_due_ = now + report_interval();
     return;
   }
-  for (std::string* text : texts) text->clear();
+  protocol::ClearRecentTexts(report);
 }
 
 }  // namespace megascale::agent

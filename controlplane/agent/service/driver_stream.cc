@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "controlplane/protocol/recent_texts.h"
 #include "controlplane/security/driver_channel.h"
 #include "controlplane/security/probe.h"
 #include "proto/agent.grpc.pb.h"
@@ -377,6 +378,8 @@ absl::Duration DriverStream::NextWake() const {
 
 void DriverStream::SendActual(v1::ActualState state) {
   absl::MutexLock lock(&shared_->mutex);
+  // The texts of a report count as sent once it was made.
+  if (shared_->actual.has_value()) protocol::KeepRecentTexts(*shared_->actual, &state);
   shared_->actual = std::move(state);
   if (shared_->reactor != nullptr) shared_->reactor->Pump();
 }

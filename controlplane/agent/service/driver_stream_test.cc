@@ -18,6 +18,7 @@
 #include <filesystem>
 #include <future>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -56,7 +57,7 @@ class Serving {
   std::unique_ptr<grpc::Server> server_;
 };
 
-// Answers a hello, and notes the store requests of the present stream.
+// Answers a hello, and notes the store requests of the present stream and the first report.
 class TestDriver : public v1::AgentService::Service {
  public:
   grpc::Status Connect(grpc::ServerContext* context,
@@ -69,6 +70,7 @@ class TestDriver : public v1::AgentService::Service {
     while (stream->Read(&up)) {
       absl::MutexLock lock(&mutex_);
       for (const auto& request : up.store().requests()) received_.push_back(request.request_id());
+      if (up.has_actual() && !first_report_.has_value()) first_report_ = up.actual();
     }
     return grpc::Status::OK;
   }
@@ -80,9 +82,17 @@ class TestDriver : public v1::AgentService::Service {
     return std::exchange(received_, {}) == ids;
   }
 
+  std::optional<v1::ActualState> AwaitFirstReport() {
+    absl::MutexLock lock(&mutex_);
+    const auto met = [&] { return first_report_.has_value(); };
+    mutex_.AwaitWithTimeout(absl::Condition(&met), kDeadline);
+    return first_report_;
+  }
+
  private:
   absl::Mutex mutex_;
   std::vector<std::string> received_;
+  std::optional<v1::ActualState> first_report_;
 };
 
 sockaddr_un AddressOf(const std::string& path) {
@@ -230,6 +240,31 @@ TEST_F(DriverStreamTest, EverythingIsSentAfterTheDriverWasKilled) {
     absl::SleepFor(absl::Milliseconds(120));
     relay.Cut();
   }
+}
+
+// A slow link takes fewer reports than the agent makes, and not every report has the text.
+TEST_F(DriverStreamTest, WhatAStalledRankDidLastIsSentAlthoughItsReportWasReplaced) {
+  TestDriver driver;
+  const Serving serving(&driver, absl::StrCat("unix:", directory_, "/d.sock"));
+  const auto stream =
+      DriverStream::Create(OptionsFor(absl::StrCat("unix:", directory_, "/d.sock")));
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  v1::ActualState report;
+  v1::ActualRank* rank = report.add_jobs()->add_ranks();
+  rank->set_state(v1::ActualRank::STATE_RUNNING);
+  rank->mutable_status()->set_progress_age_seconds(9);
+  rank->mutable_status()->set_recent("in F.c0.m1");
+  (*stream)->SendActual(report);
+  rank->mutable_status()->clear_recent();
+  for (const int64_t version : {5, 6}) {
+    report.set_applied_version(version);
+    (*stream)->SendActual(report);
+  }
+  ASSERT_TRUE(AwaitOpened(stream->get()));
+  const std::optional<v1::ActualState> sent = driver.AwaitFirstReport();
+  ASSERT_TRUE(sent.has_value());
+  EXPECT_EQ(sent->applied_version(), 6) << "the newest report";
+  EXPECT_EQ(sent->jobs(0).ranks(0).status().recent(), "in F.c0.m1");
 }
 
 // Ends each stream as soon as it has said hello.

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "controlplane/protocol/recent_texts.h"
 #include "runtime/base/clock.h"
 
 namespace megascale::agent {
@@ -16,11 +17,8 @@ absl::Duration Now() { return base::RealClock().Monotonic(); }
 void Repeater::OnReport(const v1::ActualState& report, absl::Duration interval,
                         absl::Duration now) {
   report_ = report;
-  report_.clear_gpus();  // each sample is sent once
-  // The driver keeps what stalled ranks did last.
-  for (v1::ActualJob& job : *report_.mutable_jobs()) {
-    for (v1::ActualRank& rank : *job.mutable_ranks()) rank.mutable_status()->clear_recent();
-  }
+  report_.clear_gpus();                  // each sample is sent once
+  protocol::ClearRecentTexts(&report_);  // the driver keeps them
   interval_ = interval;
   reported_ = sent_ = now;
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "controlplane/driver/core/epoch.h"
+#include "controlplane/protocol/recent_texts.h"
 #include "runtime/job/job_spec.h"
 
 namespace megascale::driver {
@@ -17,51 +18,14 @@ size_t PlaceOf(const std::vector<std::string>& nodes, const std::string& node_id
   return static_cast<size_t>(std::lower_bound(nodes.begin(), nodes.end(), node_id) - nodes.begin());
 }
 
-// Returns the rank in the report before if it has made no progress since, and its text is known.
-const agent::ActualRank* StalledBefore(const agent::ActualState& before,
-                                       const agent::ActualJob& job, const agent::ActualRank& rank) {
-  if (rank.state() != agent::ActualRank::STATE_RUNNING || !rank.status().recent().empty()) {
-    return nullptr;
-  }
-  for (const agent::ActualJob& known : before.jobs()) {
-    if (known.job_id() != job.job_id() || known.attempt() != job.attempt()) continue;
-    for (const agent::ActualRank& then : known.ranks()) {
-      const bool is_same =
-          then.status().rank() == rank.status().rank() &&
-          then.status().pid() == rank.status().pid() &&
-          then.status().progress_age_seconds() <= rank.status().progress_age_seconds();
-      if (is_same && !then.status().recent().empty()) return &then;
-    }
-  }
-  return nullptr;
-}
-
-bool HasTexts(const agent::ActualState& report) {
-  for (const agent::ActualJob& job : report.jobs()) {
-    for (const agent::ActualRank& rank : job.ranks()) {
-      if (!rank.status().recent().empty()) return true;
-    }
-  }
-  return false;
-}
-
 // Agents that report often leave out what stalled ranks did last. Returns the report with what the
 // one before told of them; the same report if nothing is left out.
 std::shared_ptr<const agent::ActualState> WithKnownTexts(
     const agent::ActualState* before, std::shared_ptr<const agent::ActualState> report) {
-  if (before == nullptr || !HasTexts(*before)) return report;
-  std::shared_ptr<agent::ActualState> changed;
-  for (int j = 0; j < report->jobs_size(); ++j) {
-    for (int r = 0; r < report->jobs(j).ranks_size(); ++r) {
-      const agent::ActualRank* then =
-          StalledBefore(*before, report->jobs(j), report->jobs(j).ranks(r));
-      if (then == nullptr) continue;
-      if (changed == nullptr) changed = std::make_shared<agent::ActualState>(*report);
-      changed->mutable_jobs(j)->mutable_ranks(r)->mutable_status()->set_recent(
-          then->status().recent());
-    }
-  }
-  return changed == nullptr ? report : changed;
+  if (before == nullptr || !protocol::LacksRecentTexts(*before, *report)) return report;
+  auto changed = std::make_shared<agent::ActualState>(*report);
+  protocol::KeepRecentTexts(*before, changed.get());
+  return changed;
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -49,14 +48,19 @@ void LeaveOutSpans(control::StreamSpansResponse* response) {
   response->set_error("its spans were left out, because the file would be too large");
 }
 
-// Leaves out the older half of the steps, but not of the newest `least`; false: these are left.
+// Leaves out the older half of the steps, but not of the newest `least`; false: these are left. An
+// agent may report any number as a step: none is newer than the step that the job was in.
 bool LeaveOutSteps(int64_t least, trace::EvidenceFile* file) {
-  int64_t oldest = std::numeric_limits<int64_t>::max();
+  const int64_t last = std::max<int64_t>(0, file->job.last_step()) + 1;
+  const auto step_of = [last](const telemetry::Span& span) {
+    return std::clamp<int64_t>(span.step(), 0, last);
+  };
+  int64_t oldest = last;
   int64_t newest = 0;
   for (const control::StreamSpansResponse& response : file->spans) {
     for (const telemetry::Span& span : response.spans()) {
-      oldest = std::min(oldest, span.step());
-      newest = std::max(newest, span.step());
+      oldest = std::min(oldest, step_of(span));
+      newest = std::max(newest, step_of(span));
     }
   }
   if (oldest > newest - least) return false;
@@ -64,7 +68,7 @@ bool LeaveOutSteps(int64_t least, trace::EvidenceFile* file) {
   for (control::StreamSpansResponse& response : file->spans) {
     google::protobuf::RepeatedPtrField<telemetry::Span> kept;  // erasing keeps their memory
     for (telemetry::Span& span : *response.mutable_spans()) {
-      if (span.step() >= first) *kept.Add() = std::move(span);
+      if (step_of(span) >= first) *kept.Add() = std::move(span);
     }
     response.mutable_spans()->Swap(&kept);
   }

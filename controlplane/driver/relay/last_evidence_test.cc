@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,7 @@ class LastEvidenceTest : public ::testing::Test {
         telemetry::Span* span = chunk.add_spans();
         // From the first step that is asked for on.
         span->set_step(step_ > 0 ? step_ : fetch.first_step() + i % (10 - fetch.first_step()));
+        if (node == "n0" && i < static_cast<int>(odd_steps_.size())) span->set_step(odd_steps_[i]);
         // Random numbers cannot be packed.
         span->set_begin_nanos(static_cast<int64_t>(i + 1) * 2654435761 % 1'000'003'777);
         span->set_instruction(static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15);
@@ -76,7 +78,8 @@ class LastEvidenceTest : public ::testing::Test {
   std::vector<std::string> asked_;
   std::string away_;
   int spans_of_rank_ = 10;
-  int64_t step_ = 9;  // of all spans; 0: they go through the steps that are asked for
+  int64_t step_ = 9;                // of all spans; 0: they go through the steps that are asked for
+  std::vector<int64_t> odd_steps_;  // of the first spans of ranks on n0
   CollectOptions options_;
   SimulatedDisk disk_;
 };
@@ -161,6 +164,19 @@ TEST_F(LastEvidenceTest, AFileThatWouldBeTooLargeKeepsTheCulprit) {
   EXPECT_EQ(file->spans[2].spans_size(), 1000);
   EXPECT_LT(file->spans[0].spans_size() + file->spans[1].spans_size() + file->spans[3].spans_size(),
             3000);
+}
+
+TEST_F(LastEvidenceTest, StepsThatTheJobNeverHadLeaveTheCulpritsSpansInTheFile) {
+  spans_of_rank_ = 1000;
+  options_.bytes_max = 40'000;
+  using Limits = std::numeric_limits<int64_t>;
+  for (const auto& odd :
+       {std::vector<int64_t>{Limits::max()}, {Limits::min()}, {Limits::max(), Limits::min(), -1}}) {
+    odd_steps_ = odd;
+    const auto file = Keep();
+    ASSERT_TRUE(file.ok()) << file.status();
+    EXPECT_EQ(file->spans[2].spans_size(), 1000) << odd[0];
+  }
 }
 
 TEST_F(LastEvidenceTest, WhatCannotBeMadeSmallEnoughIsNotWritten) {

@@ -22,7 +22,8 @@ void SuspectWatch::Run() {
   while (!stop_.WaitFor(interval_)) {
     const auto view = loop_.View();
     if (!view.ok()) continue;
-    for (const auto& triggered : triggers_.Look(**view, base::RealClock().Monotonic())) {
+    for (const auto& triggered :
+         triggers_.Look(**view, base::RealClock().Monotonic(), &slow_looks_)) {
       Examine(triggered);
     }
     slow_looks_.EndRound();
@@ -40,7 +41,6 @@ void SuspectWatch::Examine(const JobTriggers::Triggered& triggered) {
   ports.spans.emit = goes_on;
   ports.metrics.emit = goes_on;
   const bool is_stuck = triggered.verdict.reason == diagnose::TriggerReason::kStuck;
-  if (is_stuck) slow_looks_.PassOver(job->job_id());
   auto suspicion =
       is_stuck ? FindSuspect(*job, triggered.sample, std::move(ports.spans))
                : FindSlowSuspect(*job, triggered.sample, triggered.verdict, std::move(ports));

@@ -114,6 +114,45 @@ class DriverStepsTest : public ShellTestBase {
     failed->mutable_failure()->set_failure_class(telemetry::FAILURE_CLASS_EXITED);
     for (auto& [node_id, report] : reports_) report.mutable_jobs(0)->set_num_processes(0);
   }
+  // A job of one rank succeeds while no other runs.
+  void RunToItsEnd(const std::string& job_id) {
+    constexpr int64_t kSteps = 10;
+    for (auto& [node_id, report] : reports_) report.clear_jobs();
+    Round([&] {
+      const Event event = Submitted(job_id, SpecOf(1, 1, kSteps));
+      EXPECT_TRUE(shell_->Submit(event.job_submitted()).ok());
+    });
+    const std::string node_id = NodeOfRank(*FindJob(shell_->state(), job_id), 0);
+    ASSERT_EQ(reports_.count(node_id), 1u) << job_id << " was not placed on " << node_id;
+    agent::ActualJob* actual = reports_[node_id].add_jobs();
+    actual->set_job_id(job_id);
+    actual->set_attempt(1);
+    actual->mutable_preflight()->set_state(agent::Preflight::STATE_PASSED);
+    Pass(absl::Seconds(1));
+    agent::ActualRank* rank = actual->add_ranks();
+    rank->set_state(agent::ActualRank::STATE_RUNNING);
+    rank->mutable_status()->set_phase(telemetry::PHASE_TRAINING);
+    actual->set_num_processes(2);
+    Pass(absl::Seconds(1));
+    rank->mutable_status()->set_step(kSteps);
+    AddSteps(node_id, kSteps);
+    Pass(absl::Seconds(1));
+    rank->set_state(agent::ActualRank::STATE_FINISHED);
+    actual->set_num_processes(1);  // the host
+    agent::StoredShard* shard = actual->add_shards();
+    shard->set_attempt(1);
+    shard->set_step(kSteps);
+    auto* manifest = actual->add_manifests();
+    manifest->set_attempt(1);
+    manifest->set_step(kSteps);
+    manifest->set_directory(CheckpointDirectory(*FindJob(shell_->state(), job_id)) + "/step-10");
+    Pass(absl::Seconds(1));
+    actual->mutable_retained()->set_attempt(1);
+    actual->mutable_retained()->set_step(kSteps);
+    actual->set_num_processes(0);
+    Pass(absl::Minutes(2));
+    ASSERT_EQ(FindJob(shell_->state(), job_id)->state(), control::JOB_STATE_SUCCEEDED);
+  }
   // All ranks of the job's attempt train; agents have no steps of it yet.
   void Train() {
     for (auto& [node_id, report] : reports_) {
@@ -582,6 +621,16 @@ TEST_F(DriverStepsTest, ANodeShowsTheNewestSampleOfEachGpu) {
   EXPECT_EQ(shell_->view()->Nodes().nodes(1).gpus_size(), 0);
 }
 
+// Agents keep the last attempts of few jobs: those that ended last can still be read.
+TEST_F(DriverStepsTest, TheLastEvidenceOfJobsThatSucceededIsCollectedNewestFirstAfterTheOthers) {
+  FailRank(2);
+  Round([&] { EXPECT_TRUE(shell_->Cancel(Cancelled(true).cancel_requested()).ok()); });
+  Pass(absl::Minutes(2));
+  ASSERT_EQ(job().state(), control::JOB_STATE_CANCELLED);
+  for (const char* job_id : {"a", "b", "c"}) RunToItsEnd(job_id);
+  EXPECT_THAT(shell_->view()->EndedSince(absl::UnixEpoch()), ElementsAre("j", "c", "b", "a"));
+}
+
 // The spec has a checkpoint after every tenth step.
 TEST_F(DriverStepsTest, ASaveThatWasNotDueIsPartOfTheStep) {
   step_seconds_ = 0.5;
@@ -624,7 +673,7 @@ class JobTriggersTest : public DriverStepsTest {
     }
     Complete(step_);
     Pass(JobTriggers::kInterval);
-    return triggers_.Look(*shell_->view(), clock_.Monotonic());
+    return triggers_.Look(*shell_->view(), clock_.Monotonic(), &slow_looks_);
   }
   pb::SuspectFound Found(control::Suspicion::Kind kind) {
     pb::SuspectFound found;
@@ -636,7 +685,15 @@ class JobTriggersTest : public DriverStepsTest {
     return found;
   }
 
+  // The look at the job named n1 as its slow machine. Returns whether that is confirmed.
+  bool EndRoundThatFindsN1() {
+    const bool is_confirmed = slow_looks_.IsConfirmed("j", {"n1", 1, step_});
+    slow_looks_.EndRound();
+    return is_confirmed;
+  }
+
   JobTriggers triggers_;
+  SlowLooks slow_looks_;
   int64_t step_ = 0;
 };
 
@@ -670,12 +727,30 @@ TEST_F(JobTriggersTest, AJobThatBecomesSlowIsExaminedAndItsSuspectStays) {
   EXPECT_EQ(LookAfter(4).size(), 1u) << "the suspicion is confirmed as long as it lasts";
 }
 
+// A step of many times the usual length: the job has a stall suspicion before it ends.
+TEST_F(JobTriggersTest, ASlowMachineIsConfirmedAlthoughTheJobStoodStillBetweenTheLooks) {
+  using diagnose::TriggerReason;
+  for (int i = 0; i < 6; ++i) EXPECT_TRUE(LookAfter(10).empty()) << i;
+  ASSERT_EQ(LookAfter(4).at(0).verdict.reason, TriggerReason::kHalfThroughput);
+  EXPECT_FALSE(EndRoundThatFindsN1());
+  ASSERT_EQ(LookAfter(0, 9).at(0).verdict.reason, TriggerReason::kStuck);
+  Round([&] { EXPECT_TRUE(shell_->Suspect(Found(control::Suspicion::KIND_STALL)).ok()); });
+  slow_looks_.EndRound();
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(LookAfter(0, 19 + 10 * i).empty()) << "it has a suspect";
+    slow_looks_.EndRound();
+  }
+  ASSERT_EQ(LookAfter(5).at(0).verdict.reason, TriggerReason::kHalfThroughput);
+  EXPECT_FALSE(job().has_suspicion()) << "a step has ended";
+  EXPECT_TRUE(EndRoundThatFindsN1());
+}
+
 TEST_F(JobTriggersTest, ANewAttemptBeginsAnew) {
   for (int i = 0; i < 6; ++i) LookAfter(10);
   FailRank(2);
   Pass(absl::Minutes(1));
   ASSERT_NE(job().attempt(), 1);
-  EXPECT_TRUE(triggers_.Look(*shell_->view(), clock_.Monotonic()).empty());
+  EXPECT_TRUE(triggers_.Look(*shell_->view(), clock_.Monotonic(), &slow_looks_).empty());
 }
 
 }  // namespace

@@ -37,7 +37,8 @@ diagnose::SampledReport ReportOf(const JobRecord& job, const telemetry::RankStat
 
 }  // namespace
 
-std::vector<JobTriggers::Triggered> JobTriggers::Look(const DriverView& view, absl::Duration now) {
+std::vector<JobTriggers::Triggered> JobTriggers::Look(const DriverView& view, absl::Duration now,
+                                                      SlowLooks* slow_looks) {
   std::vector<Triggered> triggered;
   std::set<std::string> training;
   for (const JobRecord* job : view.TrainingJobs()) {
@@ -54,7 +55,11 @@ std::vector<JobTriggers::Triggered> JobTriggers::Look(const DriverView& view, ab
     }
     const diagnose::TriggerVerdict verdict = watched.trigger.Look(
         absl::ToDoubleSeconds(now), reports, absl::ToDoubleSeconds(view.StepTime(*job)));
-    if (verdict.reason == diagnose::TriggerReason::kNone || HasStallSuspicion(*job)) continue;
+    const bool has_suspect = HasStallSuspicion(*job);
+    if (has_suspect || verdict.reason == diagnose::TriggerReason::kStuck) {
+      slow_looks->PassOver(JobId(*job));
+    }
+    if (has_suspect || verdict.reason == diagnose::TriggerReason::kNone) continue;
     triggered.push_back({JobId(*job), watched.sample, verdict});
   }
   std::erase_if(watched_, [&](const auto& entry) { return training.count(entry.first) == 0; });

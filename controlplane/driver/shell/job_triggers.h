@@ -10,6 +10,7 @@
 
 #include "absl/time/time.h"
 #include "controlplane/driver/shell/driver_view.h"
+#include "controlplane/driver/shell/slow_looks.h"
 #include "runtime/diagnose/sampling/trigger.h"
 
 namespace megascale::driver {
@@ -28,8 +29,9 @@ class JobTriggers {
     diagnose::TriggerVerdict verdict;
   };
   // Returns the jobs of which something is wrong, but not those that have a suspect because they
-  // stand still. `now`: monotonic. Cost: a few ranks of each job.
-  std::vector<Triggered> Look(const DriverView& view, absl::Duration now);
+  // stand still. Jobs that stand still are passed over in `slow_looks`, whether they have a suspect
+  // or not. `now`: monotonic. Cost: a few ranks of each job.
+  std::vector<Triggered> Look(const DriverView& view, absl::Duration now, SlowLooks* slow_looks);
 
  private:
   struct Watched {

@@ -27,6 +27,10 @@ checkpoint::Box BoxOf(const optim::StateSlice& state) {
   return {.offset = state.box_offset, .shape = state.box_shape};
 }
 
+bool IsWeight(const optim::StateSlice& slice) {
+  return !absl::StartsWith(slice.name, optim::kMomentPrefix);
+}
+
 // Checks shapes, because a flat range of a tensor of another shape could be read, but would be
 // garbage.
 absl::Status CheckShape(const checkpoint::CheckpointReader& reader,
@@ -115,18 +119,27 @@ absl::Status RestoreState(const RestorePoint& restore, const base::SharedMemory*
   return absl::OkStatus();
 }
 
+int64_t NumInitialWeights(const std::vector<optim::StateSlice>& state) {
+  int64_t count = 0;
+  for (const optim::StateSlice& slice : state) {
+    if (IsWeight(slice)) count += slice.data.size;
+  }
+  return count;
+}
+
 absl::Status LoadInitialWeights(const job::v1::ModelSpec& model,
                                 const std::vector<optim::StateSlice>& state,
-                                device::HostWindow* window, absl::FunctionRef<void()> on_progress) {
+                                device::HostWindow* window,
+                                absl::FunctionRef<void(int64_t count)> on_progress) {
   ASSIGN_OR_RETURN(const auto weights, hugging_face::InitialWeights::Open(model));
   for (const optim::StateSlice& slice : state) {
-    if (absl::StartsWith(slice.name, optim::kMomentPrefix)) continue;
+    if (!IsWeight(slice)) continue;
     const auto read = [&](int64_t begin, auto out) -> absl::Status {
       for (; !out.empty(); out.remove_prefix(std::min(kBlockElements, out.size()))) {
         const auto block = out.subspan(0, kBlockElements);
         RETURN_IF_ERROR(weights->Read(slice.name, BoxOf(slice), begin, block));
         begin += static_cast<int64_t>(block.size());
-        on_progress();
+        on_progress(static_cast<int64_t>(block.size()));
       }
       return absl::OkStatus();
     };

@@ -66,11 +66,15 @@ absl::Status RestoreState(const megascale::agent::v1::RestorePoint& restore,
                           const base::SharedMemory* snapshots,
                           const std::vector<optim::StateSlice>& state, device::HostWindow* window);
 
+// Returns how many elements LoadInitialWeights reads.
+int64_t NumInitialWeights(const std::vector<optim::StateSlice>& state);
+
 // Overwrites the weights of `state`, but no moments, with those of `model.from`. Calls
-// `on_progress` after each block of a few MiB: a large tensor on slow storage takes long. Errors:
-// as InitialWeights::Open and InitialWeights::Read, with the path.
+// `on_progress` after each block of a few MiB, with its elements: a large tensor on slow storage
+// takes long. Errors: as InitialWeights::Open and InitialWeights::Read, with the path.
 absl::Status LoadInitialWeights(const megascale::job::v1::ModelSpec& model,
                                 const std::vector<optim::StateSlice>& state,
-                                device::HostWindow* window, absl::FunctionRef<void()> on_progress);
+                                device::HostWindow* window,
+                                absl::FunctionRef<void(int64_t count)> on_progress);
 
 }  // namespace megascale::engine

@@ -2,6 +2,7 @@
 #include "runtime/engine/state/snapshot_shard.h"
 #include "runtime/layout/snapshot_layout.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -437,11 +438,12 @@ TEST(LoadInitialWeightsTest, ALargeTensorIsReadInBlocksEachOfWhichIsProgress) {
                             .data = arena.Allocate(tensor::DType::kF32, kElements)};
   for (int64_t i = 0; i < kElements; ++i) Set(slice.data, i, 1);
   device::TestWindow cpu;
-  int blocks = 0;
-  const absl::Status loaded =
-      LoadInitialWeights(model, {slice}, &cpu.window, [&blocks] { ++blocks; });
+  std::vector<int64_t> blocks;
+  const absl::Status loaded = LoadInitialWeights(
+      model, {slice}, &cpu.window, [&blocks](int64_t count) { blocks.push_back(count); });
   ASSERT_TRUE(loaded.ok()) << loaded;
-  EXPECT_EQ(blocks, 3);
+  EXPECT_THAT(blocks, ::testing::ElementsAre(1 << 20, 1 << 20, kElements - (2 << 20)));
+  EXPECT_EQ(NumInitialWeights({slice}), kElements);
   for (int64_t i = 0; i < kElements; ++i) ASSERT_EQ(At(slice.data, i), 0) << i;
 }
 

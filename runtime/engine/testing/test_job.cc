@@ -215,15 +215,16 @@ void TestJob::RunRank(int rank, RunResult* result) {
   const auto restore = options_.restore_of.find(rank);
   const RestorePoint& from =
       restore == options_.restore_of.end() ? options_.restore : restore->second;
+  if (options_.before_load != nullptr) {
+    options_.before_load(rank, [&memory, local] {
+      return telemetry::ReadHeartbeat(*memory.heartbeats, local->heartbeat_slot,
+                                      base::RealClock().Monotonic());
+    });
+  }
   const absl::Status chosen = (*engine)->ChooseProducts(from);
   const absl::StatusOr<std::string> loaded =
       chosen.ok() ? (*engine)->Load(from) : absl::StatusOr<std::string>(chosen);
   if (options_.on_load != nullptr) options_.on_load(rank, loaded);
-  if (options_.look_after_load != nullptr) {
-    options_.look_after_load(rank,
-                             telemetry::ReadHeartbeat(*memory.heartbeats, local->heartbeat_slot,
-                                                      base::RealClock().Monotonic()));
-  }
   if (loaded.ok()) {
     RunSteps(engine->get(), &ends, rank, result);
   } else {

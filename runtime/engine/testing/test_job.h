@@ -52,8 +52,10 @@ struct RunOptions {
   // Called, if set, on every rank's thread with what Load, or ChooseProducts, returned; a rank that
   // failed, which fails the test otherwise, ends then.
   std::function<void(int rank, const absl::StatusOr<std::string>& loaded)> on_load;
-  // Called, if set, on every rank's thread after Load, with what its heartbeat slot shows.
-  std::function<void(int rank, const megascale::telemetry::v1::RankStatus& shown)> look_after_load;
+  // Called, if set, on every rank's thread before Load; `look` returns what the rank's heartbeat
+  // slot shows, until the rank ends. Threads of `look`: any.
+  using Look = std::function<megascale::telemetry::v1::RankStatus()>;
+  std::function<void(int rank, const Look& look)> before_load;
   // As in EngineOptions. The checkpoint gets a copy of the folder's table.
   std::string job_directory;
   bool products_may_differ = false;

@@ -151,6 +151,8 @@ void Executor::Run(int index) {
     }
   });
   task.handled = (*task.handler)(options_.plan.instructions[index], context_);
+  // At once: what the handler issued never ends on a device that hangs.
+  if (!task.handled.ok()) FailInstruction(index, task.handled);
   if (task.turn != kNoTurn) EndTurn();
   task.stream->Notify([this, index](const absl::Status& work) { End(index, work); });
 }
@@ -158,15 +160,21 @@ void Executor::Run(int index) {
 void Executor::End(int index, const absl::Status& work) {
   const Instruction& instruction = options_.plan.instructions[index];
   const absl::Status handled = std::exchange(tasks_[index].handled, absl::OkStatus());
-  const absl::Status& status = handled.ok() ? work : handled;
   if (options_.observer.end) {
-    options_.observer.end(instruction, context_, tasks_[index].stream->NotifiedAt(), status);
+    options_.observer.end(instruction, context_, tasks_[index].stream->NotifiedAt(),
+                          handled.ok() ? work : handled);
   }
-  if (!status.ok()) {
-    Fail(base::Annotate(status, absl::StrCat("rank ", options_.plan.rank, ": step ", context_.step,
-                                             ": ", instruction.id.ToString())));
-  }
+  if (handled.ok() && !work.ok()) FailInstruction(index, work);
   if (remaining_.fetch_sub(1) == 1) EndStep();
+}
+
+// Requires: the instruction still counts as running, so that its step does not end meanwhile.
+void Executor::FailInstruction(int index, const absl::Status& status) {
+  absl::Status error =
+      base::Annotate(status, absl::StrCat("rank ", options_.plan.rank, ": step ", context_.step,
+                                          ": ", options_.plan.instructions[index].id.ToString()));
+  if (options_.instruction_failed) options_.instruction_failed(context_, error);
+  Fail(std::move(error));
 }
 
 void Executor::Abort(absl::Status reason) {

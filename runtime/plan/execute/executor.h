@@ -15,13 +15,15 @@
 // Failure: the first error ends the executor's life. Instructions that have not begun are skipped,
 // in this step and in later ones; a step still ends only after every owner has launched it.
 // `step_ended` gets that error; its message is prefixed with rank, step and instruction, and its
-// payloads are kept. An error of the device's work fails the instruction that issued it. To
-// continue an attempt, create a new executor.
+// payloads are kept. An error of the device's work fails the instruction that issued it. The step
+// of a failed instruction ends behind the device's work, and never if the device hangs:
+// `instruction_failed` gets a handler's error at once. To continue an attempt, create a new
+// executor.
 //
-// Threads: all methods, from any thread. Handlers run on the streams' threads; observers and
-// step_ended on these or on a thread of the device. If the executor is destroyed during a step,
-// step_ended may run on the destroying thread.
-// Cost: a launch allocates nothing.
+// Threads: all methods, from any thread. Handlers run on the streams' threads; observers,
+// instruction_failed and step_ended on these or on a thread of the device. If the executor is
+// destroyed during a step, step_ended may run on the destroying thread. Cost: a launch allocates
+// nothing.
 #pragma once
 
 #include <array>
@@ -75,6 +77,10 @@ struct ExecutorOptions {
   // streams (check/launch_order.h). Only the handlers: the device's work still overlaps. Empty: no
   // order but that of streams and dependencies.
   std::vector<int> launch_order = {};
+  // Called with the error of each instruction that fails, prefixed as that of `step_ended`, as soon
+  // as the error is known and before the step's end: other instructions may still run. It must
+  // neither block nor issue work. May be empty.
+  std::function<void(const StepContext&, const absl::Status&)> instruction_failed = nullptr;
   // Called once for each step, after the last instruction of the step, with OK or the executor's
   // first error. No instruction is running then, so it may read what they wrote, and it may launch
   // the next step. It must neither block nor issue work. Not empty.
@@ -128,6 +134,7 @@ class Executor {
   absl::Status CheckLaunch(Owner owner, const StepContext& context) const;
   void Run(int index);
   void End(int index, const absl::Status& work);
+  void FailInstruction(int index, const absl::Status& status);
   void Fail(absl::Status error);
   void EndStep();
   OwnerState& StateOf(Owner owner) { return owners_[static_cast<size_t>(owner)]; }

@@ -373,6 +373,42 @@ TEST(Executor, FirstErrorSkipsTheRestOfItsStepAndEveryLaterOne) {
   EXPECT_EQ(error.message(), "rank 0: step 2: B.c0.m0: checksum differs");
 }
 
+// The instruction's copy never ends, nor does its step.
+TEST(Executor, AHandlersErrorIsToldWhileTheDeviceHangs) {
+  const auto device = device::StrictDevice::Create();
+  const auto memory = device->Allocate("test", 2 * sizeof(float)).value();
+  const auto compute = device->MakeStream("compute").value();
+  const auto handler = [&](const Instruction&, const StepContext&) {
+    auto* const floats = static_cast<float*>(memory->data());
+    compute->Copy(floats + 1, floats, sizeof(float));
+    return absl::InternalError("the device hangs");
+  };
+  Gate failed;
+  absl::Status told;
+  Finish finish;
+  const auto executor =
+      Executor::Create({.plan = HandPlan({Hand(OpKind::kForward, 0, StreamKind::kCompute, {}),
+                                          Hand(OpKind::kForward, 1, StreamKind::kCompute, {})}),
+                        .streams = {{StreamKind::kCompute, compute.get()}},
+                        .handlers = ForAll(handler),
+                        .instruction_failed =
+                            [&](const StepContext& context, const absl::Status& error) {
+                              EXPECT_EQ(context.step, 7);
+                              told = error;
+                              failed.Open();
+                            },
+                        .step_ended = finish.StepEnded()})
+          .value();
+  device->Hold();
+  ASSERT_TRUE(executor->Launch(Owner::kStage, {.attempt = 1, .step = 7}).ok());
+  EXPECT_TRUE(failed.Await());
+  EXPECT_EQ(finish.num_calls(), 0);
+  device->Release();
+  finish.Await(1);
+  EXPECT_EQ(told, absl::InternalError("rank 0: step 7: F.c0.m0: the device hangs"));
+  EXPECT_EQ(finish.last_error(), told);
+}
+
 TEST(Executor, AnAbortedStepEndsOnceBothOwnersLaunchedIt) {
   Streams streams;
   Finish finish;

@@ -61,12 +61,12 @@ std::vector<double> ValuesOf(const telemetry::MachineSample& sample, const JobOn
           sample.throttled_share(),
           sample.busy_cores(),
           network,
+          job.transfer_share,
+          job.awaiting_share,
           sample.retransmitted_segments() + errors,
           sample.disk_read_bytes() + sample.disk_written_bytes(),
           sample.major_faults(),
-          job.memory_bytes,
-          job.transfer_share,
-          job.awaiting_share};
+          job.memory_bytes};
 }
 
 }  // namespace
@@ -78,12 +78,12 @@ const std::vector<minder::MetricKind>& MachineMetrics() {
                                           {"throttled share", {0, 1}, false},
                                           {"busy cores", {0, 2}, true},
                                           {"network bytes per second", {0, 20e6}, true},
+                                          {"transfer share", {0, 1}, false},
+                                          {"awaiting share", {0, 1}, false},
                                           {"lost packets per second", {0, 100}, true},
                                           {"disk bytes per second", {0, 50e6}, true},
                                           {"major faults per second", {0, 200}, true},
-                                          {"memory bytes", {0, 2e9}, true},
-                                          {"transfer share", {0, 1}, false},
-                                          {"awaiting share", {0, 1}, false}};
+                                          {"memory bytes", {0, 2e9}, true}};
   return *kinds;
 }
 

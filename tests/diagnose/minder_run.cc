@@ -122,9 +122,9 @@ std::string SecondsOf(absl::Duration duration) {
 }  // namespace
 
 const std::vector<Fault>& SlowingFaults() {
-  static const auto* const faults = new std::vector<Fault>{
-      Fault::kCutQuota, Fault::kSlowLink, Fault::kSlowRank, Fault::kBusyMachine,
-      Fault::kBusyLink, Fault::kLateRank, Fault::kSlowCopy, Fault::kSlowStorage};
+  static const auto* const faults =
+      new std::vector<Fault>{Fault::kCutQuota,    Fault::kSlowLink, Fault::kSlowRank,
+                             Fault::kBusyMachine, Fault::kBusyLink, Fault::kLateRank};
   return *faults;
 }
 

@@ -18,14 +18,16 @@ namespace {
 
 namespace telemetry = megascale::telemetry::v1;
 
-constexpr size_t kNumMetrics = 8;
+constexpr size_t kNumMetrics = 10;
 // Agents keep samples of 15 minutes.
 constexpr double kAgeSecondsMax = 16 * 60;
 
 // The job's processes on the machine, together.
 struct JobOnMachine {
   int num_ranks = 0;
-  double compute_share = 0;  // mean of the ranks
+  double compute_share = 0;  // means of the ranks
+  double transfer_share = 0;
+  double awaiting_share = 0;
   double memory_bytes = 0;
 };
 
@@ -35,9 +37,15 @@ JobOnMachine JobOn(const telemetry::MachineSample& sample, const std::string& jo
     if (process.job_id() != job_id) continue;
     ++job.num_ranks;
     job.compute_share += process.compute_share();
+    job.transfer_share += process.transfer_share();
+    job.awaiting_share += process.awaiting_share();
     job.memory_bytes += static_cast<double>(process.memory_bytes());
   }
-  if (job.num_ranks > 0) job.compute_share /= job.num_ranks;
+  if (job.num_ranks > 0) {
+    job.compute_share /= job.num_ranks;
+    job.transfer_share /= job.num_ranks;
+    job.awaiting_share /= job.num_ranks;
+  }
   return job;
 }
 
@@ -53,6 +61,8 @@ std::vector<double> ValuesOf(const telemetry::MachineSample& sample, const JobOn
           sample.throttled_share(),
           sample.busy_cores(),
           network,
+          job.transfer_share,
+          job.awaiting_share,
           sample.retransmitted_segments() + errors,
           sample.disk_read_bytes() + sample.disk_written_bytes(),
           sample.major_faults(),
@@ -68,6 +78,8 @@ const std::vector<minder::MetricKind>& MachineMetrics() {
                                           {"throttled share", {0, 1}, false},
                                           {"busy cores", {0, 2}, true},
                                           {"network bytes per second", {0, 20e6}, true},
+                                          {"transfer share", {0, 1}, false},
+                                          {"awaiting share", {0, 1}, false},
                                           {"lost packets per second", {0, 100}, true},
                                           {"disk bytes per second", {0, 50e6}, true},
                                           {"major faults per second", {0, 200}, true},

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
 
@@ -9,6 +10,7 @@
 #include "cli/minder/method.h"
 #include "cli/minder/verdict_text.h"
 #include "nlohmann/json.hpp"
+#include "runtime/minder/examine.h"
 #include "runtime/minder/model_file.h"
 
 namespace megascale::cli {
@@ -45,6 +47,58 @@ TEST(JobSeriesTest, SamplesAreDatedByTheirAgeAndOnlyThoseOfTheJobCount) {
   EXPECT_DOUBLE_EQ(compute[0].seconds, 97);
   EXPECT_DOUBLE_EQ(compute[2].seconds, 99);
   EXPECT_DOUBLE_EQ(compute[0].value, 0.25);
+}
+
+TEST(JobSeriesTest, SharesAreMeansOfTheJobsRanks) {
+  telemetry::v1::Evidence evidence = EvidenceOf(0.25, 4);
+  telemetry::v1::MachineSample* sample = evidence.mutable_samples(3);
+  sample->mutable_ranks(0)->set_transfer_share(0.5);
+  sample->mutable_ranks(0)->set_awaiting_share(0.25);
+  sample->add_ranks()->set_job_id("j");
+  sample->mutable_ranks(1)->set_transfer_share(1);
+  minder::Recording recording;
+  for (const auto& kind : MachineMetrics()) recording.metrics.push_back(kind.name);
+  AddMachine("n0", evidence, "j", absl::FromUnixSeconds(100), &recording);
+  std::map<std::string, double> newest;
+  for (size_t m = 0; m < recording.metrics.size(); ++m) {
+    newest[recording.metrics[m]] = recording.machines[0].metrics[m].back().value;
+  }
+  EXPECT_DOUBLE_EQ(newest["transfer share"], 0.75);
+  EXPECT_DOUBLE_EQ(newest["awaiting share"], 0.125);
+}
+
+using ShareSetter = void (telemetry::v1::ProcessSample::*)(double);
+
+// Returns what is found where four machines compute alike, and after 100 s machine 2 spends
+// `share` of its time otherwise than the rest, which spend `usual`.
+minder::Examination ExamineShares(ShareSetter set, double share, double usual) {
+  minder::Recording recording;
+  for (const auto& kind : MachineMetrics()) recording.metrics.push_back(kind.name);
+  for (int machine = 0; machine < 4; ++machine) {
+    telemetry::v1::Evidence evidence = EvidenceOf(0.2, 400);
+    for (int t = 0; t < 400; ++t) {
+      const double noise = 0.02 * ((t * 7 + machine * 3) % 5 - 2);
+      const double now = t < 100 ? 0.1 : machine == 2 ? share : usual;
+      (evidence.mutable_samples(t)->mutable_ranks(0)->*set)(std::max(0.0, now + noise));
+    }
+    AddMachine("n" + std::to_string(machine), evidence, "j", absl::FromUnixSeconds(1000),
+               &recording);
+  }
+  return minder::Examine(recording, {}, minder::DefaultModels(), minder::DetectorOptions());
+}
+
+TEST(JobSeriesTest, AMachineWhoseTransfersTakeLongerIsFoundByThem) {
+  const auto found = ExamineShares(&telemetry::v1::ProcessSample::set_transfer_share, 0.9, 0.3);
+  ASSERT_TRUE(found.verdict.has_value());
+  EXPECT_EQ(found.verdict->machine, "n2");
+  EXPECT_EQ(found.verdict->metric, "transfer share");
+}
+
+TEST(JobSeriesTest, AMachineForWhichTheOthersWaitIsFoundByThat) {
+  const auto found = ExamineShares(&telemetry::v1::ProcessSample::set_awaiting_share, 0.04, 0.4);
+  ASSERT_TRUE(found.verdict.has_value());
+  EXPECT_EQ(found.verdict->machine, "n2");
+  EXPECT_EQ(found.verdict->metric, "awaiting share");
 }
 
 TEST(JobSeriesTest, SamplesOfTheFutureAndOfLongAgoAreDropped) {

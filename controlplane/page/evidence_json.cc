@@ -78,6 +78,13 @@ double SumOver(const MachineSample& sample,
   return sum;
 }
 
+double MeanOfRanks(const MachineSample& sample,
+                   double (telemetry::v1::ProcessSample::*share)() const) {
+  double sum = 0;
+  for (const auto& rank : sample.ranks()) sum += (rank.*share)();
+  return sample.ranks().empty() ? 0 : sum / sample.ranks_size();
+}
+
 struct Column {
   const char* name;
   double (*value)(const MachineSample& sample);
@@ -105,6 +112,14 @@ constexpr Column kColumns[] = {
     {"network_errors",
      [](const MachineSample& s) { return SumOver(s, &telemetry::v1::InterfaceSample::errors); }},
     {"retransmitted_segments", [](const MachineSample& s) { return s.retransmitted_segments(); }},
+    {"transfer_share",
+     [](const MachineSample& s) {
+       return MeanOfRanks(s, &telemetry::v1::ProcessSample::transfer_share);
+     }},
+    {"awaiting_share",
+     [](const MachineSample& s) {
+       return MeanOfRanks(s, &telemetry::v1::ProcessSample::awaiting_share);
+     }},
     {"tokens_per_second",
      [](const MachineSample& s) {
        double sum = 0;

@@ -110,6 +110,8 @@ TEST(MachineSampleTest, AMessageWithAllSamplesHasLessThanTwoMebibytes) {
       process->set_memory_bytes(int64_t{1} << 40);
       process->set_compute_share(0.5);
       process->set_wait_share(0.5);
+      process->set_awaiting_share(0.5);
+      process->set_transfer_share(0.5);
       process->set_tokens_per_second(1e6);
     }
     for (int gpu = 0; gpu < SampleRing::kGpusMax + 1 && i % 5 == 0; ++gpu) {

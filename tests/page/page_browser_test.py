@@ -402,7 +402,7 @@ def check_hostile(browser, base):
         check(words in exchanges, f"{words}: {exchanges}")
     check_table_keys(browser)
     browser.eval("document.querySelector('#machines a[href=\"#/machine/node-001\"]').click()")
-    browser.wait_for("document.querySelectorAll('#machine-charts .plot').length === 19")
+    browser.wait_for("document.querySelectorAll('#machine-charts .plot').length === 21")
     labels = labels_in(browser, "#machine-charts .plot")
     for words in ("Busy cores: ", " at now, from ", "10 min 0 s ago", "Memory available, GiB: 400", "Network, received per second, GiB: "):
         check(words in labels, f"{words}: {labels}")

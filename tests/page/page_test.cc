@@ -419,6 +419,8 @@ TEST_F(PageTest, AMachineShowsItsMetricsWhileAJobRunsThere) {
   for (const auto& [name, values] : metrics.items()) EXPECT_EQ(values.size(), 601) << name;
   EXPECT_NEAR(metrics["received_bytes"][600].get<double>(), 2.2e10, 4e9) << "of two interfaces";
   EXPECT_NEAR(metrics["tokens_per_second"][600].get<double>(), 4000, 81) << "of eight ranks";
+  EXPECT_DOUBLE_EQ(metrics["transfer_share"][600].get<double>(), 0.46875) << "their mean";
+  EXPECT_DOUBLE_EQ(metrics["awaiting_share"][600].get<double>(), 0.25);
   EXPECT_EQ(metrics["gpu_temperature_celsius"][600], 67) << "the hottest";
   EXPECT_EQ(metrics["gpu_power_watts"][598], 4800) << "as read three seconds before";
   EXPECT_EQ(metrics["gpus_throttled"][600], 1);

@@ -303,7 +303,10 @@ absl::StatusOr<telemetry::v1::Evidence> TestFleet::Evidence(const std::string& j
       sample->set_disk_free_bytes(int64_t{900} << 30);
       sample->set_disk_read_bytes(2e7 + 1e7 * wave);
       for (int local = 0; local < 8; ++local) {
-        sample->add_ranks()->set_tokens_per_second(500 + 10 * wave);
+        telemetry::v1::ProcessSample* rank = sample->add_ranks();
+        rank->set_tokens_per_second(500 + 10 * wave);
+        rank->set_transfer_share(0.25 + 0.0625 * local);
+        rank->set_awaiting_share(0.25);
       }
       for (int gpu = 0; gpu < 8 && second % 5 == 0; ++gpu) {
         telemetry::v1::GpuSample* shown = sample->add_gpus();

@@ -117,6 +117,78 @@ TEST_F(InFlightTest, TheNewestSamplesAndCallsAreKept) {
   EXPECT_LT(evidence.ByteSizeLong(), size_t{1} << 20);
 }
 
+class SharesTest : public InFlightTest {
+ protected:
+  // What has moved to and from a member; each way has 100 bytes.
+  static comm::PeerProgress Member(int rank, int64_t delivered, int64_t received) {
+    return {rank, 100, delivered, delivered, 100, received};
+  }
+  void ExpectShares(double awaiting, double transfer) {
+    const RecentExchanges::Shares shares = recent_.TakeShares();
+    EXPECT_DOUBLE_EQ(shares.awaiting, awaiting);
+    EXPECT_DOUBLE_EQ(shares.transfer, transfer);
+  }
+};
+
+TEST_F(SharesTest, NothingIsSharedBeforeALookOrWithoutACall) {
+  ExpectShares(0, 0);
+  Look();
+  ExpectShares(0, 0);
+}
+
+// All wait alike but the one that comes late, which is in no call.
+TEST_F(SharesTest, ARankAwaitsAMemberThatHasSentNothing) {
+  writer_.Begin(channel_, Call(3));
+  writer_.Update(channel_, {Member(1, 100, 100), Member(2, 100, 0), Member(3, 100, 100)});
+  Look();
+  ExpectShares(1, 0);
+  Look();
+  writer_.Update(channel_, {Member(1, 100, 100), Member(2, 100, 100), Member(3, 100, 100)});
+  Look();
+  writer_.End(channel_, Call(3));
+  Look();
+  Look();
+  ExpectShares(0.25, 0);
+}
+
+// A rank whose link is slow misses bytes of all members, the others those of this one.
+TEST_F(SharesTest, TheTransferShareCountsMembersThatHaveCome) {
+  writer_.Begin(channel_, Call(3));
+  writer_.Update(channel_,
+                 {Member(1, 10, 100), Member(2, 100, 20), Member(3, 10, 0), Member(4, 100, 100)});
+  Look();
+  ExpectShares(1, 0.5);
+  const int other = writer_.Register("data/1");
+  writer_.Begin(other, Call(1));
+  writer_.Update(other, {Member(1, 100, 10), Member(2, 100, 10)});
+  Look();
+  ExpectShares(1, 1);
+}
+
+TEST_F(SharesTest, WhereNothingIsToComeTheMemberHasComeOnceItTakes) {
+  writer_.Begin(channel_, Call(3));
+  writer_.Update(channel_, {{1, 100, 0, 0, 0, 0}});
+  Look();
+  ExpectShares(1, 0);
+  writer_.Update(channel_, {{1, 100, 50, 50, 0, 0}});
+  Look();
+  ExpectShares(0, 1);
+}
+
+TEST_F(SharesTest, ACollectiveWithoutBytesAwaitsItsMembersAndMessagesCountForNothing) {
+  comm::CallEvent call = Call(3);
+  call.operation = comm::Operation::kBarrier;
+  writer_.Begin(channel_, call);
+  Look();
+  ExpectShares(1, 0);
+  writer_.End(channel_, call);
+  call.operation = comm::Operation::kRecv;
+  writer_.Begin(channel_, call);
+  writer_.Update(channel_, {Member(1, 100, 10)});
+  Look();
+  ExpectShares(0, 0);
+}
+
 void Write(const std::string& path, const std::string& text) {
   std::filesystem::create_directories(std::filesystem::path(path).parent_path());
   std::ofstream(path) << text;
@@ -131,8 +203,13 @@ TEST(MachineReaderTest, MakesASampleOfTwoReadings) {
           absl::StrCat("77 (x) S 1 2 3 4 5 6 7 8 9 10 ", ticks, " 0 0 0 20 0 1 0 9 4096 25 1"));
   };
   MachineReader reader(testing::TempDir(), proc);
-  const std::vector<SampledRank> ranks = {
-      {.job_id = "j", .rank = 3, .pid = 77, .step = 8, .tokens_per_second = 5120}};
+  const std::vector<SampledRank> ranks = {{.job_id = "j",
+                                           .rank = 3,
+                                           .pid = 77,
+                                           .step = 8,
+                                           .awaiting_share = 0.5,
+                                           .transfer_share = 0.75,
+                                           .tokens_per_second = 5120}};
   const auto tick = 1.0 / static_cast<double>(::sysconf(_SC_CLK_TCK));
   write(100);
   ASSERT_TRUE(reader.IsDue(absl::Seconds(10)));
@@ -155,6 +232,8 @@ TEST(MachineReaderTest, MakesASampleOfTwoReadings) {
   EXPECT_EQ(sample.ranks(0).step(), 8);
   EXPECT_NEAR(sample.ranks(0).busy_cores(), 50 * tick, 1e-6);
   EXPECT_DOUBLE_EQ(sample.ranks(0).tokens_per_second(), 5120);
+  EXPECT_DOUBLE_EQ(sample.ranks(0).awaiting_share(), 0.5);
+  EXPECT_DOUBLE_EQ(sample.ranks(0).transfer_share(), 0.75);
   ASSERT_EQ(sample.gpus_size(), 1);
   EXPECT_DOUBLE_EQ(sample.gpus(0).temperature_celsius(), 84);
 }

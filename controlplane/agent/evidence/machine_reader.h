@@ -20,6 +20,8 @@ struct SampledRank {
   int64_t step = 0;
   double compute_share = 0;
   double wait_share = 0;
+  double awaiting_share = 0;
+  double transfer_share = 0;
   double tokens_per_second = 0;
 };
 

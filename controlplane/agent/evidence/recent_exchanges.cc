@@ -55,13 +55,52 @@ bool HasMoved(const ExchangeState& before, const ExchangeState& now) {
          before.received_bytes() != now.received_bytes();
 }
 
+// A kernel takes bytes for a member that has not come, so only what the member sends shows that it
+// has; where it sends nothing, what it takes must do.
+bool HasCome(const telemetry::PeerExchange& member) {
+  const comm::PeerProgress& progress = member.progress;
+  return progress.receive_bytes > 0 ? progress.received_bytes > 0 : progress.delivered_bytes > 0;
+}
+
+bool IsMoving(const telemetry::PeerExchange& member) {
+  const comm::PeerProgress& progress = member.progress;
+  return HasCome(member) && (progress.delivered_bytes < progress.send_bytes ||
+                             progress.received_bytes < progress.receive_bytes);
+}
+
+// A receive is posted long before its message is due, so only collectives show who waits.
+bool IsCollective(const ExchangeRecord& record) {
+  return record.operation != comm::Operation::kSend && record.operation != comm::Operation::kRecv;
+}
+
+// Returns what the calls that run show at this moment.
+RecentExchanges::Shares SharesNow(const std::vector<ExchangeRecord>& running) {
+  RecentExchanges::Shares now;
+  for (const ExchangeRecord& record : running) {
+    if (!IsCollective(record)) continue;
+    const auto& members = record.peers;
+    // A barrier moves no bytes and shows no members: it lasts until all have come.
+    if (members.empty() || !std::all_of(members.begin(), members.end(), HasCome)) now.awaiting = 1;
+    if (members.empty()) continue;
+    const auto num_moving = std::count_if(members.begin(), members.end(), IsMoving);
+    now.transfer = std::max(now.transfer,
+                            static_cast<double>(num_moving) / static_cast<double>(members.size()));
+  }
+  return now;
+}
+
 }  // namespace
 
 // Keeps the states that are new or have changed since the last look, and those that have stood
 // still for a while.
 void RecentExchanges::Sample(int64_t now_nanos) {
+  const std::vector<ExchangeRecord> running = reader_.Running();
+  const Shares shares = SharesNow(running);
+  ++num_looks_;
+  sums_.awaiting += shares.awaiting;
+  sums_.transfer += shares.transfer;
   decltype(last_) current;
-  for (ExchangeState& state : StatesOf(reader_.Running())) {
+  for (ExchangeState& state : StatesOf(running)) {
     const auto key = std::make_tuple(state.group(), state.sequence(), state.peer());
     const auto found = last_.find(key);
     const bool is_due = found == last_.end() || HasMoved(found->second.state(), state) ||
@@ -86,6 +125,12 @@ void RecentExchanges::Drain(int64_t now_nanos) {
   for (ExchangeRecord& record : drained_) ended_.push_back(std::move(record));
   while (ended_.size() > kHistoryCalls) ended_.pop_front();
   Sample(now_nanos);
+}
+
+RecentExchanges::Shares RecentExchanges::TakeShares() {
+  const int num_looks = std::max(1, std::exchange(num_looks_, 0));
+  const Shares sums = std::exchange(sums_, {});
+  return {.awaiting = sums.awaiting / num_looks, .transfer = sums.transfer / num_looks};
 }
 
 telemetry::v1::Evidence RecentExchanges::Read() const {

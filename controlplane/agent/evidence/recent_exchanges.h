@@ -37,6 +37,15 @@ class RecentExchanges {
   // Reads the calls that ended since the last call, and samples those that run; call every 100 ms.
   // `now_nanos`: the machine's monotonic clock.
   void Drain(int64_t now_nanos);
+
+  // How the rank's collectives spent a stretch of time, as ProcessSample defines these shares.
+  struct Shares {
+    double awaiting = 0;
+    double transfer = 0;
+  };
+  // Returns the shares since this was called last; zeros if nobody has looked since.
+  Shares TakeShares();
+
   // Returns what runs now, one entry for each peer of a call, and what has ended. Drain() first.
   telemetry::v1::Evidence Read() const;
 
@@ -47,6 +56,8 @@ class RecentExchanges {
   std::vector<telemetry::ExchangeRecord> drained_;  // scratch
   std::deque<telemetry::ExchangeRecord> ended_;
   int64_t num_lost_ = 0;
+  int num_looks_ = 0;  // since TakeShares
+  Shares sums_;        // of these looks
   std::deque<telemetry::v1::InFlightSample> in_flight_;
   // The last sample of each running call and peer.
   std::map<std::tuple<std::string, uint64_t, int>, telemetry::v1::InFlightSample> last_;

@@ -339,6 +339,7 @@ class AgentServerTest : public testing::Test {
     EXPECT_EQ(driver_->FetchEvidence(fetch).code(), static_cast<int>(absl::StatusCode::kNotFound));
     fetch.set_kind(telemetry::v1::EVIDENCE_KIND_METRICS);
     EXPECT_EQ(driver_->FetchEvidence(fetch).code(), 0);
+    ExpectTransferShare(fetch);
     fetch.add_work_of()->set_last_step(100);
     const telemetry::v1::Evidence work = driver_->FetchEvidence(fetch).evidence();
     EXPECT_EQ(work.samples_size(), 0);
@@ -355,6 +356,19 @@ class AgentServerTest : public testing::Test {
     fetch.set_kind(telemetry::v1::EVIDENCE_KIND_UNSPECIFIED);
     EXPECT_EQ(driver_->FetchEvidence(fetch).code(),
               static_cast<int>(absl::StatusCode::kUnimplemented));
+  }
+
+  // A call of each rank runs all the time, and its bytes move.
+  void ExpectTransferShare(const v1::FetchEvidence& fetch) {
+    double share = 0;
+    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    while (share == 0 && absl::Now() < deadline) {
+      for (const auto& sample : driver_->FetchEvidence(fetch).evidence().samples()) {
+        for (const auto& rank : sample.ranks()) share = std::max(share, rank.transfer_share());
+      }
+    }
+    EXPECT_GT(share, 0);
+    EXPECT_LE(share, 1);
   }
 
   // Expects spans of rank 1 of attempt 1, whose steps have one instruction each, and no others.

@@ -566,6 +566,8 @@ const MACHINE_CHARTS = [
   ['disk_written_bytes', 'Disk, written per second', 'bytes'], ['disk_free_bytes', 'Disk, free', 'bytes'],
   ['major_faults', 'Page faults that read a disk, per second'],
   ['tokens_per_second', 'Tokens per second, all ranks here'],
+  ['transfer_share', 'Bytes of collectives on their way, share of members, mean of ranks', 'share'],
+  ['awaiting_share', 'Waiting for members of collectives, share of time, mean of ranks', 'share'],
   ['gpu_busy_share', 'GPUs busy, mean', 'share'],
   ['gpu_memory_busy_share', 'GPU memory busy, mean', 'share'],
   ['gpu_memory_used_bytes', 'GPU memory used, all GPUs', 'bytes'],

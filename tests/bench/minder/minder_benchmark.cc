@@ -132,6 +132,11 @@ Recording WithFault(Recording recording, size_t machine, const MetricModel& mode
   return recording;
 }
 
+bool Has(const Recording& recording, const std::string& metric) {
+  return std::find(recording.metrics.begin(), recording.metrics.end(), metric) !=
+         recording.metrics.end();
+}
+
 Counts CountIn(const Recording& recording, const std::string& faulty,
                const DetectorOptions& options) {
   const auto verdict = Examine(recording, {}, DefaultModels(), options).verdict;
@@ -151,6 +156,7 @@ void CompareOnRecording(const std::string& path, const Recording& calm, int num_
     Counts counts;
     for (size_t machine = 0; machine < calm.machines.size(); ++machine) {
       for (const MetricModel& model : DefaultModels().metrics) {
+        if (!Has(calm, model.name)) continue;  // recorded before agents measured it
         for (const double strength : kStrengths) {
           counts.Add(CountIn(WithFault(calm, machine, model, strength), calm.machines[machine].name,
                              variant.options));

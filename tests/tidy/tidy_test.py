@@ -8,6 +8,9 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+import joined_sources
+
 SOURCE_ENDINGS = {".h", ".cc", ".cu", ".cuh"}
 
 # folder -> folders from which its files may include
@@ -175,6 +178,17 @@ def folder_findings():
             yield f"{relative}: has no README.md"
 
 
+def joined_findings():
+    """Lint looks at a folder's sources together, and the compiler compiles those of a library together."""
+    folders = {}
+    for path in sources():
+        if path.suffix == ".cc" and kind_of(path.relative_to(ROOT)) == "source" and not path.name.startswith("test_"):
+            folders.setdefault(path.parent, {})[str(path.relative_to(ROOT))] = path.read_text()
+    for _, texts in sorted(folders.items()):
+        for path, other, name in joined_sources.clashes_in_folder(texts):
+            yield f"{path}: defines {name}, which {other} defines as well; rename one: lint looks at a folder's sources together"
+
+
 def circles():
     """Folders whose files include each other's, directly or through others. What only tests use does not count."""
     reaches = {}
@@ -244,6 +258,7 @@ def main():
     findings += riddle_findings()
     findings += folder_findings()
     findings += page_findings()
+    findings += joined_findings()
     findings += circles()
     findings += picture_findings()
     for finding in findings:

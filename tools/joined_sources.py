@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""Which sources clang-tidy looks at together, as one translation unit: nearly all of its time goes into headers, which they share.
+
+Reads the paths of sources, one a line, and prints groups of them, one a line:
+
+    git ls-files '*.cc' | joined_sources.py
+
+The sources of a folder are in one group, with those of the folders after it while there is room. Sources that define the same
+name in the unnamed namespace of the same namespace do not compile together: folders that clash are in different groups, and
+//tests/tidy refuses a folder that clashes in itself. What a source defines is read with a few patterns, not with a compiler:
+tidy.sh notices a group that does not compile.
+"""
+
+import collections
+import pathlib
+import re
+import sys
+
+GROUP_MAX = 24
+# Sources that no other can stand beside, by what they contain or by path, and why.
+ALONE_CONTENT = re.compile(
+    r"#define HWY_TARGET_INCLUDE"  # Highway compiles the source once for each instruction set, one source in each unit
+    r"|^int main\(", re.MULTILINE)
+ALONE_PATHS = re.compile(r"^gpu/no_gpu_device\.cc$|^gpu/cuda/testing/")  # they define what another source defines
+
+Definition = collections.namedtuple("Definition", "namespace name what")
+
+
+def without_comments(text):
+    """`text` without comments, directives and the content of strings."""
+    text = re.sub(r'R"(\w*)\(.*?\)\1"', '""', text, flags=re.DOTALL)
+    text = re.sub(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'|//[^\n]*|/\*.*?\*/',
+                  lambda found: '""' if found.group()[0] in "\"'" else "", text, flags=re.DOTALL)
+    return re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", "", text, flags=re.MULTILINE)
+
+
+def statements(text):
+    """Yields (namespaces, head) of what stands directly in a namespace; a body is left out."""
+    text = without_comments(text)
+    namespaces = []
+    begin = at = 0
+    while at < len(text):
+        if text[at] == "{":
+            head = text[begin:at].strip()
+            namespace = re.match(r"(?:inline )?namespace\s*([\w:]*)$", head)
+            at += 1
+            if namespace:
+                namespaces.append(namespace.group(1))
+                begin = at
+                continue
+            depth = 1
+            while at < len(text) and depth > 0:
+                depth += {"{": 1, "}": -1}.get(text[at], 0)
+                at += 1
+            if re.search(r"\)[\w\s]*$", head) and "=" not in head.split("(")[0]:  # a function
+                yield tuple(namespaces), head
+                begin = at
+        elif text[at] == "}":
+            if namespaces:
+                namespaces.pop()
+            at += 1
+            begin = at
+        elif text[at] == ";":
+            yield tuple(namespaces), text[begin:at].strip()
+            at += 1
+            begin = at
+        else:
+            at += 1
+
+
+def parameter_types(head):
+    """The types of a function's parameters, as far as they tell one overload from another."""
+    depth = 0
+    types = [""]
+    for char in head[head.index("(") + 1:head.rindex(")")]:
+        depth += {"<": 1, "(": 1, ">": -1, ")": -1}.get(char, 0)
+        if char == "," and depth == 0:
+            types.append("")
+        else:
+            types[-1] += char
+    return ", ".join(re.sub(r"(?<=[\w>&*]) *\b\w+$" if " " in kind.strip() or re.search(r"[>&*]", kind) else "$", "",
+                            kind.split("=")[0].strip(), count=1) for kind in types)
+
+
+def definition_of(namespaces, head):
+    """What `head` defines for its own source alone, or None."""
+    head = re.sub(r"\s+", " ", head)
+    namespace = "::".join(part for part in namespaces if part)
+    if found := re.match(r"(?:using|namespace) (\w+) = (.*)", head):
+        return Definition(namespace, found.group(1), head)
+    if found := re.match(r"using (?:[\w:]*::)?(\w+)$", head):
+        return Definition(namespace, found.group(1), head)
+    if "" not in namespaces or head.startswith(("static_assert", "friend ", "using namespace", "extern ")):
+        return None
+    head = re.sub(r"^template ?<[^()]*?> (?=\w)", "", head)
+    if found := re.match(r"(?:struct|class|enum class|enum|union) (?:alignas\([^)]*\) ?)?(\w+)", head):
+        return Definition(namespace, found.group(1), "type")
+    if found := re.match(r"[^=]*?([\w:~]+) ?\(", head):
+        if "::" in found.group(1) or not head.rstrip().endswith((")", "const", "noexcept")):
+            return None if "::" in found.group(1) else Definition(namespace, found.group(1), "variable")
+        return Definition(namespace, found.group(1), f"function of ({parameter_types(head)})")
+    found = re.match(r"[^=]*?(\w+)(?:\[[^=]*\])?(?: =.*)?$", head)
+    return Definition(namespace, found.group(1), "variable") if found and " " in head else None
+
+
+def definitions(text):
+    """What a source defines for itself alone: in unnamed namespaces, and the names that it makes short."""
+    found = (definition_of(namespaces, head) for namespaces, head in statements(text))
+    return {definition for definition in found if definition}
+
+
+def clash_of(definition, other):
+    """Whether two definitions of the same name cannot stand in one translation unit."""
+    if definition.what.startswith("function") and other.what.startswith("function"):
+        return definition.what == other.what
+    is_same_alias = definition.what == other.what and definition.what.startswith(("using", "namespace"))
+    return not is_same_alias
+
+
+class Index:
+    """What the sources of one group define."""
+
+    def __init__(self):
+        self.known = collections.defaultdict(list)  # (namespace, name) -> [(path, Definition)]
+
+    def clashes(self, path, found):
+        for definition in sorted(found):
+            for other_path, other in self.known[definition.namespace, definition.name]:
+                if other_path != path and clash_of(definition, other):
+                    yield other_path, definition.name
+
+    def add(self, path, found):
+        for definition in found:
+            self.known[definition.namespace, definition.name].append((path, definition))
+
+
+def is_alone(path, text):
+    return bool(ALONE_PATHS.search(path) or ALONE_CONTENT.search(text))
+
+
+def clashes_in_folder(texts):
+    """Yields (path, other path, name) of sources of one folder; `texts`: path -> text."""
+    index = Index()
+    for path, text in sorted(texts.items()):
+        if is_alone(path, text):
+            continue
+        found = definitions(text)
+        yield from ((path, other, name) for other, name in index.clashes(path, found))
+        index.add(path, found)
+
+
+def groups(texts):
+    """Lists of paths that are looked at together; `texts`: path -> text."""
+    alone = sorted(path for path, text in texts.items() if is_alone(path, text))
+    folders = collections.defaultdict(list)
+    for path in sorted(set(texts) - set(alone)):
+        folders[str(pathlib.PurePath(path).parent)].append(path)
+    parts = [paths[begin:begin + GROUP_MAX] for _, paths in sorted(folders.items())
+             for begin in range(0, len(paths), GROUP_MAX)]
+    joined = []
+    for part in parts:
+        found = {path: definitions(texts[path]) for path in part}
+        fits = joined and len(joined[-1][0]) + len(part) <= GROUP_MAX and not any(
+            list(joined[-1][1].clashes(path, found[path])) for path in part)
+        if not fits:
+            joined.append(([], Index()))
+        joined[-1][0].extend(part)
+        for path in part:
+            joined[-1][1].add(path, found[path])
+    return [paths for paths, _ in joined] + [[path] for path in alone]
+
+
+def main():
+    texts = {path: pathlib.Path(path).read_text() for path in sys.stdin.read().split()}
+    for paths in groups(texts):
+        print(" ".join(paths))
+
+
+if __name__ == "__main__":
+    main()

@@ -23,6 +23,8 @@ ALONE_CONTENT = re.compile(
     r"|^int main\(", re.MULTILINE)
 ALONE_PATHS = re.compile(r"^gpu/no_gpu_device\.cc$|^gpu/cuda/testing/")  # they define what another source defines
 
+# `what`: "alias …", "type", "variable" or "function of (TYPES)", which its source has for itself; "shared" for a function that other
+# sources may call; "use" for a namespace that its source writes as NAME::v1.
 Definition = collections.namedtuple("Definition", "namespace name what")
 
 
@@ -83,38 +85,44 @@ def parameter_types(head):
 
 
 def definition_of(namespaces, head):
-    """What `head` defines for its own source alone, or None."""
+    """What `head` defines, or None."""
     head = re.sub(r"\s+", " ", head)
     namespace = "::".join(part for part in namespaces if part)
-    if found := re.match(r"(?:using|namespace) (\w+) = (.*)", head):
-        return Definition(namespace, found.group(1), head)
-    if found := re.match(r"using (?:[\w:]*::)?(\w+)$", head):
-        return Definition(namespace, found.group(1), head)
-    if "" not in namespaces or head.startswith(("static_assert", "friend ", "using namespace", "extern ")):
+    if found := re.match(r"(?:using|namespace) (\w+) = |using (?:[\w:]*::)?(\w+)$", head):
+        return Definition(namespace, found.group(1) or found.group(2), "alias " + head)
+    if head.startswith(("static_assert", "friend ", "using namespace", "extern ")):
         return None
     head = re.sub(r"^template ?<[^()]*?> (?=\w)", "", head)
+    function = re.match(r"[^=]*?([\w:~]+) ?\(", head)
+    if function and "::" in function.group(1):
+        return None
+    is_function = function and head.endswith((")", "const", "noexcept"))
+    if "" not in namespaces:
+        return Definition(namespace, function.group(1), "shared") if is_function else None
     if found := re.match(r"(?:struct|class|enum class|enum|union) (?:alignas\([^)]*\) ?)?(\w+)", head):
         return Definition(namespace, found.group(1), "type")
-    if found := re.match(r"[^=]*?([\w:~]+) ?\(", head):
-        if "::" in found.group(1) or not head.rstrip().endswith((")", "const", "noexcept")):
-            return None if "::" in found.group(1) else Definition(namespace, found.group(1), "variable")
-        return Definition(namespace, found.group(1), f"function of ({parameter_types(head)})")
+    if function:
+        what = f"function of ({parameter_types(head)})" if is_function else "variable"
+        return Definition(namespace, function.group(1), what)
     found = re.match(r"[^=]*?(\w+)(?:\[[^=]*\])?(?: =.*)?$", head)
     return Definition(namespace, found.group(1), "variable") if found and " " in head else None
 
 
 def definitions(text):
-    """What a source defines for itself alone: in unnamed namespaces, and the names that it makes short."""
-    found = (definition_of(namespaces, head) for namespaces, head in statements(text))
-    return {definition for definition in found if definition}
+    """What a source defines, and what it uses that a definition of another source could hide."""
+    found = {definition_of(namespaces, head) for namespaces, head in statements(text)} - {None}
+    used = set(re.findall(r"(?<![\w:])([a-z_]+)::v1\b", without_comments(text)))
+    return found | {Definition(namespace, name, "use") for namespace in {one.namespace for one in found} for name in used}
 
 
-def clash_of(definition, other):
-    """Whether two definitions of the same name cannot stand in one translation unit."""
-    if definition.what.startswith("function") and other.what.startswith("function"):
-        return definition.what == other.what
-    is_same_alias = definition.what == other.what and definition.what.startswith(("using", "namespace"))
-    return not is_same_alias
+def is_clash(first, second):
+    """Whether two definitions of the same name keep their sources from compiling together."""
+    kinds = {first.what.split()[0], second.what.split()[0]}
+    if kinds == {"alias"} or kinds == {"function"}:
+        return (first.what == second.what) == (kinds == {"function"})
+    if "use" in kinds:
+        return "alias" in kinds and "namespace" in first.what + second.what
+    return kinds != {"shared"}
 
 
 class Index:
@@ -126,7 +134,7 @@ class Index:
     def clashes(self, path, found):
         for definition in sorted(found):
             for other_path, other in self.known[definition.namespace, definition.name]:
-                if other_path != path and clash_of(definition, other):
+                if other_path != path and is_clash(definition, other):
                     yield other_path, definition.name
 
     def add(self, path, found):

@@ -32,6 +32,14 @@ class JoinedSourcesTest(unittest.TestCase):
         ]:
             self.assertEqual(self.clashes(first, second), [name], first)
 
+    def test_finds_a_name_that_another_source_hides(self):
+        for first, second, name in [
+            ("namespace control = b::control::v1;", "void F(control::v1::Job* job) {}", "control"),
+            ("bool HasFailed(const A& a) { return true; }", "}\nbool HasFailed(const B& b) { return true; }\nnamespace {",
+             "HasFailed"),
+        ]:
+            self.assertEqual(self.clashes(first, second), [name], first)
+
     def test_leaves_alone_what_may_stand_together(self):
         for first, second in [
             ("void F(const A& a) {}", "void F(const B& a) {}"),
@@ -40,6 +48,8 @@ class JoinedSourcesTest(unittest.TestCase):
             ("// constexpr int kMax = 1;\nint F() { constexpr int kMax = 2; return kMax; }", "constexpr int kMax = 3;"),
             ("const char kText[] = \"struct Verb {\";", "struct Verb {};"),
             ("#define MACRO(x) \\\n  struct x {};", "struct x {};"),
+            ("}\nvoid F(const A& a) {}\nnamespace {", "}\nvoid F(const B& b) {}\nnamespace {"),
+            ("namespace control = b::control::v1;", "void F(b::control::v1::Job* job) {}"),
             ("static_assert(sizeof(int) == 4);", "static_assert(sizeof(int) == 4);"),
         ]:
             self.assertEqual(self.clashes(first, second), [], first)

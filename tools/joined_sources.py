@@ -12,6 +12,7 @@ tidy.sh notices a group that does not compile.
 """
 
 import collections
+import functools
 import pathlib
 import re
 import sys
@@ -40,34 +41,28 @@ def statements(text):
     """Yields (namespaces, head) of what stands directly in a namespace; a body is left out."""
     text = without_comments(text)
     namespaces = []
-    begin = at = 0
-    while at < len(text):
-        if text[at] == "{":
-            head = text[begin:at].strip()
-            namespace = re.match(r"(?:inline )?namespace\s*([\w:]*)$", head)
-            at += 1
-            if namespace:
-                namespaces.append(namespace.group(1))
-                begin = at
-                continue
-            depth = 1
-            while at < len(text) and depth > 0:
-                depth += {"{": 1, "}": -1}.get(text[at], 0)
-                at += 1
-            if re.search(r"\)[\w\s]*$", head) and "=" not in head.split("(")[0]:  # a function
+    begin = depth = 0  # depth: of the body that is left out
+    head = ""
+    for mark in re.finditer(r"[{};]", text):
+        if depth > 0:
+            depth += {"{": 1, "}": -1}.get(mark.group(), 0)
+            if depth == 0 and re.search(r"\)[\w\s]*$", head) and "=" not in head.split("(")[0]:  # a function
                 yield tuple(namespaces), head
-                begin = at
-        elif text[at] == "}":
+                begin = mark.end()
+            continue
+        if mark.group() == "{":
+            head = text[begin:mark.start()].strip()
+            namespace = re.match(r"(?:inline )?namespace\s*([\w:]*)$", head)
+            if not namespace:
+                depth = 1
+                continue
+            namespaces.append(namespace.group(1))
+        elif mark.group() == "}":
             if namespaces:
                 namespaces.pop()
-            at += 1
-            begin = at
-        elif text[at] == ";":
-            yield tuple(namespaces), text[begin:at].strip()
-            at += 1
-            begin = at
         else:
-            at += 1
+            yield tuple(namespaces), text[begin:mark.start()].strip()
+        begin = mark.end()
 
 
 def parameter_types(head):
@@ -108,6 +103,7 @@ def definition_of(namespaces, head):
     return Definition(namespace, found.group(1), "variable") if found and " " in head else None
 
 
+@functools.lru_cache(maxsize=None)
 def definitions(text):
     """What a source defines, and what it uses that a definition of another source could hide."""
     found = {definition_of(namespaces, head) for namespaces, head in statements(text)} - {None}
@@ -123,6 +119,14 @@ def is_clash(first, second):
     if "use" in kinds:
         return "alias" in kinds and "namespace" in first.what + second.what
     return kinds != {"shared"}
+
+
+def types_of(header):
+    """The (namespace, name) of types that the text of a header defines."""
+    for namespaces, head in statements(header):
+        head = re.sub(r"^template ?<[^()]*?> (?=\w)", "", re.sub(r"\s+", " ", head))
+        if found := re.match(r"(?:struct|class|enum class|enum|union|using) (\w+)\b", head):
+            yield "::".join(part for part in namespaces if part), found.group(1)
 
 
 class Index:
@@ -155,6 +159,15 @@ def clashes_in_folder(texts):
         found = definitions(text)
         yield from ((path, other, name) for other, name in index.clashes(path, found))
         index.add(path, found)
+
+
+def hidden_types(texts, headers):
+    """Yields (path, header, name): a source has a name for itself alone that a header gives to a type. Both: path -> text."""
+    types = {found: path for path, text in sorted(headers.items()) for found in types_of(text)}
+    for path, text in sorted(texts.items()):
+        for one in sorted(definitions(text)):
+            if one.what.split()[0] in ("alias", "type", "variable", "function") and (one.namespace, one.name) in types:
+                yield path, types[one.namespace, one.name], one.name
 
 
 def groups(texts):

@@ -55,6 +55,12 @@ class JoinedSourcesTest(unittest.TestCase):
             self.assertEqual(self.clashes(first, second), [], first)
         self.assertEqual(self.clashes("int kMax;", "int kMax;", namespace="b"), [])
 
+    def test_finds_a_type_of_a_header_that_a_source_hides(self):
+        headers = {"y/event.h": "namespace a {\nusing Event = v1::Event;\nstruct Other {};\n}  // namespace a\n"}
+        texts = {"x/first.cc": in_unnamed("using b::Event;"), "x/second.cc": in_unnamed("struct Other {};", "b"),
+                 "x/third.cc": in_unnamed("Event F(Other other) { return Event(); }")}
+        self.assertEqual(list(joined_sources.hidden_types(texts, headers)), [("x/first.cc", "y/event.h", "Event")])
+
     def test_groups_folders_that_do_not_clash(self):
         one = in_unnamed("constexpr int kMax = 3;")
         texts = {"a/1.cc": one, "a/2.cc": "", "b/1.cc": "", "c/1.cc": one, "c/2.cc": "", "a/main.cc": "int main() {}"}

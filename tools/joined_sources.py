@@ -150,13 +150,13 @@ def is_alone(path, text):
     return bool(ALONE_PATHS.search(path) or ALONE_CONTENT.search(text))
 
 
-def clashes_in_folder(texts):
-    """Yields (path, other path, name) of sources of one folder; `texts`: path -> text."""
-    index = Index()
+def clashes(texts):
+    """Yields (path, other path, name) of sources of the same folder; `texts`: path -> text."""
+    indexes = collections.defaultdict(Index)
     for path, text in sorted(texts.items()):
         if is_alone(path, text):
             continue
-        found = definitions(text)
+        index, found = indexes[pathlib.PurePath(path).parent], definitions(text)
         yield from ((path, other, name) for other, name in index.clashes(path, found))
         index.add(path, found)
 

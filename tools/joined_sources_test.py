@@ -13,7 +13,7 @@ def in_unnamed(body, namespace="a"):
 class JoinedSourcesTest(unittest.TestCase):
     def clashes(self, first, second, namespace="a"):
         texts = {"x/first.cc": in_unnamed(first), "x/second.cc": in_unnamed(second, namespace)}
-        return [name for _, _, name in joined_sources.clashes_in_folder(texts)]
+        return [name for _, _, name in joined_sources.clashes(texts)]
 
     def test_finds_a_name_that_two_sources_define(self):
         for first, second, name in [

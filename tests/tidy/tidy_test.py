@@ -180,18 +180,14 @@ def folder_findings():
 
 def joined_findings():
     """Lint looks at sources together, and the compiler compiles those of a library together."""
-    folders, headers = {}, {}
-    for path in sources():
-        relative = str(path.relative_to(ROOT))
-        if path.suffix == ".cc" and kind_of(path.relative_to(ROOT)) == "source" and not path.name.startswith("test_"):
-            folders.setdefault(path.parent, {})[relative] = path.read_text()
-        elif kind_of(path.relative_to(ROOT)) == "header":
-            headers[relative] = path.read_text()
-    for _, texts in sorted(folders.items()):
-        for path, other, name in joined_sources.clashes_in_folder(texts):
-            yield f"{path}: defines {name}, which {other} defines as well; rename one: lint looks at a folder's sources together"
-        for path, header, name in joined_sources.hidden_types(texts, headers):
-            yield f"{path}: defines {name}, which {header} defines in the same namespace; rename one"
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in sources()
+             if kind_of(path.relative_to(ROOT)) != "test" and not path.name.startswith("test_")}
+    own = {path: text for path, text in texts.items() if path.endswith(".cc")}
+    headers = {path: text for path, text in texts.items() if path.endswith(".h")}
+    for path, other, name in joined_sources.clashes(own):
+        yield f"{path}: defines {name}, which {other} defines as well; rename one: lint looks at a folder's sources together"
+    for path, header, name in joined_sources.hidden_types(own, headers):
+        yield f"{path}: defines {name}, which {header} defines in the same namespace; rename one"
 
 
 def circles():

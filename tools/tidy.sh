@@ -69,6 +69,9 @@ tidy_sources() {
         echo "tidy: if two of them define the same name, rename one; tools/joined_sources.py says which are looked at together" >&2
       fi
       for file in $again; do tidy_sources "$file" || status=1; done
+      if [[ -z $error && $status -eq 0 ]]; then
+        echo "tidy: looked again at" $again "alone, where there is nothing: $(grep -m 1 -E ': (error|warning): ' <<<"$output")" >&2
+      fi
     fi
     rm -f "$together"
   fi

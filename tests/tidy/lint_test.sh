@@ -53,6 +53,13 @@ looks
 [[ $status != 0 && $(< "$folder/calls") == "$all"$'\n'runtime/a/two.cc ]] || fail "does not look again at the source with a finding"
 grep -q "two.cc:3:1: error: unused" "$folder/said" || fail "does not say what it finds"
 
+rm -r "$folder/cache"
+sed -i '$d' "$folder/finds"
+looks
+[[ $status == 0 ]] || fail "fails though a source has nothing alone"
+grep -q "again at runtime/a/two.cc alone.*error: unused" "$folder/said" || fail "does not say what it finds only together"
+
+rm -r "$folder/cache"
 echo "$all -> $PWD/runtime/a/two.cc:3:1: error: redefinition of 'kMax' [clang-diagnostic-error]" > "$folder/finds"
 looks
 [[ $status == 0 && $(wc -l < "$folder/calls") == 4 ]] || fail "does not look one by one at sources that do not compile together"

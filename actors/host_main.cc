@@ -37,16 +37,14 @@ using megascale::link::v1::FromHost;
 using megascale::link::v1::HostAssignment;
 using megascale::link::v1::ToHost;
 
-constexpr absl::Duration kAssignmentTimeout = absl::Seconds(60);
-
-struct Regions {
+struct HostRegions {
   std::unique_ptr<SharedMemory> heartbeats;
   std::shared_ptr<SharedMemory> ring;                      // null: no rank here reads batches
   std::map<int, std::shared_ptr<SharedMemory>> snapshots;  // by rank
 };
 
-absl::StatusOr<Regions> MapRegions(const HostAssignment& assignment,
-                                   std::vector<base::UniqueFd> fds) {
+absl::StatusOr<HostRegions> MapRegions(const HostAssignment& assignment,
+                                       std::vector<base::UniqueFd> fds) {
   const size_t expected = 1 + (assignment.has_batch_ring() ? 1 : 0) +
                           static_cast<size_t>(assignment.local_ranks_size());
   if (fds.size() != expected) {
@@ -54,7 +52,7 @@ absl::StatusOr<Regions> MapRegions(const HostAssignment& assignment,
         absl::StrCat("assignment: came with ", fds.size(), " descriptors, expected ", expected));
   }
   size_t next = 0;
-  Regions regions;
+  HostRegions regions;
   ASSIGN_OR_RETURN(regions.heartbeats, SharedMemory::Map(std::move(fds[next++])));
   if (assignment.has_batch_ring()) {
     ASSIGN_OR_RETURN(regions.ring, SharedMemory::Map(std::move(fds[next++])));
@@ -90,8 +88,8 @@ absl::StatusOr<device::Description> Describe(const MakeDevice& make_device,
   return last;
 }
 
-int Preflight(Link* link, const HostAssignment& assignment, const device::Description& device,
-              const MakeDevice& make_device) {
+int ReportPreflight(Link* link, const HostAssignment& assignment, const device::Description& device,
+                    const MakeDevice& make_device) {
   FromHost message;
   const auto report = [&](const agent::v1::Preflight& running) {
     *message.mutable_preflight() = running;
@@ -142,7 +140,7 @@ void ServeLink(Link* link, int64_t attempt, const PersisterActor& persister) {
 }
 
 int Serve(Link* link, const HostAssignment& assignment, const device::Description& device,
-          Regions* regions) {
+          HostRegions* regions) {
   telemetry::HeartbeatWriter heartbeat(regions->heartbeats.get(), assignment.heartbeat_slot());
   heartbeat.Start(::getpid());
   const telemetry::HeartbeatTimer timer(&heartbeat, &base::RealClock());
@@ -195,7 +193,7 @@ int RunHost(int link_fd, const MakeDevice& make_device) {
   const auto device = Describe(make_device, assignment, first_rank);
   // Only a preflight finds out about the data.
   if (!device.ok()) return Fail(&link, FailureOfDevice(device.status(), assignment.has_data()));
-  if (assignment.preflight_only()) return Preflight(&link, assignment, *device, make_device);
+  if (assignment.preflight_only()) return ReportPreflight(&link, assignment, *device, make_device);
   auto regions = MapRegions(assignment, *std::move(fds));
   if (!regions.ok()) return Fail(&link, FailureOf(regions.status()));
   return Serve(&link, assignment, *device, &*regions);

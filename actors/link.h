@@ -13,6 +13,9 @@
 
 namespace megascale::actors {
 
+// How long a process waits for its assignment after its start.
+inline constexpr absl::Duration kAssignmentTimeout = absl::Seconds(60);
+
 class Link {
  public:
   explicit Link(base::UniqueFd socket) : socket_(std::move(socket)) {}

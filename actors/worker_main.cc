@@ -33,10 +33,8 @@
 namespace megascale::actors {
 namespace {
 
-constexpr absl::Duration kAssignmentTimeout = absl::Seconds(60);
-
 // The shared memory that the agent passed beside the Assignment.
-struct Regions {
+struct WorkerRegions {
   std::unique_ptr<base::SharedMemory> heartbeats;
   std::unique_ptr<base::SharedMemory> spans;
   std::unique_ptr<base::SharedMemory> comm;
@@ -44,14 +42,14 @@ struct Regions {
   std::unique_ptr<base::SharedMemory> snapshots;
 };
 
-absl::StatusOr<Regions> MapRegions(std::vector<base::UniqueFd> fds, bool has_batch_ring) {
+absl::StatusOr<WorkerRegions> MapRegions(std::vector<base::UniqueFd> fds, bool has_batch_ring) {
   const size_t expected = has_batch_ring ? 5 : 4;
   if (fds.size() != expected) {
     return absl::InternalError(
         absl::StrCat("assignment: came with ", fds.size(), " descriptors, expected ", expected));
   }
   size_t next = 0;
-  Regions regions;
+  WorkerRegions regions;
   ASSIGN_OR_RETURN(regions.heartbeats, base::SharedMemory::Map(std::move(fds[next++])));
   ASSIGN_OR_RETURN(regions.spans, base::SharedMemory::Map(std::move(fds[next++])));
   ASSIGN_OR_RETURN(regions.comm, base::SharedMemory::Map(std::move(fds[next++])));
@@ -63,7 +61,7 @@ absl::StatusOr<Regions> MapRegions(std::vector<base::UniqueFd> fds, bool has_bat
 }
 
 engine::EngineOptions EngineOptionsOf(const link::v1::Assignment& assignment,
-                                      const Regions& regions) {
+                                      const WorkerRegions& regions) {
   engine::EngineOptions options;
   options.spec = assignment.spec();
   options.job_id = assignment.job_id();
@@ -125,7 +123,7 @@ int FailToMake(Link* link, const absl::Status& status) {
                    absl::IsInvalidArgument(status) ? FailureOfInput(status) : FailureOf(status));
 }
 
-int RunAssigned(Link* link, const link::v1::Assignment& assignment, Regions* regions,
+int RunAssigned(Link* link, const link::v1::Assignment& assignment, WorkerRegions* regions,
                 const MakeDevice& make_device) {
   telemetry::HeartbeatWriter heartbeat(regions->heartbeats.get(), assignment.heartbeat_slot());
   heartbeat.Start(::getpid());

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# clang-tidy over the sources of the product, as many at once as there are cores. Usage: tools/tidy.sh [--changed]
-# --changed: only files that differ from the last commit. A file that passed is not looked at again until it, a header of
-# ours or the rules change.
+# clang-tidy over the sources of the product, as many groups at once as there are cores.
+# Usage: tools/tidy.sh [--changed] [FOLDER…]
+# --changed: only files that differ from the last commit. FOLDER: only sources in these folders and below them. A group of files
+# that passed is not looked at again until one of them, a header of ours or the rules change.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,9 +15,15 @@ bazel "${startup[@]}" build //proto:all >/dev/null 2>&1 || {
 generated=$(bazel "${startup[@]}" info bazel-bin 2>/dev/null)
 
 if [[ "${1:-}" == "--changed" ]]; then
+  shift
   files=$( (git diff --name-only HEAD -- '*.cc'; git ls-files -o --exclude-standard -- '*.cc') | sort -u)
 else
   files=$(git ls-files -co --exclude-standard -- '*.cc')
+fi
+if [[ $# -gt 0 ]]; then
+  folders=$(printf '%s\n' "${@%/}")
+  files=$(awk 'NR == FNR { folders[$0]; next }
+               { for (folder in folders) if (index($0, folder "/") == 1) { print; next } }' <(echo "$folders") - <<<"$files")
 fi
 # Tests are held to the compiler's warnings and to //tests/tidy.
 files=$(grep -vE '_test\.cc$|^tests/|/test_[a-z_]*\.cc$' <<<"$files" || true)
@@ -41,10 +48,10 @@ tidy() {
   clang-tidy --quiet --config-file=.clang-tidy "$@" -- -std=c++20 -I. $includes -DNDEBUG -fopenmp 2>/dev/null
 }
 
-# Looks at sources of one folder. Together if there are several: nearly all of the time goes into headers, which they share. What
-# that finds is looked at again source by source: two sources may define the same name, each for itself.
+# Looks at one or more sources. Several are looked at together: nearly all of the time goes into headers, which they share. A
+# source in which that finds something is looked at again by itself; all of them, if they do not compile together.
 tidy_sources() {
-  local key output status=0 together file
+  local key output status=0 together file again error
   key=$passed_dir/$( (echo "$headers $*"; cat "$@") | sha256sum | cut -c1-32)
   [[ -e $key ]] && return 0
   if [[ $# -eq 1 ]]; then
@@ -53,8 +60,18 @@ tidy_sources() {
   else
     together=$(mktemp /tmp/megascale-tidy-XXXXXX.cc)
     printf '#include "%s"\n' "$@" >"$together"
-    if ! tidy --checks=-bugprone-suspicious-include --header-filter="$(dirname "$1")/[^/]*\.cc" "$together" >/dev/null; then
-      for file in "$@"; do tidy_sources "$file" || status=1; done
+    if ! output=$(tidy --checks=-bugprone-suspicious-include --header-filter='.*\.cc' "$together"); then
+      error=$(grep -m 1 'clang-diagnostic-error' <<<"$output" || true)
+      again=$(for file in "$@"; do ! grep -qF "/$file:" <<<"$output" || echo "$file"; done)
+      if [[ -n $error || -z $again ]]; then
+        again=$(printf '%s\n' "$@")
+        echo "tidy: looks at $# sources one by one, which takes many times as long: they do not compile together: ${error:-$output}" >&2
+        echo "tidy: if two of them define the same name, rename one; tools/joined_sources.py says which are looked at together" >&2
+      fi
+      for file in $again; do tidy_sources "$file" || status=1; done
+      if [[ -z $error && $status -eq 0 ]]; then
+        echo "tidy: looked again at" $again "alone, where there is nothing: $(grep -m 1 -E ': (error|warning): ' <<<"$output")" >&2
+      fi
     fi
     rm -f "$together"
   fi
@@ -62,8 +79,4 @@ tidy_sources() {
   return $status
 }
 export -f tidy tidy_sources
-# A line for each folder; a large one in parts of twelve.
-awk '{ folder = $0; sub("/[^/]*$", "", folder); n[folder]++
-       if (folder != last || n[folder] % 12 == 1) printf "%s", (NR > 1 ? "\n" : "")
-       printf "%s ", $0; last = folder } END { print "" }' <<<"$files" |
-  xargs -P "$(nproc)" -d '\n' -I{} bash -c 'tidy_sources {}'
+python3 tools/joined_sources.py <<<"$files" | xargs -P "$(nproc)" -d '\n' -I{} bash -c 'tidy_sources {}'

@@ -174,9 +174,9 @@ int Show(const ShowFlags& flags) {
   return is_valid ? kExitGood : kExitFailed;
 }
 
-using Verb = absl::Status (*)(const CertsFlags&);
+using CertsVerb = absl::Status (*)(const CertsFlags&);
 
-void RunsVerb(Command* command, const std::shared_ptr<CertsFlags>& flags, Verb verb) {
+void RunsVerb(Command* command, const std::shared_ptr<CertsFlags>& flags, CertsVerb verb) {
   command->Runs([flags, verb] {
     const absl::Status status = verb(*flags);
     return status.ok() ? static_cast<int>(kExitGood) : ReportError(status);

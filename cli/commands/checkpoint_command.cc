@@ -146,7 +146,7 @@ absl::Status Verify(const CheckpointFlags& flags) {
   return absl::OkStatus();
 }
 
-struct Verb {
+struct CheckpointVerb {
   const char* name;
   const char* description;
   const char* directory;
@@ -248,7 +248,7 @@ void AddExport(Command* parent, const char* directory) {
   RunConversion(command, flags, Export);
 }
 
-void AddVerb(Command* parent, const Verb& verb) {
+void AddVerb(Command* parent, const CheckpointVerb& verb) {
   auto flags = std::make_shared<CheckpointFlags>();
   Command* command = parent->Add(verb.name, verb.description);
   command->Positional("DIR", &flags->directory, verb.directory);

@@ -15,6 +15,7 @@
 #include "cli/connection/connection.h"
 #include "cli/diagnosis/diagnose_job.h"
 #include "cli/diagnosis/diagnosis_text.h"
+#include "cli/diagnosis/job_trace.h"
 #include "cli/diagnosis/service_report.h"
 #include "controlplane/address/address.h"
 #include "controlplane/trace/rank_name.h"
@@ -29,7 +30,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kStepsMax = 1000;
 constexpr int kRanksAskedMax = 64;
 constexpr int64_t kStepsSaved = 100;  // enough to compare the newest with older ones
 
@@ -148,10 +148,7 @@ absl::Status CheckFlags(const DiagnoseFlags& flags) {
   }
   RETURN_IF_ERROR(CheckReplaces("--svg", flags.svg, SvgPicture(), flags.force));
   RETURN_IF_ERROR(CheckReplaces("--save", flags.save, SavedEvidenceFile(), flags.force));
-  if (flags.steps < 1 || flags.steps > kStepsMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--steps: ", flags.steps, " is out of range; expected 1 to ", kStepsMax));
-  }
+  RETURN_IF_ERROR(CheckStepsTraced(flags.steps));
   return absl::OkStatus();
 }
 

@@ -32,8 +32,6 @@ struct EvaluateFlags : ModelOptions {
   std::string windows = "all";
 };
 
-absl::Duration Now() { return base::RealClock().Monotonic(); }
-
 absl::Status CheckFlags(const EvaluateFlags& flags) {
   RETURN_IF_ERROR(CheckModelOptions(flags));
   if (flags.data_files.empty() && (!flags.json_field.empty() || flags.skip_bad)) {
@@ -82,9 +80,10 @@ absl::Status CheckHasText(const EvaluateFlags& flags) {
 absl::StatusOr<EvaluationText> OpenText(const EvaluateFlags& flags, const Inference& inference) {
   ASSIGN_OR_RETURN(const job::v1::JobSpec spec, SpecOf(flags, inference));
   data::DatasetOptions options = {.held_out_only = true, .whole = flags.whole};
-  WorkProgress progress({"text", "bytes"}, DetectTerminal(STDERR_FILENO), stderr, Now());
+  WorkProgress progress({"text", "bytes"}, DetectTerminal(STDERR_FILENO), stderr,
+                        base::RealClock().Monotonic());
   options.on_progress = [&](const std::string&, int64_t done, int64_t all) {
-    if (all > 0) progress.Show(done, all, Now());
+    if (all > 0) progress.Show(done, all, base::RealClock().Monotonic());
   };
   ASSIGN_OR_RETURN(EvaluationText text, OpenEvaluationText(spec, options));
   for (const std::string& warning : text.dataset->warnings()) {
@@ -142,8 +141,11 @@ absl::Status Evaluate(const EvaluateFlags& flags) {
     std::fprintf(stderr, "warning: %s\n", warning.c_str());
   }
   ASSIGN_OR_RETURN(const EvaluationText text, OpenText(flags, *inference));
-  WorkProgress progress({"held-out text", "windows"}, DetectTerminal(STDERR_FILENO), stderr, Now());
-  options.on_progress = [&](int64_t done, int64_t all) { progress.Show(done, all, Now()); };
+  WorkProgress progress({"held-out text", "windows"}, DetectTerminal(STDERR_FILENO), stderr,
+                         base::RealClock().Monotonic());
+  options.on_progress = [&](int64_t done, int64_t all) {
+    progress.Show(done, all, base::RealClock().Monotonic());
+  };
   const auto loss = inference->Evaluate(text.text(), options);
   if (!loss.ok()) return base::Annotate(loss.status(), NameOfText(flags));
   Print(flags, *loss, *inference);

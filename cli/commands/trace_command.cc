@@ -23,8 +23,6 @@
 namespace megascale::cli {
 namespace {
 
-constexpr int64_t kStepsMax = 1000;
-
 struct TraceFlags {
   ConnectionFlags connection;
   std::string job_id;
@@ -76,10 +74,7 @@ std::string TableOf(const JobTrace& traced) {
 }
 
 absl::Status CheckFlags(const TraceFlags& flags) {
-  if (flags.steps < 1 || flags.steps > kStepsMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--steps: ", flags.steps, " is out of range; expected 1 to ", kStepsMax));
-  }
+  RETURN_IF_ERROR(CheckStepsTraced(flags.steps));
   if (flags.output == "json" || flags.output == "text") {
     return absl::InvalidArgumentError(
         absl::StrCat("--output: expected the file for the trace, found '", flags.output,

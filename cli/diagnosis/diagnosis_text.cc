@@ -26,7 +26,7 @@ using diagnose::Suspect;
 
 constexpr size_t kPartsShown = 3;
 constexpr size_t kWaitingShown = 8;
-constexpr size_t kRanksShown = 12;
+constexpr size_t kWaitingRanksShown = 12;
 
 std::string Percent(double share) {
   const double percent = std::round(share * 100);
@@ -232,7 +232,8 @@ std::vector<std::string> WaitingLines(const std::vector<diagnose::WaitingRank>& 
   }
   std::vector<std::string> lines;
   for (auto& [what, ranks] : groups) {
-    const size_t num_more = ranks.size() > kRanksShown ? ranks.size() - kRanksShown : 0;
+    const size_t num_more =
+        ranks.size() > kWaitingRanksShown ? ranks.size() - kWaitingRanksShown : 0;
     ranks.resize(ranks.size() - num_more);
     lines.push_back(absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "),
                                  num_more > 0 ? absl::StrCat(" and ", num_more, " more") : "",

@@ -8,6 +8,8 @@
 namespace megascale::cli {
 namespace {
 
+constexpr int64_t kStepsTracedMax = 1000;
+
 absl::StatusOr<trace::JobSpans> Fetch(EvidenceSource* source, const control::v1::Job& job,
                                       int64_t first_step) {
   ASSIGN_OR_RETURN(trace::JobSpans spans, trace::JobSpans::Create(job.spec()));
@@ -16,6 +18,12 @@ absl::StatusOr<trace::JobSpans> Fetch(EvidenceSource* source, const control::v1:
 }
 
 }  // namespace
+
+absl::Status CheckStepsTraced(int64_t num_steps) {
+  if (num_steps >= 1 && num_steps <= kStepsTracedMax) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--steps: ", num_steps, " is out of range; expected 1 to ", kStepsTracedMax));
+}
 
 absl::StatusOr<JobTrace> TraceJob(EvidenceSource* source, const control::v1::Job& job,
                                   int64_t num_steps) {

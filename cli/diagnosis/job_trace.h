@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "cli/diagnosis/evidence_source.h"
 #include "controlplane/trace/job_spans.h"
@@ -16,6 +17,9 @@ struct JobTrace {
   trace::JobSpans spans;
   std::vector<timeline::TimedStep> steps;  // not empty
 };
+
+// Errors: InvalidArgument - `num_steps`, the value of --steps, is not from 1 to 1000.
+absl::Status CheckStepsTraced(int64_t num_steps);
 
 // Returns the newest `num_steps` whole steps and those that run. Errors: FailedPrecondition - no
 // rank runs, none has begun a step, or their spans cannot be read; those of calls to the driver.

@@ -18,7 +18,7 @@ namespace {
 constexpr size_t kRanksRead = 16;
 constexpr size_t kGroupsShown = 8;
 constexpr size_t kFunctionsShown = 6;
-constexpr size_t kRanksShown = 8;
+constexpr size_t kGroupRanksShown = 8;
 
 std::string FunctionText(const telemetry::v1::StackFrame& frame) {
   if (!frame.function().empty()) {
@@ -58,8 +58,8 @@ std::string ChainText(const std::vector<std::string>& functions) {
 }
 
 std::string RanksText(const std::vector<int>& ranks) {
-  const auto end = ranks.begin() + static_cast<int64_t>(std::min(ranks.size(), kRanksShown));
-  const size_t num_more = ranks.size() - std::min(ranks.size(), kRanksShown);
+  const auto end = ranks.begin() + static_cast<int64_t>(std::min(ranks.size(), kGroupRanksShown));
+  const size_t num_more = ranks.size() - std::min(ranks.size(), kGroupRanksShown);
   return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ",
                       absl::StrJoin(ranks.begin(), end, ", "),
                       num_more > 0 ? absl::StrCat(" and ", num_more, " more") : "");

@@ -56,7 +56,7 @@ std::string WhereOf(absl::string_view refusal, const std::map<std::string, std::
 // is no other: it may be missing because its line could not be read, or break a rule because its
 // default follows from a mistaken field. For the same reason rules about several fields need fields
 // that could be read.
-void AddBrokenRules(const JobSpec& spec, const std::string& file_name, Findings* findings) {
+void AddBrokenRules(const JobSpec& spec, const std::string& file_name, JobFileFindings* findings) {
   for (const std::string& refusal :
        findings->mistakes.empty() ? job::BrokenRules(spec) : job::BrokenFieldRules(spec)) {
     const bool is_given = findings->given.count(FieldOf(refusal)) > 0;
@@ -67,7 +67,7 @@ void AddBrokenRules(const JobSpec& spec, const std::string& file_name, Findings*
 }
 // Completes the model section by that of the weights from which the job starts. What cannot be read
 // or contradicts them becomes a mistake.
-void TakeModelFrom(const std::string& file_name, JobSpec* spec, Findings* findings) {
+void TakeModelFrom(const std::string& file_name, JobSpec* spec, JobFileFindings* findings) {
   MakeAbsolute(spec->mutable_model()->mutable_from());
   // The rules report a bad path, and a field that is given twice is a mistake already.
   const bool can_open = findings->given.count("model.from") > 0 &&
@@ -93,7 +93,7 @@ void TakeModelFrom(const std::string& file_name, JobSpec* spec, Findings* findin
       absl::StrCat(WhereOf(message, findings->given, file_name), ": ", message));
 }
 
-void TakeDataOptions(const JobFileOptions& options, JobSpec* spec, Findings* findings) {
+void TakeDataOptions(const JobFileOptions& options, JobSpec* spec, JobFileFindings* findings) {
   job::v1::DataSpec& data = *spec->mutable_data();
   if (!options.data_files.empty()) {
     *data.mutable_files() = {options.data_files.begin(), options.data_files.end()};
@@ -116,7 +116,7 @@ void TakeDataOptions(const JobFileOptions& options, JobSpec* spec, Findings* fin
 
 // Takes the tokenizer of `model.from` if the job names none, and the model's vocabulary from the
 // tokenizer. A tokenizer that cannot be used becomes a mistake.
-void TakeTokenizer(const std::string& file_name, JobSpec* spec, Findings* findings) {
+void TakeTokenizer(const std::string& file_name, JobSpec* spec, JobFileFindings* findings) {
   job::v1::DataSpec& data = *spec->mutable_data();
   if (data.tokenizer().empty() && data.tokenizer_vocab_size() == 0 &&
       !spec->model().from().empty()) {
@@ -144,7 +144,7 @@ void TakeTokenizer(const std::string& file_name, JobSpec* spec, Findings* findin
 
 absl::StatusOr<JobSpec> LoadJobText(const std::string& file_name, const std::string& text,
                                     const JobFileOptions& options) {
-  Findings findings;
+  JobFileFindings findings;
   ASSIGN_OR_RETURN(JobSpec spec, ParseJobText(file_name, text, &findings));
   for (const std::string& assignment : options.overrides) {
     const absl::Status set = ApplyOverride(assignment, &spec, &findings);

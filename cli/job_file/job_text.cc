@@ -45,7 +45,7 @@ std::string Quote(absl::string_view text) {
 struct Place {
   std::string source;
   bool has_lines = true;
-  Findings* findings;
+  JobFileFindings* findings;
 
   std::string At(const YAML::Mark& mark) const {
     if (!has_lines || mark.line < 0) return source;
@@ -369,7 +369,7 @@ absl::Status CheckText(const std::string& file_name, const std::string& text) {
 }  // namespace
 
 absl::StatusOr<JobSpec> ParseJobText(const std::string& file_name, const std::string& text,
-                                     Findings* findings) {
+                                     JobFileFindings* findings) {
   const Place place = {file_name, /*has_lines=*/true, findings};
   RETURN_IF_ERROR(CheckText(place.source, text));
   ASSIGN_OR_RETURN(const YAML::Node root, ParseYaml(place, text));
@@ -381,7 +381,8 @@ absl::StatusOr<JobSpec> ParseJobText(const std::string& file_name, const std::st
   RETURN_IF_ERROR(SetSection(place, root, "", &spec));
   return spec;
 }
-absl::Status ApplyOverride(const std::string& assignment, JobSpec* spec, Findings* findings) {
+absl::Status ApplyOverride(const std::string& assignment, JobSpec* spec,
+                           JobFileFindings* findings) {
   const Place place = {absl::StrCat("--set ", base::Printable(assignment, kShownBytesMax)),
                        /*has_lines=*/false, findings};
   RETURN_IF_ERROR(CheckText(place.source, assignment));

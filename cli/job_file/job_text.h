@@ -1,7 +1,7 @@
 // Reads the text of a job file, and values of --set, into a specification: without defaults,
 // without rules about values. Only job_text.cc sees the YAML library. Private to this folder.
 //
-//   Findings findings;
+//   JobFileFindings findings;
 //   ASSIGN_OR_RETURN(JobSpec spec, ParseJobText("job.yaml", text, &findings));
 //   RETURN_IF_ERROR(MistakesError(std::move(findings.mistakes)));
 //
@@ -22,7 +22,7 @@ namespace megascale::cli {
 inline constexpr size_t kJobFileBytesMax = 1 << 20;
 
 // What reading a text finds besides the specification.
-struct Findings {
+struct JobFileFindings {
   // The place where each field was given ("job.yaml:3:5" or "--set train.steps=9"), by the field's
   // path; only fields whose value could be read.
   std::map<std::string, std::string> given;
@@ -34,13 +34,13 @@ struct Findings {
 // library's nesting of 500. Aliases cannot blow up, because only known fields are followed. Errors:
 // InvalidArgument - the text is no YAML of this form, so that nothing could be read.
 absl::StatusOr<job::v1::JobSpec> ParseJobText(const std::string& file_name, const std::string& text,
-                                              Findings* findings);
+                                              JobFileFindings* findings);
 
 // Sets one field from "model.hidden_size=128"; the value is YAML ("data.files=[/a, /b]"), checked
 // as in a file. Errors: InvalidArgument, beginning with "--set <assignment>: "; further mistakes in
 // a section go to `findings`.
 absl::Status ApplyOverride(const std::string& assignment, job::v1::JobSpec* spec,
-                           Findings* findings);
+                           JobFileFindings* findings);
 
 // Returns InvalidArgument with all mistakes, one a line; OK if there are none.
 absl::Status MistakesError(std::vector<std::string> mistakes);

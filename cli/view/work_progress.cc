@@ -7,8 +7,8 @@
 namespace megascale::cli {
 namespace {
 
-constexpr absl::Duration kPlainInterval = absl::Seconds(10);
-constexpr absl::Duration kRedrawInterval = absl::Milliseconds(200);
+constexpr absl::Duration kLineInterval = absl::Seconds(10);
+constexpr absl::Duration kWorkRedrawInterval = absl::Milliseconds(200);
 
 }  // namespace
 
@@ -23,7 +23,7 @@ WorkProgress::~WorkProgress() {
 }
 
 void WorkProgress::Show(int64_t done, int64_t all, absl::Duration now) {
-  if (now - shown_at_ < (terminal_.interactive ? kRedrawInterval : kPlainInterval)) return;
+  if (now - shown_at_ < (terminal_.interactive ? kWorkRedrawInterval : kLineInterval)) return;
   shown_at_ = now;
   const absl::Duration left = (now - started_at_) / done * (all - done);
   const std::string line =

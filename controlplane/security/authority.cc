@@ -23,7 +23,6 @@ namespace megascale::security {
 namespace {
 
 constexpr absl::Duration kClockSkew = absl::Hours(1);
-constexpr size_t kPemBytesMax = 1 << 20;
 constexpr size_t kNameBytesMax = 64;  // of X.509's common name
 constexpr int kSerialBytes = 16;
 constexpr char kAuthorityName[] = "ca";

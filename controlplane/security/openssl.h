@@ -7,6 +7,7 @@
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,6 +16,9 @@
 #include "absl/strings/string_view.h"
 
 namespace megascale::security {
+
+// No PEM file of ours is larger.
+inline constexpr size_t kPemBytesMax = 1 << 20;
 
 template <auto Free>
 struct OpensslDelete {

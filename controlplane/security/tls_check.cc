@@ -16,7 +16,6 @@
 namespace megascale::security {
 namespace {
 
-constexpr size_t kPemBytesMax = 1 << 20;
 constexpr absl::Duration kWarnBefore = absl::Hours(24 * 30);
 
 absl::Status Refuse(absl::string_view option, absl::string_view path, absl::string_view why) {

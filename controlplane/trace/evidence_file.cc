@@ -104,7 +104,7 @@ absl::Status AddTo(absl::string_view line, EvidenceFile* file) {
 }
 
 // Checks the job, on whose sizes an analysis relies.
-absl::Status CheckJob(control::v1::Job* job) {
+absl::Status CheckJob(megascale::control::v1::Job* job) {
   if (job->job_id().empty()) {
     return absl::InvalidArgumentError(
         "holds no job; expected a file that `megascale diagnose JOB --save FILE` wrote");

@@ -24,9 +24,6 @@ using kernels::host::Site;
 using kernels::host::Translate;
 using kernels::host::Where;
 
-// What shared memory holds before a kernel writes it: a NaN in every type.
-constexpr int kPoison = 0xff;
-
 MemoryWindow memory_window;
 
 std::map<std::string, const Kernel*, std::less<>>& Kernels() {

@@ -26,6 +26,9 @@ namespace megascale::emulator {
 
 using kernels::host::Kernel;
 
+// What memory holds before anything is written there: a NaN in every type.
+inline constexpr int kPoison = 0xff;
+
 // Returns null where no kernel has the name.
 const Kernel* FindKernel(absl::string_view name);
 

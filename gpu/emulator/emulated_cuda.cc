@@ -14,7 +14,6 @@ namespace megascale::emulator {
 namespace {
 
 constexpr char kImage[] = "emulated kernels";
-constexpr size_t kSharedBytesMax = 227 << 10;
 
 std::atomic<Machine*> the_machine = nullptr;
 
@@ -74,7 +73,7 @@ int Attribute(cudaDeviceAttr attribute) {
     case cudaDevAttrMultiProcessorCount:
       return TheMachine().options().num_multiprocessors;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      return static_cast<int>(kSharedBytesMax);
+      return kSharedBytesMax;
     case cudaDevAttrMaxSharedMemoryPerBlock:
       return 48 << 10;
     case cudaDevAttrMaxThreadsPerBlock:

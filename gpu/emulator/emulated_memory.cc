@@ -18,7 +18,6 @@ namespace {
 constexpr size_t kPageBytes = 4096;
 constexpr size_t kAlignment = 256;  // of cudaMalloc
 constexpr size_t kWindowBytes = size_t{64} << 30;
-constexpr int kPoison = 0xff;  // a NaN in every type
 constexpr char kKernelTouched[] = "a kernel went beyond device memory";
 
 size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }

@@ -20,7 +20,6 @@ constexpr uint64_t kLateOneIn = 16;
 constexpr size_t kEntriesMax = 1024;
 
 constexpr int kSharedBytesFree = 48 << 10;  // of a block, without asking
-constexpr int kSharedBytesMax = 227 << 10;  // on Hopper
 constexpr unsigned kThreadsMax = 1024;      // of a block
 constexpr unsigned kGridMax = 65535;        // in y and z
 

@@ -28,6 +28,9 @@
 
 namespace megascale::emulator {
 
+// The most shared memory of a block, as on Hopper.
+inline constexpr int kSharedBytesMax = 227 << 10;
+
 // One record of an event in a stream.
 struct Mark {
   bool is_reached = false;

@@ -13,7 +13,8 @@ namespace {
 using kernels::LogitRows;
 using tensor::DType;
 
-constexpr size_t kScratchBytes = 32 * (sizeof(float) + sizeof(double));  // of the two reductions
+constexpr size_t kLossScratchBytes =
+    32 * (sizeof(float) + sizeof(double));  // of the two reductions
 constexpr int kCombineThreads = 128;
 // Below this many columns, many threads would have nothing to do.
 constexpr int64_t kLongRow = 8192;
@@ -36,7 +37,7 @@ LogitRows RowsOf(const ops::Matrix& logits, const ops::Vector& targets,
 LaunchShape ShapeFor(const ops::Matrix& logits) {
   return {.grid = {static_cast<int>(logits.rows), 1, 1},
           .threads = logits.cols < kLongRow ? 128 : 512,
-          .shared_bytes = kScratchBytes};
+          .shared_bytes = kLossScratchBytes};
 }
 
 void CrossEntropyOfPart(Launcher& launcher, const ops::CrossEntropyArgs& args) {

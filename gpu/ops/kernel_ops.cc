@@ -10,8 +10,8 @@
 namespace megascale::gpu {
 namespace {
 
-using ops::Matrix;
-using ops::Vector;
+using tensor::Matrix;
+using tensor::Vector;
 
 class KernelOps final : public ops::Ops {
  public:

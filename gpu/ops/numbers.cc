@@ -14,7 +14,7 @@ using kernels::NotFinite;
 using tensor::DType;
 
 constexpr int kThreads = 256;
-constexpr size_t kScratchBytes = 32 * sizeof(double);  // of a reduction over a block
+constexpr size_t kBlockScratchBytes = 32 * sizeof(double);  // of a reduction over a block
 // As many blocks as a large device runs at once; the second kernel adds their results in one block.
 constexpr int64_t kBlocksMax = 1024;
 constexpr int64_t kBytesPerBlock = 64 << 10;  // from which on a tensor is worth another block
@@ -50,15 +50,16 @@ void AddSumOfSquares(Launcher& launcher, const ops::Vector& x, const ops::Vector
   auto* const partials = num_blocks == 1 ? nullptr
                                          : static_cast<double*>(launcher.Workspace(
                                                sizeof(double) * static_cast<size_t>(num_blocks)));
-  launcher.Launch("SumOfSquaresF32",
-                  {.grid = {num_blocks, 1, 1}, .threads = kThreads, .shared_bytes = kScratchBytes},
-                  kernels::SumOfSquaresParams{.x = x.as<const float>(),
-                                              .size = x.size,
-                                              .is_aligned = IsAligned(x.data),
-                                              .partials = partials,
-                                              .out = out.as<double>()});
+  launcher.Launch(
+      "SumOfSquaresF32",
+      {.grid = {num_blocks, 1, 1}, .threads = kThreads, .shared_bytes = kBlockScratchBytes},
+      kernels::SumOfSquaresParams{.x = x.as<const float>(),
+                                  .size = x.size,
+                                  .is_aligned = IsAligned(x.data),
+                                  .partials = partials,
+                                  .out = out.as<double>()});
   if (num_blocks == 1) return;
-  launcher.Launch("AddPartialsF64", {.threads = kThreads, .shared_bytes = kScratchBytes},
+  launcher.Launch("AddPartialsF64", {.threads = kThreads, .shared_bytes = kBlockScratchBytes},
                   kernels::AddPartialsParams{
                       .partials = partials, .num_partials = num_blocks, .out = out.as<double>()});
 }
@@ -90,7 +91,7 @@ void FirstNotFinite(Launcher& launcher, const ops::Matrix& x, const ops::Vector&
       FindKernelFor(x.dtype),
       {.grid = {static_cast<int>(blocks_of_row), blocks_of_col, 1},
        .threads = kThreads,
-       .shared_bytes = kScratchBytes},
+       .shared_bytes = kBlockScratchBytes},
       kernels::FindNotFiniteParams{
           .x = x.data,
           .rows = rows,
@@ -99,7 +100,7 @@ void FirstNotFinite(Launcher& launcher, const ops::Matrix& x, const ops::Vector&
           .is_aligned = IsAligned(x.data) &&
                         (rows == 1 || x.stride * element % static_cast<int64_t>(kLoadBytes) == 0),
           .found = found});
-  launcher.Launch("PickNotFiniteF64", {.threads = kThreads, .shared_bytes = kScratchBytes},
+  launcher.Launch("PickNotFiniteF64", {.threads = kThreads, .shared_bytes = kBlockScratchBytes},
                   kernels::PickNotFiniteParams{
                       .found = found, .num_found = num_blocks, .out = out.as<double>()});
 }

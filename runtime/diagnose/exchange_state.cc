@@ -8,9 +8,9 @@
 namespace megascale::diagnose {
 namespace {
 
-class Explanation {
+class ExchangeExplanation {
  public:
-  explicit Explanation(absl::Span<const ShownCall> members) {
+  explicit ExchangeExplanation(absl::Span<const ShownCall> members) {
     for (const ShownCall& member : members) members_.emplace(member.rank, &member);
   }
 
@@ -241,7 +241,7 @@ const char* Name(FlowState state) {
 }
 
 ExchangeVerdict ExplainExchange(absl::Span<const ShownCall> members) {
-  return Explanation(members).Run();
+  return ExchangeExplanation(members).Run();
 }
 
 }  // namespace megascale::diagnose

@@ -45,10 +45,10 @@ Role RoleOf(plan::OpKind kind) {
 
 double Seconds(int64_t nanos) { return static_cast<double>(nanos) / 1e9; }
 
-class Builder {
+class MeasuredJobBuilder {
  public:
-  Builder(absl::Span<const RankPlan> plans, const std::vector<bool>& known,
-          absl::Span<const TimedStep> steps)
+  MeasuredJobBuilder(absl::Span<const RankPlan> plans, const std::vector<bool>& known,
+                     absl::Span<const TimedStep> steps)
       : plans_(plans), known_(known), steps_(steps) {
     MEGASCALE_CHECK(plans.size() == known.size());
     computes_.resize(plans.size());
@@ -232,7 +232,7 @@ RankPosition PositionOf(const RankPlan& plan, const timeline::RankSpans& rank) {
 absl::StatusOr<MeasuredJob> JobOfSteps(absl::Span<const RankPlan> plans,
                                        const std::vector<bool>& known,
                                        absl::Span<const TimedStep> steps) {
-  return Builder(plans, known, steps).Build();
+  return MeasuredJobBuilder(plans, known, steps).Build();
 }
 
 std::vector<RankPosition> PositionsOf(absl::Span<const RankPlan> plans,

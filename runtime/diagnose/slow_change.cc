@@ -23,10 +23,10 @@ constexpr double kStepMin = 1.1;
 // thirds of the steps by the smaller one.
 constexpr double kWorkMin = 1.3;
 constexpr double kWorkOfStepMin = 1.15;
-constexpr double kPersistentMin = 2.0 / 3;
+constexpr double kPersistentChangeMin = 2.0 / 3;
 // And it stands out: its change is this many times that of any worker of another machine, up or
 // down. Where other programs use all machines, changes of this size are noise.
-constexpr double kTimesTheSecond = 2;
+constexpr double kTimesTheSecondChange = 2;
 // Exchanges take longer if they do so by this, and by this share of a step; some of them in two
 // thirds of the steps.
 constexpr double kExchangeMin = 2;
@@ -183,7 +183,8 @@ class Comparison {
       if (MachineOf(static_cast<int>(w)) == without) continue;
       const auto num = std::count_if(changes[w].begin(), changes[w].end(),
                                      [](double times) { return times >= kWorkOfStepMin; });
-      if (static_cast<double>(num) < kPersistentMin * static_cast<double>(now_.size())) continue;
+      if (static_cast<double>(num) < kPersistentChangeMin * static_cast<double>(now_.size()))
+        continue;
       if (medians[w] < kWorkMin) continue;
       slow.insert(static_cast<int>(w));
       machines.insert(MachineOf(static_cast<int>(w)));
@@ -226,7 +227,7 @@ class Comparison {
       if (IsIn(both, MachineOf(static_cast<int>(w))) || medians[w] <= 0) continue;
       second = std::max(second, std::max(medians[w], 1 / medians[w]) - 1);
     }
-    return times - 1 >= kTimesTheSecond * second;
+    return times - 1 >= kTimesTheSecondChange * second;
   }
 
   // Returns by meeting how long its exchange takes once all members are there.
@@ -325,7 +326,7 @@ class Comparison {
                       ? 1
                       : 0;
     }
-    return static_cast<double>(num_long) >= kPersistentMin * static_cast<double>(now_.size());
+    return static_cast<double>(num_long) >= kPersistentChangeMin * static_cast<double>(now_.size());
   }
 
   // Returns the only element that all have in common; -1: there is no such.

@@ -33,10 +33,10 @@ constexpr double kDataWaitMin = 0.1;
 constexpr double kShareOfLoadsMin = 0.7;
 constexpr size_t kLoadersMax = 8;
 
-class Explanation {
+class SlownessExplanation {
  public:
-  Explanation(const OperationGraph& graph, absl::Span<const MeasuredStep> steps,
-              const WhatIfOptions& options, const WhatIf& result)
+  SlownessExplanation(const OperationGraph& graph, absl::Span<const MeasuredStep> steps,
+                      const WhatIfOptions& options, const WhatIf& result)
       : graph_(graph), steps_(steps), options_(options), result_(result) {
     FindWork();
   }
@@ -454,7 +454,7 @@ class Explanation {
 SlowVerdict ExplainSlowness(const OperationGraph& graph, absl::Span<const MeasuredStep> steps,
                             const WhatIfOptions& options, const WhatIf& result,
                             const History& history) {
-  return Explanation(graph, steps, options, result).Run(history);
+  return SlownessExplanation(graph, steps, options, result).Run(history);
 }
 
 }  // namespace megascale::diagnose

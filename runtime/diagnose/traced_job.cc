@@ -68,9 +68,9 @@ constexpr std::array<Row, kNumKnown> kRows = {{
 // An operation of a worker's step: kind, and its number among those of its kind.
 using Key = std::tuple<int, int, int64_t>;  // worker, kind, sequence
 
-class Builder {
+class TracedJobBuilder {
  public:
-  explicit Builder(const ChromeTrace& trace) : trace_(trace) {}
+  explicit TracedJobBuilder(const ChromeTrace& trace) : trace_(trace) {}
 
   absl::StatusOr<TracedJob> Build() && {
     RETURN_IF_ERROR(FindWorkers());
@@ -410,6 +410,8 @@ class Builder {
 
 }  // namespace
 
-absl::StatusOr<TracedJob> JobOfTrace(const ChromeTrace& trace) { return Builder(trace).Build(); }
+absl::StatusOr<TracedJob> JobOfTrace(const ChromeTrace& trace) {
+  return TracedJobBuilder(trace).Build();
+}
 
 }  // namespace megascale::diagnose

@@ -33,7 +33,7 @@ namespace {
 
 using checkpoint::CheckpointReader;
 using job::v1::ModelSpec;
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // One of their tensors, to be written.
 struct Output {
@@ -194,7 +194,7 @@ class FileWriter {
 };
 
 absl::Status WriteIndex(const std::vector<OutputFile>& files, UnfinishedFolder* folder) {
-  Json index;
+  OrderedJson index;
   int64_t total = 0;
   for (const OutputFile& file : files) total += file.size_bytes;
   index["metadata"]["total_size"] = total;
@@ -244,7 +244,7 @@ absl::StatusOr<std::string> ConfigText(const std::string& origin, ModelSpec mode
   if (!config.ok() || !google::protobuf::util::MessageDifferencer::Equals(config->model, model)) {
     return make_new();
   }
-  Json json = Json::parse(*original, nullptr, /*allow_exceptions=*/false);
+  OrderedJson json = OrderedJson::parse(*original, nullptr, /*allow_exceptions=*/false);
   bool differs = false;
   for (const char* key : {"torch_dtype", "dtype"}) {
     if (!json.contains(key) || json[key] == dtype) continue;

@@ -17,7 +17,7 @@
 namespace megascale::hugging_face {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr size_t kTokenizerBytesMax = 64 << 20;
 constexpr char kEndTokens[] = "eos_token_id";
@@ -46,24 +46,24 @@ std::string FolderOf(const std::string& tokenizer) {
   return path.has_parent_path() ? path.parent_path().string() : ".";
 }
 
-absl::StatusOr<Json> ReadObject(const std::string& path) {
+absl::StatusOr<OrderedJson> ReadObject(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string text, base::ReadFile(path, kConfigBytesMax));
   RETURN_IF_ERROR(base::Annotate(base::CheckJsonNesting(text), path));
-  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  OrderedJson json = OrderedJson::parse(text, nullptr, /*allow_exceptions=*/false);
   if (json.is_object()) return json;
   return absl::InvalidArgumentError(absl::StrCat(path, ": is not a JSON object"));
 }
 
 // True for what a token field of a configuration may have: null, an id, or a list of ids.
-bool AreTokens(const Json& value) {
-  const auto is_id = [](const Json& one) { return one.is_number_unsigned(); };
+bool AreTokens(const OrderedJson& value) {
+  const auto is_id = [](const OrderedJson& one) { return one.is_number_unsigned(); };
   if (value.is_array()) return std::all_of(value.begin(), value.end(), is_id);
   return value.is_null() || is_id(value);
 }
 
-Json ToJson(const std::vector<int32_t>& ids) {
+OrderedJson ToJson(const std::vector<int32_t>& ids) {
   if (ids.empty()) return nullptr;
-  return ids.size() == 1 ? Json(ids[0]) : Json(ids);
+  return ids.size() == 1 ? OrderedJson(ids[0]) : OrderedJson(ids);
 }
 
 }  // namespace
@@ -119,9 +119,9 @@ absl::Status TextFiles::FindEndTokens() {
 
 std::string TextFiles::WithEndTokens(const std::string& config, bool is_new) const {
   if (!is_new && !has_other_end_tokens_) return config;
-  Json json = Json::parse(config, nullptr, /*allow_exceptions=*/false);
+  OrderedJson json = OrderedJson::parse(config, nullptr, /*allow_exceptions=*/false);
   json[kEndTokens] = ToJson(end_tokens_);
-  Json of_origin = Json::object();
+  OrderedJson of_origin = OrderedJson::object();
   if (is_new && keeps_origins_ && !options_.origin.empty()) {
     auto found = ReadObject(absl::StrCat(options_.origin, "/", kConfigFile));
     if (found.ok()) of_origin = *std::move(found);
@@ -135,7 +135,7 @@ std::string TextFiles::WithEndTokens(const std::string& config, bool is_new) con
 }
 
 std::string TextFiles::TokenizerConfig() const {
-  Json json;
+  OrderedJson json;
   // Without a class `transformers` takes that of the architecture, which may add tokens of its own.
   json["tokenizer_class"] = "PreTrainedTokenizerFast";
   if (options_.end_token && !options_.end_token->text.empty()) {
@@ -153,7 +153,7 @@ absl::Status TextFiles::WriteGenerationConfig(const WriteFile& write) const {
   if (absl::IsNotFound(text.status())) return absl::OkStatus();
   if (!text.ok()) return text.status();
   if (has_other_end_tokens_) {
-    ASSIGN_OR_RETURN(Json json, ReadObject(path));
+    ASSIGN_OR_RETURN(OrderedJson json, ReadObject(path));
     json[kEndTokens] = ToJson(end_tokens_);
     for (const char* field : kOtherTokens) {
       if (!keeps_origins_) json.erase(field);

@@ -11,7 +11,7 @@ namespace {
 
 using job::v1::ModelSpec;
 // Keeps the order in which fields are set.
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 bool HasQkvBias(const ModelSpec& model) {
   return model.has_qkv_bias() ? model.qkv_bias() : model.attention_bias();
@@ -71,8 +71,8 @@ absl::StatusOr<Architecture> OfRmsNormModel(const ModelSpec& model) {
   return Architecture::kMistral;
 }
 
-void WriteGpt2(const ModelSpec& model, Json* json) {
-  Json& out = *json;
+void WriteGpt2(const ModelSpec& model, OrderedJson* json) {
+  OrderedJson& out = *json;
   out["n_embd"] = model.hidden_size();
   out["n_layer"] = model.num_hidden_layers();
   out["n_head"] = model.num_attention_heads();
@@ -83,8 +83,8 @@ void WriteGpt2(const ModelSpec& model, Json* json) {
   for (const char* dropout : {"attn_pdrop", "embd_pdrop", "resid_pdrop"}) out[dropout] = 0.0;
 }
 
-Json RopeScalingOf(const job::v1::RopeScaling& scaling) {
-  Json out;
+OrderedJson RopeScalingOf(const job::v1::RopeScaling& scaling) {
+  OrderedJson out;
   out["factor"] = scaling.factor();
   switch (scaling.rope_type()) {
     case job::v1::ROPE_TYPE_LLAMA3:
@@ -106,8 +106,8 @@ Json RopeScalingOf(const job::v1::RopeScaling& scaling) {
   return out;
 }
 
-void WriteSizes(const ModelSpec& model, Json* json) {
-  Json& out = *json;
+void WriteSizes(const ModelSpec& model, OrderedJson* json) {
+  OrderedJson& out = *json;
   out["hidden_size"] = model.hidden_size();
   out["num_hidden_layers"] = model.num_hidden_layers();
   out["num_attention_heads"] = model.num_attention_heads();
@@ -116,8 +116,8 @@ void WriteSizes(const ModelSpec& model, Json* json) {
   if (model.has_rope_scaling()) out["rope_scaling"] = RopeScalingOf(model.rope_scaling());
 }
 
-void WriteNeoX(const ModelSpec& model, Json* json) {
-  Json& out = *json;
+void WriteNeoX(const ModelSpec& model, OrderedJson* json) {
+  OrderedJson& out = *json;
   WriteSizes(model, json);
   out["hidden_act"] = model.hidden_act() == job::v1::ACTIVATION_GELU ? "gelu" : "gelu_new";
   out["layer_norm_eps"] = model.norm_eps();
@@ -129,8 +129,8 @@ void WriteNeoX(const ModelSpec& model, Json* json) {
   out["hidden_dropout"] = 0.0;
 }
 
-void WriteLlamaLike(Architecture architecture, const ModelSpec& model, Json* json) {
-  Json& out = *json;
+void WriteLlamaLike(Architecture architecture, const ModelSpec& model, OrderedJson* json) {
+  OrderedJson& out = *json;
   WriteSizes(model, json);
   out["num_key_value_heads"] = model.num_key_value_heads();
   out["head_dim"] = model.head_dim();
@@ -179,7 +179,7 @@ absl::StatusOr<Architecture> ArchitectureOf(const ModelSpec& model) {
 absl::StatusOr<std::string> WriteConfig(const ModelSpec& model, absl::string_view dtype) {
   const absl::StatusOr<Architecture> architecture = ArchitectureOf(model);
   if (!architecture.ok()) return architecture.status();
-  Json json;
+  OrderedJson json;
   json["architectures"] = {std::string(Name(*architecture))};
   json["model_type"] = ModelType(*architecture);
   json["vocab_size"] = model.vocab_size();

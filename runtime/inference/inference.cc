@@ -12,7 +12,6 @@
 #include <cmath>
 #include <cstring>
 #include <optional>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -29,6 +28,7 @@
 #include "runtime/hugging_face/initial_weights.h"
 #include "runtime/inference/read_weights.h"
 #include "runtime/inference/text_source.h"
+#include "runtime/inference/threads.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/layout/rank_layout.h"
 #include "runtime/model/chunk_layout.h"
@@ -50,11 +50,6 @@ constexpr int64_t kEvaluationBatch = 8;
 constexpr int64_t kWindowsMax = 1'000'000'000;
 constexpr double kAutoFlops = 2e13;
 constexpr double kHeldOutFraction = 0.1;  // as the default of data.held_out_fraction
-
-int ThreadsOrAll(int num_threads) {
-  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  return num_threads > 0 ? num_threads : cores;
-}
 
 // Returns data.end_token of weights alone; empty: the tokenizer's usual one.
 absl::StatusOr<std::string> FindEndToken(const InferenceOptions& options,
@@ -246,7 +241,8 @@ absl::StatusOr<std::unique_ptr<Inference>> Inference::Load(InferenceOptions load
   const DType compute = layout::ComputeType(spec.train().precision());
   impl->device = load.device != nullptr ? std::move(load.device) : device::MakeCpuDevice();
   ASSIGN_OR_RETURN(impl->stream, impl->device->MakeStream("inference"));
-  impl->ops = impl->device->MakeOps(impl->stream.get(), compute, ThreadsOrAll(load.num_threads));
+  impl->ops =
+      impl->device->MakeOps(impl->stream.get(), compute, inference::ThreadsOrAll(load.num_threads));
 
   model::ChunkOptions options;
   ASSIGN_OR_RETURN(options.config, model::MakeModelConfig(spec.model()));

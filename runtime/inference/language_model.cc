@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -14,6 +13,7 @@
 #include "runtime/device/host_window.h"
 #include "runtime/hugging_face/initial_weights.h"
 #include "runtime/inference/read_weights.h"
+#include "runtime/inference/threads.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/transformer_chunk.h"
 #include "runtime/ops/ops.h"
@@ -29,11 +29,6 @@ using tensor::Vector;
 
 // Tokens of a prompt that one pass reads: enough for fast products.
 constexpr int64_t kRowsOfPass = 256;
-
-int ThreadsOrAll(int num_threads) {
-  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  return num_threads > 0 ? num_threads : cores;
-}
 
 double ElementAt(const HostVector& vector, int64_t index) {
   switch (vector.dtype()) {

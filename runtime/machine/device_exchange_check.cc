@@ -24,11 +24,9 @@
 namespace megascale::machine {
 namespace {
 
-constexpr char kGroup[] = "devices";
+constexpr char kDevicesGroup[] = "devices";
 constexpr char kNode[] = "here";
-constexpr int64_t kAttempt = 1;
-
-absl::Duration Now() { return base::RealClock().Monotonic(); }
+constexpr int64_t kDevicesAttempt = 1;
 
 // What device `index` adds at element `i`.
 float NumberOf(int index, int round, int64_t i) {
@@ -43,17 +41,18 @@ struct Group {
 
 absl::StatusOr<Group> MakeGroup(int num_devices) {
   comm::GroupSpec members;
-  members.name = kGroup;
+  members.name = kDevicesGroup;
   for (int i = 0; i < num_devices; ++i) members.ranks.push_back(i);
   Group group;
   group.spec.groups = {members};
   group.spec.placements.assign(static_cast<size_t>(num_devices), kNode);
   group.spec.node_id = kNode;
-  group.spec.job_id = kGroup;
-  group.spec.attempt = kAttempt;
-  ASSIGN_OR_RETURN(group.region,
-                   base::SharedMemory::Create(
-                       kGroup, comm::RegionBytes(group.spec.groups, group.spec.placements, kNode)));
+  group.spec.job_id = kDevicesGroup;
+  group.spec.attempt = kDevicesAttempt;
+  ASSIGN_OR_RETURN(
+      group.region,
+      base::SharedMemory::Create(
+          kDevicesGroup, comm::RegionBytes(group.spec.groups, group.spec.placements, kNode)));
   RETURN_IF_ERROR(comm::FormatRegion(group.spec, *group.region));
   return group;
 }
@@ -115,12 +114,12 @@ absl::Status Member::Prepare() {
   fabric.rank = index_;
   fabric.placements = group_.spec.placements;
   fabric.job_id = group_.spec.job_id;
-  fabric.attempt = kAttempt;
+  fabric.attempt = kDevicesAttempt;
   fabric.region = group_.region.get();
   fabric.connect_timeout = fabric.default_timeout = options_.timeout;
   ASSIGN_OR_RETURN(fabric_, comm::Fabric::Create(std::move(fabric), group_.spec.groups));
   RETURN_IF_ERROR(fabric_->Connect());
-  ASSIGN_OR_RETURN(host_, fabric_->Make(kGroup));
+  ASSIGN_OR_RETURN(host_, fabric_->Make(kDevicesGroup));
   ASSIGN_OR_RETURN(memory_, device_.Allocate("the test of devices", bytes()));
   ASSIGN_OR_RETURN(pinned_, device_.AllocateHost("the test of devices", bytes()));
   ASSIGN_OR_RETURN(stream_, device_.MakeStream("device test"));
@@ -134,7 +133,7 @@ absl::Status Member::Add(int round) {
   }
   RETURN_IF_ERROR(Copy(memory_->data(), pinned_->data()));
   RETURN_IF_ERROR(host_->Barrier(call()));
-  const absl::Duration begin = Now();
+  const absl::Duration begin = base::RealClock().Monotonic();
   absl::Status called;
   stream_->RunAndWait([&] {
     called =
@@ -143,7 +142,7 @@ absl::Status Member::Add(int round) {
   RETURN_IF_ERROR(called);
   RETURN_IF_ERROR(stream_->Synchronize());
   // Connections may be made in the first round.
-  if (round > 0) best_ = std::min(best_, Now() - begin);
+  if (round > 0) best_ = std::min(best_, base::RealClock().Monotonic() - begin);
   RETURN_IF_ERROR(Copy(pinned_->data(), memory_->data()));
   if (options_.tamper && index_ == 0) options_.tamper(pinned_->data(), bytes());
   return Compare(round);

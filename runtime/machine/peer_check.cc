@@ -31,8 +31,6 @@ constexpr char kGroup[] = "exchange";
 constexpr int64_t kAttempt = 1;
 constexpr int kPings = 16;
 
-absl::Duration Now() { return base::RealClock().Monotonic(); }
-
 HostVector Words(std::vector<float>* words) { return HostVector::Of(absl::MakeSpan(*words)); }
 
 // The names of the members that an error blames; of all others if it blames none.
@@ -193,10 +191,10 @@ absl::Status Exchange::MeasureLatency() {
   std::vector<double> seconds;
   for (int peer = 1; peer < num_members_; ++peer) {
     for (int i = 0; i < kPings; ++i) {
-      const absl::Duration begin = Now();
+      const absl::Duration begin = base::RealClock().Monotonic();
       RETURN_IF_ERROR(members_->Send(peer, bytes, Call()));
       RETURN_IF_ERROR(members_->Recv(peer, bytes, Call()));
-      seconds.push_back(absl::ToDoubleSeconds(Now() - begin));
+      seconds.push_back(absl::ToDoubleSeconds(base::RealClock().Monotonic() - begin));
     }
   }
   result_.latency_seconds = base::UpperMedian(std::move(seconds));
@@ -240,9 +238,9 @@ absl::Status Exchange::MeasureRate() {
 }
 
 absl::Status Exchange::SendBlocks() {
-  const absl::Duration begin = Now();
+  const absl::Duration begin = base::RealClock().Monotonic();
   RETURN_IF_ERROR(members_->AllToAll(Words(&sent_[round_ % 2]), Words(&received_), Call()));
-  sending_ += Now() - begin;
+  sending_ += base::RealClock().Monotonic() - begin;
   const auto blocks = static_cast<double>((num_members_ - 1) * (round_ + 1));
   result_.part.bytes_per_second =
       RateOf(blocks * static_cast<double>(options_.block_bytes), sending_);

@@ -14,7 +14,7 @@ namespace megascale::minder {
 namespace {
 
 // What is compared: machines by their index in the recording, metrics by the models'.
-struct Group {
+struct MachineGroup {
   std::vector<size_t> machines;
 };
 
@@ -77,7 +77,7 @@ bool IsMeasured(const RecordedMachine& machine, const std::vector<ComparedMetric
   return true;
 }
 
-std::vector<MetricSeries> SeriesOf(const Recording& recording, const Group& group,
+std::vector<MetricSeries> SeriesOf(const Recording& recording, const MachineGroup& group,
                                    const CommonTime& time, std::vector<ComparedMetric>* metrics) {
   std::vector<MetricSeries> all;
   for (ComparedMetric& metric : *metrics) {
@@ -139,10 +139,10 @@ Verdict VerdictOf(const Suspect& suspect, const MetricSeries& series, const Limi
 }
 
 // Returns the machines that can be compared, by group; adds notes about the others.
-std::vector<Group> GroupsOf(const Recording& recording, const std::vector<int>& numbers,
-                            const std::vector<ComparedMetric>& metrics, const CommonTime& time,
-                            std::vector<std::string>* notes) {
-  std::map<int, Group> by_number;
+std::vector<MachineGroup> GroupsOf(const Recording& recording, const std::vector<int>& numbers,
+                                   const std::vector<ComparedMetric>& metrics,
+                                   const CommonTime& time, std::vector<std::string>* notes) {
+  std::map<int, MachineGroup> by_number;
   std::set<size_t> left_out;
   for (const LeftOut& out : time.left_out) {
     left_out.insert(out.machine);
@@ -154,7 +154,7 @@ std::vector<Group> GroupsOf(const Recording& recording, const std::vector<int>& 
     if (!IsMeasured(recording.machines[machine], metrics, time, notes)) continue;
     by_number[numbers.empty() ? 0 : numbers[machine]].machines.push_back(machine);
   }
-  std::vector<Group> groups;
+  std::vector<MachineGroup> groups;
   for (auto& [number, group] : by_number) {
     if (group.machines.size() >= 3) {
       groups.push_back(std::move(group));
@@ -190,7 +190,7 @@ Examination Examine(const Recording& recording, const std::vector<int>& groups,
   if (metrics.empty() || time.num_seconds < needed) return examination;
   std::vector<LstmVae> vaes;
   for (const ComparedMetric& metric : metrics) vaes.push_back(metric.model->model);
-  for (const Group& group : GroupsOf(recording, groups, metrics, time, &examination.notes)) {
+  for (const MachineGroup& group : GroupsOf(recording, groups, metrics, time, &examination.notes)) {
     examination.num_compared += group.machines.size();
     const std::vector<MetricSeries> series = SeriesOf(recording, group, time, &metrics);
     const std::optional<Suspect> suspect = FindSuspect(series, vaes, options);

@@ -26,7 +26,7 @@ absl::Status Malformed(size_t line, absl::string_view why) {
 }
 
 // Commas and line ends would end a cell.
-std::string Cell(std::string text) {
+std::string CsvCell(std::string text) {
   std::replace_if(
       text.begin(), text.end(), [](char c) { return c == ',' || c == '\n' || c == '\r'; }, ' ');
   return text;
@@ -95,7 +95,7 @@ absl::StatusOr<Recording> ParseRecording(absl::string_view csv) {
 
 std::string FormatRecording(const Recording& recording) {
   std::string text = "machine,seconds";
-  for (const std::string& metric : recording.metrics) absl::StrAppend(&text, ",", Cell(metric));
+  for (const std::string& metric : recording.metrics) absl::StrAppend(&text, ",", CsvCell(metric));
   text += '\n';
   for (const RecordedMachine& machine : recording.machines) {
     std::map<double, std::vector<std::string>> lines;  // by time
@@ -107,7 +107,7 @@ std::string FormatRecording(const Recording& recording) {
       }
     }
     for (const auto& [seconds, cells] : lines) {
-      absl::StrAppend(&text, Cell(machine.name), ",", absl::StrFormat("%.1f", seconds));
+      absl::StrAppend(&text, CsvCell(machine.name), ",", absl::StrFormat("%.1f", seconds));
       for (const std::string& cell : cells) absl::StrAppend(&text, ",", cell);
       text += '\n';
     }

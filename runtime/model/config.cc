@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -14,8 +15,6 @@ namespace megascale::model {
 namespace {
 
 using job::v1::ModelSpec;
-
-constexpr double kTwoPi = 6.283185307179586476925286766559;
 
 template <typename T>
 T OrDefault(T value, T fallback) {
@@ -110,7 +109,8 @@ void SetLlama3(const job::v1::RopeScaling& spec, ops::RotaryScaling* scaling) {
   const double low = OrDefault(spec.low_freq_factor(), 1.0);
   const double width = OrDefault(spec.high_freq_factor(), 4.0) - low;
   scaling->kept_at_0 = -low / width;
-  scaling->kept_per_frequency = spec.original_max_position_embeddings() / (kTwoPi * width);
+  scaling->kept_per_frequency =
+      spec.original_max_position_embeddings() / (2 * std::numbers::pi * width);
 }
 
 // Keeps pairs that turn more than beta_fast times in the original context, divides those that turn
@@ -120,7 +120,7 @@ void SetYarn(const job::v1::RopeScaling& spec, const ModelConfig& config,
              ops::RotaryScaling* scaling) {
   const auto pair_that_turns = [&](double times) {
     return static_cast<double>(config.rotary_dim) *
-           std::log(spec.original_max_position_embeddings() / (times * kTwoPi)) /
+           std::log(spec.original_max_position_embeddings() / (2 * std::numbers::pi * times)) /
            (2 * std::log(config.rope_theta));
   };
   const double first =

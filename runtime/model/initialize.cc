@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstddef>
+#include <numbers>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -21,7 +22,7 @@ using tensor::HostVector;
 // pieces that go to a device one by one, are cut so that each thread has a part.
 constexpr int64_t kBlockElementsMax = 1 << 20;
 constexpr int64_t kBlockElementsMin = 1 << 14;  // takes many times as long as a thread's start
-constexpr double kTwoPi = 6.283185307179586476925286766559;
+constexpr double kTwoPi = 2 * std::numbers::pi;
 
 // The finaliser of splitmix64: a bijection on 64 bits with random-looking output. Source: Steele,
 // Lea, Flood, "Fast splittable pseudorandom number generators", 2014.

@@ -18,7 +18,7 @@ using Word = std::atomic<uint64_t>;
 constexpr size_t kNameWords = kExchangeNameMax / sizeof(uint64_t);
 constexpr size_t kCallWords = 6;
 constexpr size_t kPeerWords = 7;
-constexpr int kReadAttempts = 4;
+constexpr int kCallReadAttempts = 4;
 constexpr auto kLastOperation = static_cast<uint64_t>(comm::Operation::kRecv);
 
 struct PeerSlot {
@@ -223,7 +223,7 @@ std::vector<ExchangeRecord> ExchangeReader::Running() const {
                                    static_cast<int32_t>(kExchangeChannels));
   for (int32_t i = 0; i < count; ++i) {
     const Channel& channel = board_->channels[static_cast<size_t>(i)];
-    for (int attempt = 0; attempt < kReadAttempts; ++attempt) {
+    for (int attempt = 0; attempt < kCallReadAttempts; ++attempt) {
       const uint64_t version = channel.version.load(std::memory_order_acquire);
       if (version % 2 != 0) break;
       ExchangeRecord record = Unpack(Load(channel.call));

@@ -10,9 +10,9 @@ namespace megascale::telemetry {
 namespace {
 
 constexpr size_t kWords = 7;
-using Words = std::array<uint64_t, kWords>;
+using SpanWords = std::array<uint64_t, kWords>;
 
-Words Pack(const Span& span) {
+SpanWords Pack(const Span& span) {
   const uint64_t small = static_cast<uint64_t>(static_cast<uint32_t>(span.attempt)) |
                          static_cast<uint64_t>(span.lane) << 32 |
                          static_cast<uint64_t>(span.code) << 40;
@@ -25,7 +25,7 @@ Words Pack(const Span& span) {
           static_cast<uint64_t>(span.exchange_nanos)};
 }
 
-Span Unpack(const Words& words) {
+Span Unpack(const SpanWords& words) {
   Span span;
   span.begin_nanos = static_cast<int64_t>(words[0]);
   span.end_nanos = static_cast<int64_t>(words[1]);
@@ -41,8 +41,8 @@ Span Unpack(const Words& words) {
 
 // The sequence of a record whose span, number `number` of its lane, has begun or has ended. 0 marks
 // a record that is being overwritten.
-constexpr uint64_t Begun(int64_t number) { return 2 * static_cast<uint64_t>(number) + 1; }
-constexpr uint64_t Ended(int64_t number) { return Begun(number) + 1; }
+constexpr uint64_t SequenceOfBegun(int64_t number) { return 2 * static_cast<uint64_t>(number) + 1; }
+constexpr uint64_t SequenceOfEnded(int64_t number) { return SequenceOfBegun(number) + 1; }
 
 // No rank writes more spans; a broken one may claim any number.
 constexpr int64_t kSpansMax = int64_t{1} << 56;
@@ -98,9 +98,9 @@ void SpanWriter::Begin(const Span& span) {
   begun.end_nanos = 0;
   begun.code = 0;
   begun.exchange_nanos = 0;
-  const Words words = Pack(begun);
+  const SpanWords words = Pack(begun);
   for (size_t i = 0; i < kWords; ++i) record.words[i].store(words[i], std::memory_order_relaxed);
-  record.sequence.store(Begun(number), std::memory_order_release);
+  record.sequence.store(SequenceOfBegun(number), std::memory_order_release);
   lane.num_begun.store(number + 1, std::memory_order_release);
 }
 
@@ -109,14 +109,14 @@ void SpanWriter::End(int lane_index, int64_t end_nanos, int code, int64_t exchan
   const int64_t number = lane.num_begun.load(std::memory_order_relaxed) - 1;
   MEGASCALE_CHECK(number >= 0);
   Record& record = lane.records[number % kSpansPerLane];
-  MEGASCALE_CHECK(record.sequence.load(std::memory_order_relaxed) == Begun(number));
+  MEGASCALE_CHECK(record.sequence.load(std::memory_order_relaxed) == SequenceOfBegun(number));
   const uint64_t small = record.words[kCodeWord].load(std::memory_order_relaxed);
   record.words[kEndWord].store(static_cast<uint64_t>(end_nanos), std::memory_order_relaxed);
   record.words[kCodeWord].store(small | static_cast<uint64_t>(code & 0xff) << 40,
                                 std::memory_order_relaxed);
   record.words[kExchangeWord].store(static_cast<uint64_t>(exchange_nanos),
                                     std::memory_order_relaxed);
-  record.sequence.store(Ended(number), std::memory_order_release);
+  record.sequence.store(SequenceOfEnded(number), std::memory_order_release);
 }
 
 SpanReader::SpanReader(const base::SharedMemory* region, int index)
@@ -128,7 +128,7 @@ SpanReader::SpanReader(const base::SharedMemory* region, int index)
 bool SpanReader::Read(int lane, int64_t number, uint64_t sequence, Span* span) const {
   const SpanWriter::Record& record = lanes_[lane].records[number % kSpansPerLane];
   if (record.sequence.load(std::memory_order_acquire) != sequence) return false;
-  Words words;
+  SpanWords words;
   for (size_t i = 0; i < kWords; ++i) words[i] = record.words[i].load(std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_acquire);
   if (record.sequence.load(std::memory_order_relaxed) != sequence) return false;
@@ -146,7 +146,7 @@ int64_t SpanReader::Drain(std::vector<Span>* spans) {
     num_lost += first - next;
     for (next = first; next < end; ++next) {
       Span span;
-      if (Read(lane, next, Ended(next), &span)) {
+      if (Read(lane, next, SequenceOfEnded(next), &span)) {
         spans->push_back(span);
       } else if (next == end - 1) {
         break;  // it is running, just ending, or just being overwritten: the next call decides
@@ -163,7 +163,7 @@ std::vector<Span> SpanReader::Open() const {
   for (int lane = 0; lane < kSpanLanes; ++lane) {
     const int64_t number = NumberIn(lanes_[lane].num_begun) - 1;
     Span span;
-    if (number < 0 || !Read(lane, number, Begun(number), &span)) continue;
+    if (number < 0 || !Read(lane, number, SequenceOfBegun(number), &span)) continue;
     span.end_nanos = 0;  // not ended yet, even if its writer is just writing the end
     span.code = 0;
     span.exchange_nanos = 0;

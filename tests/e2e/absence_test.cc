@@ -20,7 +20,9 @@ namespace {
 
 using control::v1::Job;
 
-constexpr int kSteps = 200;  // 20 s of a paced job
+// A step of a paced job takes a tenth of a second.
+constexpr int kStepsOfAbsences = 200;
+constexpr int kStepsOfReports = 120;
 
 struct Ended {
   std::string digest;
@@ -42,8 +44,8 @@ Ended CalmRun(const std::vector<std::string>& sets) {
   return EndOf(cluster, "calm");
 }
 
-void ExpectSameEnd(const Ended& ended, const Ended& calm) {
-  EXPECT_EQ(calm.losses.size(), static_cast<size_t>(kSteps));
+void ExpectSameEnd(const Ended& ended, const Ended& calm, size_t num_steps) {
+  EXPECT_EQ(calm.losses.size(), num_steps);
   EXPECT_EQ(ended.digest, calm.digest);
   EXPECT_EQ(ended.losses, calm.losses);
 }
@@ -78,7 +80,7 @@ std::map<std::string, uintmax_t> Listing(const std::string& directory) {
 
 // Meanwhile the job's own hosts delete checkpoints all the time.
 TEST(AbsenceTest, MachinesThatThawAfterTheyWereReplacedChangeNothing) {
-  const std::vector<std::string> sets = {absl::StrCat("train.steps=", kSteps),
+  const std::vector<std::string> sets = {absl::StrCat("train.steps=", kStepsOfAbsences),
                                          "train.micro_batch_size=4", "checkpoint.keep=2"};
   const Ended calm = CalmRun(sets);
   Cluster cluster;
@@ -121,9 +123,10 @@ TEST(AbsenceTest, MachinesThatThawAfterTheyWereReplacedChangeNothing) {
   };
   const Machine first = replace(1, 2, 2);
   const Machine second = replace(2, 3, 3);
-  ASSERT_LT(cluster.Status("job").last_step(), kSteps * 2 / 3) << "too late to see what they do";
+  ASSERT_LT(cluster.Status("job").last_step(), kStepsOfAbsences * 2 / 3)
+      << "too late to see what they do";
   thaw(first, "n1");
-  ExpectSameEnd(EndOf(cluster, "job"), calm);
+  ExpectSameEnd(EndOf(cluster, "job"), calm, kStepsOfAbsences);
   const auto before = Listing(checkpoints);
   const Job ended = cluster.Status("job");
   thaw(second, "n2");
@@ -146,7 +149,7 @@ TEST(AbsenceTest, MachinesThatThawAfterTheyWereReplacedChangeNothing) {
 // in its place; then the deputy stands still, and the first one does.
 TEST(AbsenceTest, StepsGoOnIntoTheLossLogWhileTheAgentThatReportsThemStandsStill) {
   // A stopped agent would hold up checkpoints, for which the ranks wait.
-  const std::string steps = absl::StrCat(kSteps);
+  const std::string steps = absl::StrCat(kStepsOfReports);
   const std::vector<std::string> sets = {"train.steps=" + steps, "train.micro_batch_size=4",
                                          "checkpoint.interval=" + steps};
   const Ended calm = CalmRun(sets);
@@ -164,11 +167,11 @@ TEST(AbsenceTest, StepsGoOnIntoTheLossLogWhileTheAgentThatReportsThemStandsStill
     const pid_t agent = cluster.agent_pid(node_id.back() - '0');
     ASSERT_EQ(::kill(agent, SIGSTOP), 0);
     const int64_t known = cluster.Status("job").last_step();
-    ASSERT_LT(known + 10, kSteps) << "too late to see anything";
+    ASSERT_LT(known + 10, kStepsOfReports) << "too late to see anything";
     EXPECT_TRUE(cluster.WaitForStep("job", known + 10)) << node_id;
     ASSERT_EQ(::kill(agent, SIGCONT), 0);
   }
-  ExpectSameEnd(EndOf(cluster, "job"), calm);
+  ExpectSameEnd(EndOf(cluster, "job"), calm, kStepsOfReports);
   EXPECT_EQ(cluster.Status("job").attempt(), 1);
 }
 

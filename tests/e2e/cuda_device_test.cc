@@ -19,8 +19,8 @@ namespace {
 
 using control::v1::Job;
 
-constexpr int kSteps = 24;
-constexpr int kMiddle = 9;
+constexpr int kSteps = 14;  // seconds each
+constexpr int kMiddle = 5;  // beyond the first checkpoint
 
 struct Layout {
   std::string name;

@@ -203,7 +203,7 @@ TEST_F(FalseAlarmTest, AFirstStepLongerThanTheHeartbeatLimitIsNoFailure) {
   cluster.StartAgent(0, 1);
   cluster.Submit(
       "job", {"train.steps=1", "model.hidden_size=256", "train.seq_length=256",
-              "train.global_batch_size=256", "train.micro_batch_size=8", "optimizer.warmup_steps=0",
+              "train.global_batch_size=128", "train.micro_batch_size=8", "optimizer.warmup_steps=0",
               "parallel.data_parallel_size=1", "parallel.pipeline_model_parallel_size=1",
               "fault.heartbeat_interval=100ms", "fault.heartbeat_timeout=800ms"});
   EXPECT_EQ(cluster.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);

@@ -8,6 +8,9 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+import joined_sources
+
 SOURCE_ENDINGS = {".h", ".cc", ".cu", ".cuh"}
 
 # folder -> folders from which its files may include
@@ -175,6 +178,18 @@ def folder_findings():
             yield f"{relative}: has no README.md"
 
 
+def joined_findings():
+    """Lint looks at sources together, and the compiler compiles those of a library together."""
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in sources()
+             if kind_of(path.relative_to(ROOT)) != "test" and not path.name.startswith("test_")}
+    own = {path: text for path, text in texts.items() if path.endswith(".cc")}
+    headers = {path: text for path, text in texts.items() if path.endswith(".h")}
+    for path, other, name in joined_sources.clashes(own):
+        yield f"{path}: defines {name}, which {other} defines as well; rename one: lint looks at a folder's sources together"
+    for path, header, name in joined_sources.hidden_types(own, headers):
+        yield f"{path}: defines {name}, which {header} defines in the same namespace; rename one"
+
+
 def circles():
     """Folders whose files include each other's, directly or through others. What only tests use does not count."""
     reaches = {}
@@ -244,6 +259,7 @@ def main():
     findings += riddle_findings()
     findings += folder_findings()
     findings += page_findings()
+    findings += joined_findings()
     findings += circles()
     findings += picture_findings()
     for finding in findings:

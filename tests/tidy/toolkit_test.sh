@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # Where the CUDA toolkit is absent: with CUDA_HOME naming an empty folder the program and gpu/ can be analysed, and the
 # program has no source of gpu/ but the one that refuses GPUs. Where nvcc is, it has the others. Nothing is built;
-# limits_test runs a program with that source.
+# limits_test runs a program with that source. toolkit_test.py reads this in the BUILD files; in a soak Bazel says the same.
 set -euo pipefail
 root=$(readlink -f "$(dirname "$(readlink -f "$0")")/../..")
+python3 "$root/tests/tidy/toolkit_test.py"
+[[ -n "${MEGASCALE_SOAK:-}" ]] || exit 0
 folder=$(mktemp -d)
 # The user's own folder of Bazel, where Bazel itself is unpacked already.
 HOME=$(getent passwd "$(id -u)" | cut -d: -f6)

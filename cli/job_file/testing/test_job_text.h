@@ -11,7 +11,7 @@ namespace megascale::cli {
 
 // Reads `text` as that of "job.yaml".
 inline absl::StatusOr<job::v1::JobSpec> ReadText(const std::string& text) {
-  Findings findings;
+  JobFileFindings findings;
   absl::StatusOr<job::v1::JobSpec> spec = ParseJobText("job.yaml", text, &findings);
   if (!spec.ok()) return spec;
   absl::Status mistakes = MistakesError(std::move(findings.mistakes));
@@ -21,7 +21,7 @@ inline absl::StatusOr<job::v1::JobSpec> ReadText(const std::string& text) {
 
 // Applies a value of --set to `spec`.
 inline absl::Status Apply(const std::string& assignment, job::v1::JobSpec* spec) {
-  Findings findings;
+  JobFileFindings findings;
   absl::Status set = ApplyOverride(assignment, spec, &findings);
   return set.ok() ? MistakesError(std::move(findings.mistakes)) : set;
 }

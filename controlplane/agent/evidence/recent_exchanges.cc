@@ -4,14 +4,13 @@
 #include <utility>
 #include <vector>
 
+#include "controlplane/agent/evidence/recent_spans.h"
+
 namespace megascale::agent {
 namespace {
 
 using telemetry::ExchangeRecord;
 using telemetry::v1::ExchangeState;
-
-// A broken rank may claim to have written any number again and again.
-constexpr int64_t kLostMax = int64_t{1} << 61;
 
 void Fill(const ExchangeRecord& record, ExchangeState* state) {
   state->set_group(record.group);

@@ -28,9 +28,6 @@ bool IsExchange(const Span& span) {
   return plan::IsExchangeOfPass(plan::InstructionId::FromPacked(span.instruction));
 }
 
-// A broken rank may claim to have written any number again and again.
-constexpr int64_t kLostMax = int64_t{1} << 61;
-
 }  // namespace
 
 void RecentSpans::Drain() {

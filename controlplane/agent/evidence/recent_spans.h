@@ -14,6 +14,10 @@
 
 namespace megascale::agent {
 
+// At most this many spans or exchanges count as lost: a broken rank may claim to have written any
+// number again and again.
+inline constexpr int64_t kLostMax = int64_t{1} << 61;
+
 class RecentSpans {
  public:
   // The number of instruction spans that are kept: enough for 10 steps of a rank that takes 64

@@ -41,7 +41,6 @@ namespace megascale::agent {
 namespace {
 
 constexpr size_t kJobLogsKept = 64;
-constexpr absl::Duration kProbeTimeout = absl::Seconds(3);
 // Socket paths have 107 bytes; "/t12345-12345/" and a socket's name follow.
 constexpr size_t kRunDirectoryBytesMax = 75;
 // A host process gets the snapshot memory of each local rank as a descriptor in one frame.

@@ -37,7 +37,6 @@ constexpr absl::Duration kRefusalLogInterval = absl::Minutes(1);
 constexpr absl::Duration kAbsenceMin = absl::Seconds(5);
 constexpr absl::Duration kAbsenceLogInterval = absl::Minutes(1);
 constexpr char kGoesOn[] = "; this agent keeps trying";
-constexpr absl::Duration kProbeTimeout = absl::Seconds(3);
 constexpr absl::Duration kWriteTimeout = absl::Seconds(10);
 constexpr absl::Duration kCloseTimeout = absl::Seconds(5);
 constexpr int kReceiveBytesMax = 64 << 20;

@@ -20,6 +20,9 @@
 
 namespace megascale::agent {
 
+// How long it may take to find out why no driver answers.
+inline constexpr absl::Duration kProbeTimeout = absl::Seconds(3);
+
 struct DriverStreamOptions {
   client::Address address;
   security::TlsFiles tls;

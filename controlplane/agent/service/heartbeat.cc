@@ -10,8 +10,6 @@ namespace {
 
 constexpr absl::Duration kLookInterval = absl::Milliseconds(250);
 
-absl::Duration Now() { return base::RealClock().Monotonic(); }
-
 }  // namespace
 
 void Repeater::OnReport(const v1::ActualState& report, absl::Duration interval,
@@ -44,7 +42,7 @@ Heartbeat::~Heartbeat() {
 // The lock keeps a repeated report from following a newer one.
 void Heartbeat::Report(v1::ActualState report, absl::Duration interval) {
   std::lock_guard<std::mutex> lock(mutex_);
-  repeater_.OnReport(report, interval, Now());
+  repeater_.OnReport(report, interval, base::RealClock().Monotonic());
   send_(std::move(report));
 }
 
@@ -52,7 +50,8 @@ void Heartbeat::Run() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (
       !wake_.wait_for(lock, absl::ToChronoMilliseconds(kLookInterval), [&] { return stopping_; })) {
-    if (std::optional<v1::ActualState> report = repeater_.Due(Now())) send_(*std::move(report));
+    if (std::optional<v1::ActualState> report = repeater_.Due(base::RealClock().Monotonic()))
+      send_(*std::move(report));
   }
 }
 

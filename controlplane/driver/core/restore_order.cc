@@ -48,7 +48,7 @@ std::string NextDirectory(const JobRecord& job) {
   return unread != nullptr && unread->set_aside() ? "" : given;
 }
 
-std::set<std::string> NodesOf(const pb::UnreadCheckpoint& unread) {
+std::set<std::string> NodesUnread(const pb::UnreadCheckpoint& unread) {
   std::set<std::string> nodes;
   for (const pb::FailedRead& read : unread.reads()) nodes.insert(read.node_id());
   return nodes;
@@ -81,7 +81,7 @@ std::string WordsOfNode(const pb::UnreadCheckpoint& unread, const std::string& n
 
 std::string WordsOf(const pb::UnreadCheckpoint& unread) {
   std::vector<std::string> places;
-  const std::set<std::string> nodes = NodesOf(unread);
+  const std::set<std::string> nodes = NodesUnread(unread);
   for (const std::string& node_id : nodes) places.push_back(WordsOfNode(unread, node_id));
   const std::string verdict =
       nodes.size() > 1
@@ -151,7 +151,7 @@ void NoteFailedRead(JobRecord* job) {
 std::string NextRead(const DriverState& state, JobRecord* job) {
   pb::UnreadCheckpoint* unread = FindUnread(job, job->restore().directory());
   if (unread->num_attempts() < kReadsOnSameNodes) return "it is read again";
-  const std::set<std::string> nodes = NodesOf(*unread);
+  const std::set<std::string> nodes = NodesUnread(*unread);
   if (unread->num_attempts() < kReadsMax && HasRoomWithout(state, *job, nodes)) {
     return absl::StrCat("it is read again on other nodes than ", NodeList(nodes));
   }
@@ -183,7 +183,7 @@ std::set<std::string> NodesThatCannotRead(const DriverState& state, const JobRec
   if (state.rules() < 4 && !CouldNotRead(job)) return {};
   const pb::UnreadCheckpoint* unread = FindUnread(job, NextDirectory(job));
   if (unread == nullptr || unread->num_attempts() < kReadsOnSameNodes) return {};
-  return NodesOf(*unread);
+  return NodesUnread(*unread);
 }
 
 int64_t NumFailedReads(const JobRecord& job) {
@@ -202,7 +202,7 @@ std::set<std::string> NoteRead(JobRecord* job) {
   // If it fails once more, the next attempt uses other machines at once.
   unread->set_num_attempts(std::min(unread->num_attempts(), kReadsOnSameNodes - 1));
   if (!CouldNotRead(*job)) return {};
-  const std::set<std::string> nodes = NodesOf(*unread);
+  const std::set<std::string> nodes = NodesUnread(*unread);
   const auto& placements = job->placements();
   const bool elsewhere =
       std::none_of(placements.begin(), placements.end(),

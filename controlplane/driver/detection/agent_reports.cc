@@ -68,7 +68,7 @@ void AgentReports::KeepGpus(const agent::ActualState& report, Agent* taken) cons
   auto kept = std::make_shared<ReportedGpus>();
   if (taken->gpus != nullptr) *kept = *taken->gpus;
   std::erase_if(*kept, [&](const auto& gpu) { return awake_ - gpu.second->heard > kGpuAgeMax; });
-  for (const telemetry::v1::GpuSample& sample : report.gpus()) {
+  for (const megascale::telemetry::v1::GpuSample& sample : report.gpus()) {
     if (kept->size() >= kGpusMax && kept->count(sample.index()) == 0) continue;
     (*kept)[sample.index()] = std::make_shared<const ReportedGpu>(ReportedGpu{sample, awake_});
   }

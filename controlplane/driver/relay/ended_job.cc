@@ -4,7 +4,8 @@
 
 namespace megascale::driver {
 
-absl::Status CheckRuns(const control::v1::Job& job, bool asks_ended, absl::string_view what) {
+absl::Status CheckRuns(const megascale::control::v1::Job& job, bool asks_ended,
+                       absl::string_view what) {
   if (job.has_ended_at() && !asks_ended) {
     return absl::FailedPreconditionError(absl::StrCat("job ", job.job_id(), ": has ended (",
                                                       job.reason(), "); ", what,

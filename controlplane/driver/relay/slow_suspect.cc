@@ -27,7 +27,7 @@ constexpr int kRanksOfSmallJob = 64;
 constexpr size_t kOutliersRead = 64;
 // If others wait for the members of a group, at most this many members are read. More would use up
 // kSuspectRanksRead before the search comes to the end of a path.
-constexpr size_t kRanksOfRound = 16;
+constexpr size_t kMembersOfRound = 16;
 // This many of the newest steps are judged, and compared with this many normal ones.
 constexpr int64_t kStepsJudged = 10;
 constexpr int64_t kStepsBefore = 16;
@@ -107,7 +107,7 @@ std::vector<int> NextAwaited(const diagnose::ComparedSteps& steps, FewRanks* ran
     if (next.empty()) return next;
     std::erase_if(next, [&](int rank) { return ranks->WasAsked(rank); });
     next = ranks->RarestFirst(std::move(next));
-    next.resize(std::min(next.size(), kRanksOfRound));
+    next.resize(std::min(next.size(), kMembersOfRound));
     if (!next.empty()) return next;
   }
 }

@@ -25,14 +25,14 @@ namespace {
 namespace control = megascale::control::v1;
 namespace telemetry = megascale::telemetry::v1;
 
-constexpr int kSteps = 3;
+constexpr int kStepsOfWalk = 3;
 constexpr size_t kWaitingShown = 8;
 // A job stands still once no step has ended for 5 s and for three times the usual step
 // (step_counts.h): the rank that stopped it has been quiet for at least this long.
 constexpr double kQuietSecondsMin = 3;
 
 // At most this many of the ranks that are awaited are read before the next walk.
-constexpr size_t kRanksOfRound = 64;
+constexpr size_t kAwaitedOfRound = 64;
 constexpr size_t kSilentRead = 10;
 
 class StallWalk {
@@ -104,9 +104,9 @@ class StallWalk {
       if (!ranks_.WasAsked(root->rank)) ranks.insert(root->rank);
     }
     std::vector<int> sorted = ranks_.RarestFirst({ranks.begin(), ranks.end()});
-    if (sorted.size() <= kRanksOfRound) return sorted;
-    passed_over_.insert(sorted.begin() + kRanksOfRound, sorted.end());
-    sorted.resize(kRanksOfRound);
+    if (sorted.size() <= kAwaitedOfRound) return sorted;
+    passed_over_.insert(sorted.begin() + kAwaitedOfRound, sorted.end());
+    sorted.resize(kAwaitedOfRound);
     return sorted;
   }
 
@@ -189,7 +189,7 @@ absl::Status CheckRoot(const diagnose::StallVerdict& verdict, const trace::JobSp
 absl::StatusOr<control::Suspicion> FindSuspect(const control::Job& job,
                                                const std::vector<int>& sample,
                                                SpanStreamPorts ports) {
-  const int64_t first_step = std::max<int64_t>(0, job.last_step() - kSteps + 1);
+  const int64_t first_step = std::max<int64_t>(0, job.last_step() - kStepsOfWalk + 1);
   ASSIGN_OR_RETURN(FewRanks ranks, FewRanks::Create(job, std::move(ports),
                                                     {.first_step = first_step, .keeps = {}}));
   ASSIGN_OR_RETURN(const diagnose::StallVerdict verdict, StallWalk(job, &ranks).Run(sample));

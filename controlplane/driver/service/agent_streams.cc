@@ -12,6 +12,7 @@
 #include "controlplane/driver/detection/agent_hello.h"
 #include "controlplane/driver/service/attempt_store.h"
 #include "controlplane/driver/service/driver_loop.h"
+#include "controlplane/driver/service/grpc_status.h"
 #include "controlplane/security/credentials.h"
 #include "proto/agent.grpc.pb.h"
 #include "runtime/base/clock.h"
@@ -22,7 +23,7 @@
 namespace megascale::driver {
 namespace {
 
-namespace pb = megascale::agent::v1;
+namespace agent = megascale::agent::v1;
 
 // The maximum number of replies and requests that wait to be written to one agent. Beyond it the
 // stream is ended, and the agent asks again on its next one.
@@ -32,10 +33,6 @@ constexpr size_t kOutgoingMax = 100'000;
 constexpr absl::Duration kRefusalLogInterval = absl::Minutes(1);
 constexpr size_t kRefusalsNotedMax = 1024;
 constexpr size_t kRefusedNameMax = 60;  // nobody has checked it: up to a message's size
-
-grpc::Status ToGrpc(const absl::Status& status) {
-  return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
-}
 
 }  // namespace
 
@@ -49,11 +46,12 @@ struct AgentStreams::Impl {
     return absl::StrCat(node_id, " ", request_id);
   }
   // Delivers a fetched piece to the caller that waits for it.
-  void Answer(const std::string& key, pb::AgentUp piece);
+  void Answer(const std::string& key, agent::AgentUp piece);
   // Asks an agent and waits for its answer. The request is made with a fresh request id.
-  absl::StatusOr<pb::AgentUp> Ask(const std::string& node_id, absl::Duration timeout,
-                                  const std::function<pb::AgentDown(const std::string&)>& question);
-  void HandleStore(const pb::StoreRequest& request, const std::string& node_id,
+  absl::StatusOr<agent::AgentUp> Ask(
+      const std::string& node_id, absl::Duration timeout,
+      const std::function<agent::AgentDown(const std::string&)>& question);
+  void HandleStore(const agent::StoreRequest& request, const std::string& node_id,
                    const std::shared_ptr<Session>& session);
   // Says in the log that an agent was refused; `node_id` is what the agent calls itself.
   void LogRefusal(const std::string& node_id, const absl::Status& why);
@@ -62,8 +60,8 @@ struct AgentStreams::Impl {
   std::unique_ptr<grpc::Service> service;
   AttemptStore store;
   std::mutex mutex;
-  std::map<std::string, std::weak_ptr<Session>> sessions;    // by node
-  std::map<std::string, std::promise<pb::AgentUp>> fetches;  // by KeyOf
+  std::map<std::string, std::weak_ptr<Session>> sessions;       // by node
+  std::map<std::string, std::promise<agent::AgentUp>> fetches;  // by KeyOf
   int64_t num_fetches = 0;
   std::map<std::string, absl::Duration> refusals_logged;  // when, by shortened node id
 };
@@ -71,7 +69,7 @@ struct AgentStreams::Impl {
 namespace {
 
 // Returns the question that a message answers; empty: none.
-std::string AnsweredRequest(const pb::AgentUp& up) {
+std::string AnsweredRequest(const agent::AgentUp& up) {
   if (up.has_log()) return up.log().request_id();
   return up.has_spans() ? up.spans().request_id() : up.evidence().request_id();
 }
@@ -80,9 +78,10 @@ std::string AnsweredRequest(const pb::AgentUp& up) {
 
 // One stream. gRPC calls its reactions. It lives at least until OnDone, and as long as it is
 // referenced.
-class AgentStreams::Impl::Session : public AgentLink,
-                                    public grpc::ServerBidiReactor<pb::AgentUp, pb::AgentDown>,
-                                    public std::enable_shared_from_this<Session> {
+class AgentStreams::Impl::Session
+    : public AgentLink,
+      public grpc::ServerBidiReactor<agent::AgentUp, agent::AgentDown>,
+      public std::enable_shared_from_this<Session> {
  public:
   Session(std::shared_ptr<Impl> impl, std::string certificate)
       : impl_(std::move(impl)), certificate_(std::move(certificate)) {}
@@ -92,7 +91,7 @@ class AgentStreams::Impl::Session : public AgentLink,
     StartRead(&up_);
   }
 
-  void SendDesired(const pb::DesiredState& desired) override {
+  void SendDesired(const agent::DesiredState& desired) override {
     std::lock_guard<std::mutex> lock(mutex_);
     desired_ = desired;
     WriteNext();
@@ -105,7 +104,7 @@ class AgentStreams::Impl::Session : public AgentLink,
     FinishLocked(why);
   }
 
-  void Send(pb::AgentDown down) {
+  void Send(agent::AgentDown down) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (outgoing_.size() >= kOutgoingMax) {
       FinishLocked(absl::ResourceExhaustedError(
@@ -165,7 +164,7 @@ class AgentStreams::Impl::Session : public AgentLink,
   void OnHello() {
     // It is kept in the log for good: only what this version understands.
     up_.DiscardUnknownFields();
-    const pb::Hello& hello = up_.hello();
+    const agent::Hello& hello = up_.hello();
     if (const absl::Status status = CheckHello(hello); !status.ok()) {
       if (absl::IsFailedPrecondition(status)) impl_->LogRefusal(hello.node_id(), status);
       Close(status);
@@ -223,22 +222,22 @@ class AgentStreams::Impl::Session : public AgentLink,
   const std::string certificate_;
   std::shared_ptr<Session> self_;
   std::string node_id_;  // set by the first message
-  pb::AgentUp up_;
+  agent::AgentUp up_;
 
   std::mutex mutex_;
-  pb::AgentDown down_;
-  std::optional<pb::DesiredState> desired_;
-  std::deque<pb::AgentDown> outgoing_;
+  agent::AgentDown down_;
+  std::optional<agent::DesiredState> desired_;
+  std::deque<agent::AgentDown> outgoing_;
   std::optional<absl::Status> final_;
   bool writing_ = false;
   bool finished_ = false;
 };
 
-class AgentStreams::Impl::Service : public pb::AgentService::CallbackService {
+class AgentStreams::Impl::Service : public agent::AgentService::CallbackService {
  public:
   explicit Service(std::weak_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-  grpc::ServerBidiReactor<pb::AgentUp, pb::AgentDown>* Connect(
+  grpc::ServerBidiReactor<agent::AgentUp, agent::AgentDown>* Connect(
       grpc::CallbackServerContext* context) override {
     const auto peer = context->auth_context();
     auto session =
@@ -251,7 +250,7 @@ class AgentStreams::Impl::Service : public pb::AgentService::CallbackService {
   const std::weak_ptr<Impl> impl_;
 };
 
-void AgentStreams::Impl::Answer(const std::string& key, pb::AgentUp piece) {
+void AgentStreams::Impl::Answer(const std::string& key, agent::AgentUp piece) {
   std::lock_guard<std::mutex> lock(mutex);
   const auto it = fetches.find(key);
   if (it == fetches.end()) return;
@@ -259,12 +258,12 @@ void AgentStreams::Impl::Answer(const std::string& key, pb::AgentUp piece) {
   fetches.erase(it);
 }
 
-absl::StatusOr<pb::AgentUp> AgentStreams::Impl::Ask(
+absl::StatusOr<agent::AgentUp> AgentStreams::Impl::Ask(
     const std::string& node_id, absl::Duration timeout,
-    const std::function<pb::AgentDown(const std::string&)>& question) {
+    const std::function<agent::AgentDown(const std::string&)>& question) {
   std::shared_ptr<Session> session;
   std::string request_id;
-  std::future<pb::AgentUp> future;
+  std::future<agent::AgentUp> future;
   {
     std::lock_guard<std::mutex> lock(mutex);
     const auto it = sessions.find(node_id);
@@ -288,12 +287,12 @@ absl::StatusOr<pb::AgentUp> AgentStreams::Impl::Ask(
   return future.get();
 }
 
-void AgentStreams::Impl::HandleStore(const pb::StoreRequest& request, const std::string& node_id,
+void AgentStreams::Impl::HandleStore(const agent::StoreRequest& request, const std::string& node_id,
                                      const std::shared_ptr<Session>& session) {
-  const auto reply = [weak = std::weak_ptr<Session>(session)](const pb::StoreReply& answer) {
+  const auto reply = [weak = std::weak_ptr<Session>(session)](const agent::StoreReply& answer) {
     const std::shared_ptr<Session> open = weak.lock();
     if (open == nullptr) return;
-    pb::AgentDown down;
+    agent::AgentDown down;
     *down.mutable_store()->add_replies() = answer;
     open->Send(std::move(down));
   };
@@ -341,10 +340,11 @@ absl::Status OtherAnswer(const std::string& node_id) {
 
 }  // namespace
 
-absl::StatusOr<pb::LogChunk> AgentStreams::Fetch(const std::string& node_id, pb::FetchLog request,
-                                                 absl::Duration timeout) {
-  ASSIGN_OR_RETURN(pb::AgentUp up, impl_->Ask(node_id, timeout, [&](const std::string& id) {
-    pb::AgentDown down;
+absl::StatusOr<agent::LogChunk> AgentStreams::Fetch(const std::string& node_id,
+                                                    agent::FetchLog request,
+                                                    absl::Duration timeout) {
+  ASSIGN_OR_RETURN(agent::AgentUp up, impl_->Ask(node_id, timeout, [&](const std::string& id) {
+    agent::AgentDown down;
     *down.mutable_fetch_log() = request;
     down.mutable_fetch_log()->set_request_id(id);
     return down;
@@ -356,10 +356,11 @@ absl::StatusOr<pb::LogChunk> AgentStreams::Fetch(const std::string& node_id, pb:
                                    " of attempt ", request.attempt()));
 }
 
-absl::StatusOr<pb::SpanChunk> AgentStreams::Fetch(const std::string& node_id,
-                                                  pb::FetchSpans request, absl::Duration timeout) {
-  ASSIGN_OR_RETURN(pb::AgentUp up, impl_->Ask(node_id, timeout, [&](const std::string& id) {
-    pb::AgentDown down;
+absl::StatusOr<agent::SpanChunk> AgentStreams::Fetch(const std::string& node_id,
+                                                     agent::FetchSpans request,
+                                                     absl::Duration timeout) {
+  ASSIGN_OR_RETURN(agent::AgentUp up, impl_->Ask(node_id, timeout, [&](const std::string& id) {
+    agent::AgentDown down;
     *down.mutable_fetch_spans() = request;
     down.mutable_fetch_spans()->set_request_id(id);
     return down;
@@ -371,11 +372,11 @@ absl::StatusOr<pb::SpanChunk> AgentStreams::Fetch(const std::string& node_id,
                                    " in attempt ", request.attempt()));
 }
 
-absl::StatusOr<pb::EvidenceChunk> AgentStreams::Fetch(const std::string& node_id,
-                                                      pb::FetchEvidence request,
-                                                      absl::Duration timeout) {
-  ASSIGN_OR_RETURN(pb::AgentUp up, impl_->Ask(node_id, timeout, [&](const std::string& id) {
-    pb::AgentDown down;
+absl::StatusOr<agent::EvidenceChunk> AgentStreams::Fetch(const std::string& node_id,
+                                                         agent::FetchEvidence request,
+                                                         absl::Duration timeout) {
+  ASSIGN_OR_RETURN(agent::AgentUp up, impl_->Ask(node_id, timeout, [&](const std::string& id) {
+    agent::AgentDown down;
     *down.mutable_fetch_evidence() = request;
     down.mutable_fetch_evidence()->set_request_id(id);
     return down;

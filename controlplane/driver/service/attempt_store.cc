@@ -7,7 +7,7 @@
 
 namespace megascale::driver {
 
-namespace pb = megascale::agent::v1;
+namespace agent = megascale::agent::v1;
 
 void AttemptStore::SetAttempts(const std::map<std::string, RunningAttempt>& attempts) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -20,7 +20,7 @@ void AttemptStore::SetAttempts(const std::map<std::string, RunningAttempt>& atte
   }
 }
 
-void AttemptStore::Handle(const pb::StoreRequest& request, const std::string& node_id,
+void AttemptStore::Handle(const agent::StoreRequest& request, const std::string& node_id,
                           const Reply& reply) {
   // Held during the call, so that no request reaches the store after its job was dropped.
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -30,7 +30,7 @@ void AttemptStore::Handle(const pb::StoreRequest& request, const std::string& no
     store_.Handle(request, reply);
     return;
   }
-  pb::StoreReply refusal;
+  agent::StoreReply refusal;
   refusal.set_request_id(request.request_id());
   refusal.set_code(static_cast<int>(absl::StatusCode::kAborted));
   refusal.set_message(absl::StrCat(

@@ -13,7 +13,6 @@ namespace {
 
 namespace agent = megascale::agent::v1;
 namespace control = megascale::control::v1;
-namespace pb = megascale::driver::v1;
 
 constexpr size_t kInputsPerRound = 1024;
 
@@ -98,12 +97,13 @@ absl::Status DriverLoop::Carry(std::function<absl::Status()> decide) {
   return Call<bool>(std::move(decide), [] { return absl::StatusOr<bool>(true); }).status();
 }
 
-absl::StatusOr<control::Job> DriverLoop::Submit(const pb::JobSubmitted& submit) {
+absl::StatusOr<control::Job> DriverLoop::Submit(const megascale::driver::v1::JobSubmitted& submit) {
   RETURN_IF_ERROR(Carry([this, submit] { return shell_->Submit(submit); }));
   return GetJob(submit.job_id());
 }
 
-absl::StatusOr<control::Job> DriverLoop::Cancel(const pb::CancelRequested& cancel) {
+absl::StatusOr<control::Job> DriverLoop::Cancel(
+    const megascale::driver::v1::CancelRequested& cancel) {
   RETURN_IF_ERROR(Carry([this, cancel] { return shell_->Cancel(cancel); }));
   return GetJob(cancel.job_id());
 }
@@ -115,7 +115,8 @@ absl::StatusOr<control::NodeView> DriverLoop::NodeAfter(const std::string& node_
   return view->Node(node_id);
 }
 
-absl::StatusOr<control::NodeView> DriverLoop::Evict(const pb::NodeEvicted& evicted) {
+absl::StatusOr<control::NodeView> DriverLoop::Evict(
+    const megascale::driver::v1::NodeEvicted& evicted) {
   return NodeAfter(evicted.node_id(), Carry([this, evicted] { return shell_->Evict(evicted); }));
 }
 
@@ -123,21 +124,22 @@ absl::StatusOr<control::NodeView> DriverLoop::Uncordon(const std::string& node_i
   return NodeAfter(node_id, Carry([this, node_id] { return shell_->Uncordon(node_id); }));
 }
 
-absl::StatusOr<control::NodeView> DriverLoop::SetSpare(const pb::NodeSpareSet& spare_set) {
+absl::StatusOr<control::NodeView> DriverLoop::SetSpare(
+    const megascale::driver::v1::NodeSpareSet& spare_set) {
   return NodeAfter(spare_set.node_id(),
                    Carry([this, spare_set] { return shell_->SetSpare(spare_set); }));
 }
 
 absl::StatusOr<control::Job> DriverLoop::Suspect(const std::string& job_id,
                                                  const control::Suspicion& suspicion) {
-  pb::SuspectFound found;
+  megascale::driver::v1::SuspectFound found;
   found.set_job_id(job_id);
   *found.mutable_suspicion() = suspicion;
   RETURN_IF_ERROR(Carry([this, found] { return shell_->Suspect(found); }));
   return GetJob(job_id);
 }
 
-absl::StatusOr<control::Job> DriverLoop::Report(const pb::SuspectFound& found) {
+absl::StatusOr<control::Job> DriverLoop::Report(const megascale::driver::v1::SuspectFound& found) {
   RETURN_IF_ERROR(Carry([this, found] { return shell_->Report(found); }));
   return GetJob(found.job_id());
 }

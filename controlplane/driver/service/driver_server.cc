@@ -58,10 +58,10 @@ void WarnOf(const DriverOptions& options, const client::Address& address) {
   if (!expiry.empty()) base::LogWarning(expiry);
 }
 
-agent::v1::TestKind TestKindOf(const std::string& word, bool is_local) {
-  if (word == "off") return agent::v1::TEST_KIND_UNSPECIFIED;
-  if (word == "quick" || (word.empty() && is_local)) return agent::v1::TEST_KIND_QUICK;
-  return agent::v1::TEST_KIND_FULL;
+megascale::agent::v1::TestKind TestKindOf(const std::string& word, bool is_local) {
+  if (word == "off") return megascale::agent::v1::TEST_KIND_UNSPECIFIED;
+  if (word == "quick" || (word.empty() && is_local)) return megascale::agent::v1::TEST_KIND_QUICK;
+  return megascale::agent::v1::TEST_KIND_FULL;
 }
 
 sigset_t EndSignals() {

@@ -17,6 +17,7 @@
 #include "controlplane/driver/relay/stage_times.h"
 #include "controlplane/driver/service/agent_streams.h"
 #include "controlplane/driver/service/driver_loop.h"
+#include "controlplane/driver/service/grpc_status.h"
 #include "controlplane/driver/service/relay_ports.h"
 #include "controlplane/driver/service/watched_jobs.h"
 #include "controlplane/driver/shell/pages.h"
@@ -30,7 +31,7 @@
 namespace megascale::driver {
 namespace {
 
-namespace pb = megascale::control::v1;
+namespace control = megascale::control::v1;
 
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
 constexpr absl::Duration kCancelCheckInterval = absl::Milliseconds(50);
@@ -46,10 +47,6 @@ constexpr size_t kSecretBytes = 32;
 constexpr int32_t kStepsListed = 1000;
 constexpr int32_t kStepsListedMax = 10'000;
 
-grpc::Status ToGrpc(const absl::Status& status) {
-  return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
-}
-
 }  // namespace
 
 std::string RandomSecret() {
@@ -62,7 +59,7 @@ std::string RandomSecret() {
 
 namespace {
 
-absl::Status CheckSubmit(const pb::SubmitJobRequest& request) {
+absl::Status CheckSubmit(const control::SubmitJobRequest& request) {
   RETURN_IF_ERROR(job::CheckJobId(request.job_id()));
   if (!request.from_checkpoint().empty()) {
     RETURN_IF_ERROR(job::CheckPath("from_checkpoint", request.from_checkpoint()));
@@ -81,7 +78,7 @@ absl::Status CheckSubmit(const pb::SubmitJobRequest& request) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<pb::Job> Submit(DriverLoop* loop, const pb::SubmitJobRequest& request) {
+absl::StatusOr<control::Job> Submit(DriverLoop* loop, const control::SubmitJobRequest& request) {
   RETURN_IF_ERROR(CheckSubmit(request));
   megascale::driver::v1::JobSubmitted submit;
   submit.set_job_id(request.job_id());
@@ -94,7 +91,7 @@ absl::StatusOr<pb::Job> Submit(DriverLoop* loop, const pb::SubmitJobRequest& req
   return loop->Submit(submit);
 }
 
-absl::StatusOr<pb::Job> Cancel(DriverLoop* loop, const pb::CancelJobRequest& request) {
+absl::StatusOr<control::Job> Cancel(DriverLoop* loop, const control::CancelJobRequest& request) {
   RETURN_IF_ERROR(job::CheckJobId(request.job_id()));
   megascale::driver::v1::CancelRequested cancel;
   cancel.set_job_id(request.job_id());
@@ -112,7 +109,8 @@ absl::StatusOr<pb::Job> Cancel(DriverLoop* loop, const pb::CancelJobRequest& req
 // Limited, because the reason is shown in one line.
 constexpr size_t kReasonBytesMax = 200;
 
-absl::StatusOr<pb::NodeView> Evict(DriverLoop* loop, const pb::EvictNodeRequest& request) {
+absl::StatusOr<control::NodeView> Evict(DriverLoop* loop,
+                                        const control::EvictNodeRequest& request) {
   const bool printable = std::none_of(request.reason().begin(), request.reason().end(), [](char c) {
     return absl::ascii_iscntrl(static_cast<unsigned char>(c));
   });
@@ -126,11 +124,12 @@ absl::StatusOr<pb::NodeView> Evict(DriverLoop* loop, const pb::EvictNodeRequest&
   return loop->Evict(evicted);
 }
 
-absl::StatusOr<pb::Job> Report(DriverLoop* loop, const pb::ReportSuspectRequest& request) {
+absl::StatusOr<control::Job> Report(DriverLoop* loop,
+                                    const control::ReportSuspectRequest& request) {
   RETURN_IF_ERROR(job::CheckJobId(request.job_id()));
   megascale::driver::v1::SuspectFound found;
   found.set_job_id(request.job_id());
-  pb::Suspicion* suspicion = found.mutable_suspicion();
+  control::Suspicion* suspicion = found.mutable_suspicion();
   suspicion->set_attempt(request.attempt());
   suspicion->set_node_id(request.node_id());
   suspicion->set_verdict(request.verdict());
@@ -140,8 +139,8 @@ absl::StatusOr<pb::Job> Report(DriverLoop* loop, const pb::ReportSuspectRequest&
 }
 
 // Reads the loss log in the caller's thread, not in the loop's.
-absl::StatusOr<pb::ListStepsResponse> ReadStepsOf(DriverLoop* loop,
-                                                  const pb::ListStepsRequest& request) {
+absl::StatusOr<control::ListStepsResponse> ReadStepsOf(DriverLoop* loop,
+                                                       const control::ListStepsRequest& request) {
   RETURN_IF_ERROR(job::CheckJobId(request.job_id()));
   if (request.first_step() < 0 || request.max_steps() < 0 ||
       request.max_steps() > kStepsListedMax) {
@@ -149,27 +148,27 @@ absl::StatusOr<pb::ListStepsResponse> ReadStepsOf(DriverLoop* loop,
         absl::StrCat("first_step ", request.first_step(), ", max_steps ", request.max_steps(),
                      ": expected a step from 0, and at most ", kStepsListedMax, " steps"));
   }
-  ASSIGN_OR_RETURN(const pb::Job job, loop->GetJob(request.job_id()));
+  ASSIGN_OR_RETURN(const control::Job job, loop->GetJob(request.job_id()));
   const int32_t steps_max = request.max_steps() == 0 ? kStepsListed : request.max_steps();
   ASSIGN_OR_RETURN(StepRecords steps,
                    ReadSteps(job.directory(), &RealJobFiles(), request.first_step(), steps_max));
-  pb::ListStepsResponse response;
+  control::ListStepsResponse response;
   for (auto& step : steps) *response.add_steps() = std::move(step);
   return response;
 }
 
-class JobServiceOnLoop final : public pb::JobService::Service {
+class JobServiceOnLoop final : public control::JobService::Service {
  public:
   JobServiceOnLoop(DriverLoop* loop, AgentStreams* agents)
       : loop_(*loop), agents_(*agents), watched_(loop) {}
 
-  grpc::Status SubmitJob(grpc::ServerContext* context, const pb::SubmitJobRequest* request,
-                         pb::SubmitJobResponse* response) override {
+  grpc::Status SubmitJob(grpc::ServerContext* context, const control::SubmitJobRequest* request,
+                         control::SubmitJobResponse* response) override {
     return Answer(Submit(&loop_, *request), response->mutable_job());
   }
 
-  grpc::Status GetJob(grpc::ServerContext* context, const pb::GetJobRequest* request,
-                      pb::GetJobResponse* response) override {
+  grpc::Status GetJob(grpc::ServerContext* context, const control::GetJobRequest* request,
+                      control::GetJobResponse* response) override {
     if (absl::Status status = job::CheckJobId(request->job_id()); !status.ok())
       return ToGrpc(status);
     if (grpc::Status got = Answer(loop_.GetJob(request->job_id()), response->mutable_job());
@@ -183,53 +182,55 @@ class JobServiceOnLoop final : public pb::JobService::Service {
     return ToGrpc(CutToPageOfRanks(*request, response));
   }
 
-  grpc::Status CancelJob(grpc::ServerContext* context, const pb::CancelJobRequest* request,
-                         pb::CancelJobResponse* response) override {
+  grpc::Status CancelJob(grpc::ServerContext* context, const control::CancelJobRequest* request,
+                         control::CancelJobResponse* response) override {
     return Answer(Cancel(&loop_, *request), response->mutable_job());
   }
 
-  grpc::Status ListJobs(grpc::ServerContext* context, const pb::ListJobsRequest* request,
-                        pb::ListJobsResponse* response) override {
+  grpc::Status ListJobs(grpc::ServerContext* context, const control::ListJobsRequest* request,
+                        control::ListJobsResponse* response) override {
     return Answer(loop_.ListJobs(*request), response);
   }
 
-  grpc::Status ListSteps(grpc::ServerContext* context, const pb::ListStepsRequest* request,
-                         pb::ListStepsResponse* response) override {
+  grpc::Status ListSteps(grpc::ServerContext* context, const control::ListStepsRequest* request,
+                         control::ListStepsResponse* response) override {
     return Answer(ReadStepsOf(&loop_, *request), response);
   }
 
-  grpc::Status GetCluster(grpc::ServerContext* context, const pb::GetClusterRequest* request,
-                          pb::GetClusterResponse* response) override {
+  grpc::Status GetCluster(grpc::ServerContext* context, const control::GetClusterRequest* request,
+                          control::GetClusterResponse* response) override {
     return Answer(loop_.GetCluster(), response);
   }
 
-  grpc::Status EvictNode(grpc::ServerContext* context, const pb::EvictNodeRequest* request,
-                         pb::EvictNodeResponse* response) override {
+  grpc::Status EvictNode(grpc::ServerContext* context, const control::EvictNodeRequest* request,
+                         control::EvictNodeResponse* response) override {
     return Answer(Evict(&loop_, *request), response->mutable_node());
   }
 
-  grpc::Status UncordonNode(grpc::ServerContext* context, const pb::UncordonNodeRequest* request,
-                            pb::UncordonNodeResponse* response) override {
+  grpc::Status UncordonNode(grpc::ServerContext* context,
+                            const control::UncordonNodeRequest* request,
+                            control::UncordonNodeResponse* response) override {
     return Answer(loop_.Uncordon(request->node_id()), response->mutable_node());
   }
 
-  grpc::Status SetSpare(grpc::ServerContext* context, const pb::SetSpareRequest* request,
-                        pb::SetSpareResponse* response) override {
+  grpc::Status SetSpare(grpc::ServerContext* context, const control::SetSpareRequest* request,
+                        control::SetSpareResponse* response) override {
     megascale::driver::v1::NodeSpareSet spare_set;
     spare_set.set_node_id(request->node_id());
     spare_set.set_spare(request->spare());
     return Answer(loop_.SetSpare(spare_set), response->mutable_node());
   }
 
-  grpc::Status ReportSuspect(grpc::ServerContext* context, const pb::ReportSuspectRequest* request,
-                             pb::ReportSuspectResponse* response) override {
+  grpc::Status ReportSuspect(grpc::ServerContext* context,
+                             const control::ReportSuspectRequest* request,
+                             control::ReportSuspectResponse* response) override {
     return Answer(Report(&loop_, *request), response->mutable_job());
   }
 
   // Looks at the job ten times a second and sends it if it has changed: a slow watcher gets fewer
   // messages, never stale ones. All watchers of a job share what they are shown.
-  grpc::Status WatchJob(grpc::ServerContext* context, const pb::WatchJobRequest* request,
-                        grpc::ServerWriter<pb::WatchJobResponse>* writer) override {
+  grpc::Status WatchJob(grpc::ServerContext* context, const control::WatchJobRequest* request,
+                        grpc::ServerWriter<control::WatchJobResponse>* writer) override {
     if (absl::Status status = job::CheckJobId(request->job_id()); !status.ok())
       return ToGrpc(status);
     OpenStreams::Stream stream(&streams_, context);
@@ -241,7 +242,7 @@ class JobServiceOnLoop final : public pb::JobService::Service {
       auto shown = watch.Show();
       if (!shown.ok()) return ToGrpc(shown.status());
       if (*shown != sent) {
-        pb::WatchJobResponse response;
+        control::WatchJobResponse response;
         for (auto& step : (*shown)->view->StepsSince(request->job_id(), &position)) {
           *response.add_steps() = std::move(step);
         }
@@ -249,7 +250,7 @@ class JobServiceOnLoop final : public pb::JobService::Service {
         sent = *std::move(shown);
         if (is_news || response.steps_size() > 0) {
           // A copy for each of many watchers would cost more than to write it.
-          response.unsafe_arena_set_allocated_job(const_cast<pb::Job*>(&sent->job));
+          response.unsafe_arena_set_allocated_job(const_cast<control::Job*>(&sent->job));
           const bool written = stream.Guard([&] { return writer->Write(response); });
           (void)response.unsafe_arena_release_job();
           if (!written || sent->job.has_ended_at()) return grpc::Status::OK;
@@ -259,36 +260,36 @@ class JobServiceOnLoop final : public pb::JobService::Service {
     }
   }
 
-  grpc::Status StreamLogs(grpc::ServerContext* context, const pb::StreamLogsRequest* request,
-                          grpc::ServerWriter<pb::StreamLogsResponse>* writer) override {
+  grpc::Status StreamLogs(grpc::ServerContext* context, const control::StreamLogsRequest* request,
+                          grpc::ServerWriter<control::StreamLogsResponse>* writer) override {
     if (absl::Status status = job::CheckJobId(request->job_id()); !status.ok())
       return ToGrpc(status);
     OpenStreams::Stream stream(&streams_, context);
     if (!stream.status().ok()) return ToGrpc(stream.status());
     auto ports = PortsOf<LogStreamPorts>(request->job_id(), kFetchTimeout);
-    ports.emit = [&](const pb::StreamLogsResponse& response) {
+    ports.emit = [&](const control::StreamLogsResponse& response) {
       return stream.Guard([&] { return writer->Write(response); });
     };
     ports.wait = [&](absl::Duration duration) { return Wait(context, duration); };
     return ToGrpc(driver::StreamLogs(*request, ports));
   }
 
-  grpc::Status StreamSpans(grpc::ServerContext* context, const pb::StreamSpansRequest* request,
-                           grpc::ServerWriter<pb::StreamSpansResponse>* writer) override {
+  grpc::Status StreamSpans(grpc::ServerContext* context, const control::StreamSpansRequest* request,
+                           grpc::ServerWriter<control::StreamSpansResponse>* writer) override {
     if (absl::Status status = job::CheckJobId(request->job_id()); !status.ok())
       return ToGrpc(status);
     OpenStreams::Stream stream(&streams_, context);
     if (!stream.status().ok()) return ToGrpc(stream.status());
     auto ports = PortsOf<SpanStreamPorts>(request->job_id(), kDiagnoseFetchTimeout);
-    ports.emit = [&](const pb::StreamSpansResponse& response) {
+    ports.emit = [&](const control::StreamSpansResponse& response) {
       return !context->IsCancelled() && stream.Guard([&] { return writer->Write(response); });
     };
     return ToGrpc(driver::StreamSpans(*request, ports));
   }
 
-  grpc::Status StreamEvidence(grpc::ServerContext* context,
-                              const pb::StreamEvidenceRequest* request,
-                              grpc::ServerWriter<pb::StreamEvidenceResponse>* writer) override {
+  grpc::Status StreamEvidence(
+      grpc::ServerContext* context, const control::StreamEvidenceRequest* request,
+      grpc::ServerWriter<control::StreamEvidenceResponse>* writer) override {
     if (absl::Status status = job::CheckJobId(request->job_id()); !status.ok())
       return ToGrpc(status);
     OpenStreams::Stream stream(&streams_, context);
@@ -297,7 +298,7 @@ class JobServiceOnLoop final : public pb::JobService::Service {
     const bool is_slow = request->kind() == telemetry::v1::EVIDENCE_KIND_STACKS;
     auto ports = PortsOf<EvidenceStreamPorts>(request->job_id(),
                                               is_slow ? kFetchTimeout : kDiagnoseFetchTimeout);
-    ports.emit = [&](const pb::StreamEvidenceResponse& response) {
+    ports.emit = [&](const control::StreamEvidenceResponse& response) {
       return !context->IsCancelled() && stream.Guard([&] { return writer->Write(response); });
     };
     return ToGrpc(driver::StreamEvidence(*request, ports));
@@ -316,7 +317,7 @@ class JobServiceOnLoop final : public pb::JobService::Service {
   Ports PortsOf(const std::string& job_id, absl::Duration fetch_timeout) {
     auto ports = RelayPorts<Ports>(&loop_, &agents_, job_id, fetch_timeout);
     if constexpr (!std::is_same_v<Ports, LogStreamPorts>) {
-      ports.saved = [](const pb::Job& job) { return ReadLastEvidence(job, &RealJobFiles()); };
+      ports.saved = [](const control::Job& job) { return ReadLastEvidence(job, &RealJobFiles()); };
     }
     return ports;
   }

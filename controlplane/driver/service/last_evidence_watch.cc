@@ -32,12 +32,12 @@ void LastEvidenceWatch::Run() {
       const auto job = loop_.GetJob(job_id);
       count = job.ok() && Keep(*job) ? kTriesMax : count + 1;
       // One in a round: a job that fails meanwhile does not wait for many that succeeded.
-      if (job.ok() && job->state() == control::v1::JOB_STATE_SUCCEEDED) break;
+      if (job.ok() && job->state() == megascale::control::v1::JOB_STATE_SUCCEEDED) break;
     }
   }
 }
 
-bool LastEvidenceWatch::Keep(const control::v1::Job& job) {
+bool LastEvidenceWatch::Keep(const megascale::control::v1::Job& job) {
   if (job.ranks_size() == 0) return false;
   if (RealJobFiles().Exists(LastEvidencePath(job))) return true;
   auto [spans, evidence] = ports_of_(job.job_id());

@@ -19,7 +19,7 @@ namespace {
 namespace control = megascale::control::v1;
 
 // A page is read again soon: rather without one machine than late.
-constexpr absl::Duration kFetchTimeout = absl::Seconds(1);
+constexpr absl::Duration kPageFetchTimeout = absl::Seconds(1);
 
 class LoopPageSource final : public page::PageSource {
  public:
@@ -87,7 +87,7 @@ class LoopPageSource final : public page::PageSource {
  private:
   template <typename Ports>
   Ports PortsOf(const std::string& job_id) {
-    return RelayPorts<Ports>(&loop_, &agents_, job_id, kFetchTimeout);
+    return RelayPorts<Ports>(&loop_, &agents_, job_id, kPageFetchTimeout);
   }
 
   DriverLoop& loop_;

@@ -17,7 +17,7 @@ using megascale::telemetry::v1::StepRecord;
 
 // Longer than any line.
 constexpr size_t kProbeBytes = 512;
-constexpr size_t kBlockBytes = size_t{64} << 10;
+constexpr size_t kHistoryBlockBytes = size_t{64} << 10;
 // The search ends here; the rest is read.
 constexpr size_t kSearchEndBytes = 4096;
 
@@ -31,7 +31,7 @@ absl::Status ForEachRecord(const std::string& path, JobFiles* files, size_t begi
                            const std::function<bool(const StepRecord&)>& take) {
   std::string text;
   for (;;) {
-    ASSIGN_OR_RETURN(const std::string block, files->ReadAt(path, begin, kBlockBytes));
+    ASSIGN_OR_RETURN(const std::string block, files->ReadAt(path, begin, kHistoryBlockBytes));
     if (block.empty()) return absl::OkStatus();
     begin += block.size();
     text += block;
@@ -42,7 +42,7 @@ absl::Status ForEachRecord(const std::string& path, JobFiles* files, size_t begi
       if (record.ok() && !take(*record)) return absl::OkStatus();
     }
     text.erase(0, line);
-    if (text.size() > kBlockBytes) text.clear();  // no line is so long
+    if (text.size() > kHistoryBlockBytes) text.clear();  // no line is so long
   }
 }
 

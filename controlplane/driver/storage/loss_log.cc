@@ -19,14 +19,14 @@ struct Tail {
   std::string text;
 };
 
-constexpr size_t kBlockBytes = size_t{256} << 10;
+constexpr size_t kTailBlockBytes = size_t{256} << 10;
 
 // Reads whole lines backwards from `end` until `is_enough` or the beginning of the file.
 absl::StatusOr<Tail> ReadTail(const std::string& path, JobFiles* files, size_t end,
                               const std::function<bool(const std::string&)>& is_enough) {
   std::string text;
   size_t begin = end;
-  for (size_t block = kBlockBytes;; block *= 2) {
+  for (size_t block = kTailBlockBytes;; block *= 2) {
     const size_t size = std::min(block, begin);
     ASSIGN_OR_RETURN(std::string before, files->ReadAt(path, begin - size, size));
     begin -= size;

@@ -10,7 +10,7 @@
 namespace megascale::driver {
 namespace {
 
-using megascale::tensorboard::v1::Event;
+using TensorboardEvent = megascale::tensorboard::v1::Event;
 using megascale::tensorboard::v1::SessionLog;
 
 // The polynomial of CRC-32C, its lowest bit first.
@@ -43,27 +43,27 @@ std::string LittleEndian(Number number) {
   return bytes;
 }
 
-Event EventAt(int64_t step, absl::Time wall) {
-  Event event;
+TensorboardEvent EventAt(int64_t step, absl::Time wall) {
+  TensorboardEvent event;
   event.set_wall_time(absl::ToDoubleSeconds(wall - absl::UnixEpoch()));
   event.set_step(step);
   return event;
 }
 
 std::string VersionRecord(absl::Time wall) {
-  Event event = EventAt(0, wall);
+  TensorboardEvent event = EventAt(0, wall);
   event.set_file_version("brain.Event:2");
   return EventRecord(event.SerializeAsString());
 }
 
 std::string StartRecord(int64_t step, absl::Time wall) {
-  Event event = EventAt(step, wall);
+  TensorboardEvent event = EventAt(step, wall);
   event.mutable_session_log()->set_status(SessionLog::START);
   return EventRecord(event.SerializeAsString());
 }
 
 std::string StepEvents(const LossLog::StepRecord& record, absl::Time wall) {
-  Event event = EventAt(record.step(), wall);
+  TensorboardEvent event = EventAt(record.step(), wall);
   const auto add = [&](const char* tag, double value) {
     auto* added = event.mutable_summary()->add_value();
     added->set_tag(tag);

@@ -29,7 +29,7 @@ absl::StatusOr<uint64_t> NumberIn(const Json& json, const char* key) {
   return found->get<uint64_t>();
 }
 
-std::string Describe(const ProductPlace& place) {
+std::string DescribePlace(const ProductPlace& place) {
   return absl::StrCat(place.device, " with cuBLASLt ", place.library_version, " and ",
                       place.workspace_bytes >> 20, " MiB of workspace");
 }
@@ -51,8 +51,8 @@ absl::StatusOr<DeviceTable> ParseDeviceTable(absl::string_view text) {
   const auto table = json.find("table");
   if (table == json.end()) return Wrong("table", "is missing");
   ASSIGN_OR_RETURN(made.table, AlgorithmTable::FromJson(table->dump()));
-  made.table.set_origin(
-      absl::StrCat(Describe(made.place), ", driver ", driver, ", ", date, ", commit ", commit));
+  made.table.set_origin(absl::StrCat(DescribePlace(made.place), ", driver ", driver, ", ", date,
+                                     ", commit ", commit));
   return made;
 }
 
@@ -70,9 +70,9 @@ absl::StatusOr<DeviceTableChoice> ChooseDeviceTable(absl::Span<const DeviceTable
       choice.table = std::move(table->table);
       return choice;
     }
-    if (table->place.device == place.device) other = Describe(table->place);
+    if (table->place.device == place.device) other = DescribePlace(table->place);
   }
-  choice.line = absl::StrCat("this program has no table of products of ", Describe(place),
+  choice.line = absl::StrCat("this program has no table of products of ", DescribePlace(place),
                              other.empty() ? "" : ", only of ", other, "; measures them");
   return choice;
 }

@@ -21,8 +21,6 @@
 namespace megascale::comm {
 namespace {
 
-constexpr uint64_t kPage = 4096;
-
 // Returns the number of this process's pid namespace; 0: unknown.
 uint64_t PidNamespace() {
   struct stat info;
@@ -89,11 +87,11 @@ bool PeerProcess::Read(uint64_t address, size_t num_bytes, std::byte* to) {
 
 const std::byte* PeerProcess::Fetch(uint64_t address, size_t num_bytes) {
   if (const std::byte* mapped = FindMapped(address, num_bytes)) return mapped;
-  if (fetched_.size() < num_bytes + 2 * kPage) fetched_.resize(num_bytes + 2 * kPage);
+  if (fetched_.size() < num_bytes + 2 * kPageBytes) fetched_.resize(num_bytes + 2 * kPageBytes);
   // At the same offset in a page as the source: the kernel copies page by page, and is faster this
   // way.
   const auto base = reinterpret_cast<uint64_t>(fetched_.data());
-  std::byte* to = fetched_.data() + (kPage - base % kPage) + address % kPage;
+  std::byte* to = fetched_.data() + (kPageBytes - base % kPageBytes) + address % kPageBytes;
   return ReadByKernel(address, num_bytes, to) ? to : nullptr;
 }
 

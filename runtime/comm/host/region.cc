@@ -15,7 +15,6 @@ namespace megascale::comm {
 namespace {
 
 constexpr uint64_t kMagic = 0x314d4d4f4353474d;  // "MGSCOMM1"
-constexpr size_t kPage = 4096;
 
 struct RegionHeader {
   uint64_t magic;
@@ -23,7 +22,7 @@ struct RegionHeader {
   uint64_t spec_hash;  // over job, node, placements and groups
   uint64_t size_bytes;
 };
-static_assert(sizeof(RegionHeader) <= kPage);
+static_assert(sizeof(RegionHeader) <= kPageBytes);
 
 size_t RoundUp(size_t value, size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -33,7 +32,7 @@ constexpr size_t kSlotBytes = (sizeof(MemberSlot) + 63) / 64 * 64;
 
 // Layout: `written`, a position for each reader, data.
 size_t RingBytes(size_t capacity, size_t num_readers) {
-  return RoundUp((1 + num_readers) * sizeof(RingCounter) + capacity, kPage);
+  return RoundUp((1 + num_readers) * sizeof(RingCounter) + capacity, kPageBytes);
 }
 
 Ring MakeRing(std::byte* start, size_t capacity, size_t num_readers) {
@@ -98,7 +97,7 @@ RegionLayout RegionLayout::Compute(const std::vector<GroupSpec>& groups,
                                    const std::vector<std::string>& placements,
                                    const std::string& node_id) {
   RegionLayout layout;
-  size_t offset = kPage;
+  size_t offset = kPageBytes;
   for (const GroupSpec& spec : groups) {
     Group group;
     group.ring_bytes = spec.ring_bytes;
@@ -112,7 +111,7 @@ RegionLayout RegionLayout::Compute(const std::vector<GroupSpec>& groups,
       group.has_windows = group.num_local == spec.ranks.size() && group.num_local > 1;
       if (group.has_windows) group.ring_bytes = RoundUp(spec.ring_bytes / 2, kRingAlignment);
       const size_t num_others = group.num_local - 1;
-      group.rings_offset = RoundUp(offset + group.num_local * kSlotBytes, kPage);
+      group.rings_offset = RoundUp(offset + group.num_local * kSlotBytes, kPageBytes);
       group.windows_offset =
           group.rings_offset + group.num_local * num_others * RingBytes(group.ring_bytes, 1);
       offset = group.windows_offset;

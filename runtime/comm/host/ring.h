@@ -20,6 +20,8 @@ namespace megascale::comm {
 // Messages start at multiples of this, and capacities are multiples of it, so headers and elements
 // never straddle the end of a ring.
 inline constexpr size_t kRingAlignment = 64;
+// A page of memory.
+inline constexpr size_t kPageBytes = 4096;
 
 struct RingCounter {
   alignas(64) std::atomic<uint64_t> value;
@@ -137,8 +139,7 @@ class PrivateRing {
 
   // Returns the bytes that a ring takes of the heap, which hands out large blocks in whole pages.
   static constexpr size_t BytesFor(size_t capacity) {
-    constexpr size_t kPage = 4096;
-    return (capacity + 2 * sizeof(RingCounter) + kPage - 1) / kPage * kPage;
+    return (capacity + 2 * sizeof(RingCounter) + kPageBytes - 1) / kPageBytes * kPageBytes;
   }
 
  private:

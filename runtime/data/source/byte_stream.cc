@@ -19,7 +19,6 @@
 namespace megascale::data {
 namespace {
 
-constexpr size_t kBlockBytes = 256 << 10;
 constexpr absl::string_view kGzipMagic("\x1F\x8B", 2);
 constexpr absl::string_view kZstdMagic("\x28\xB5\x2F\xFD", 4);
 // Frames that ask for a larger window than 128 MiB are refused; `zstd --long` up to 27 is read.
@@ -69,7 +68,7 @@ class PlainStream : public ByteStream {
   // Reads the next packed bytes if all were used. False at the end of the file.
   absl::StatusOr<bool> Fill() {
     if (used_ < filled_) return true;
-    block_.resize(kBlockBytes);
+    block_.resize(kSourceBlockBytes);
     ASSIGN_OR_RETURN(filled_, file_.Read(absl::MakeSpan(block_)));
     used_ = 0;
     return filled_ > 0;
@@ -101,7 +100,7 @@ class GzipStream : public PlainStream {
       inflate_.next_in = reinterpret_cast<Bytef*>(block_.data() + used_);
       inflate_.avail_in = static_cast<uInt>(filled_ - used_);
       inflate_.next_out = reinterpret_cast<Bytef*>(out.data());
-      inflate_.avail_out = static_cast<uInt>(std::min(out.size(), kBlockBytes));
+      inflate_.avail_out = static_cast<uInt>(std::min(out.size(), kSourceBlockBytes));
       const uInt room = inflate_.avail_out;
       const int result = ::inflate(&inflate_, Z_NO_FLUSH);
       used_ = filled_ - inflate_.avail_in;

@@ -2,6 +2,7 @@
 // follows from its first bytes, not from its name. Threads: one.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -11,6 +12,9 @@
 #include "absl/types/span.h"
 
 namespace megascale::data {
+
+// How much of a source file is read and unpacked at once.
+inline constexpr size_t kSourceBlockBytes = 256 << 10;
 
 class ByteStream {
  public:

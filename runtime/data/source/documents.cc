@@ -16,7 +16,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kBlockBytes = 256 << 10;
 constexpr absl::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
 // Takes the value of one member of the outermost object, and keeps nothing else: memory is that of
@@ -117,7 +116,7 @@ Documents::Documents(std::string path, DocumentOptions options, std::unique_ptr<
     : path_(std::move(path)),
       options_(std::move(options)),
       stream_(std::move(stream)),
-      block_(kBlockBytes) {}
+      block_(kSourceBlockBytes) {}
 
 std::string Documents::Place() const {
   return options_.json_field.empty() ? path_ : absl::StrCat(path_, ":", line_);

@@ -11,8 +11,8 @@
 namespace megascale::data {
 namespace {
 
-constexpr absl::string_view kMagic("MMIDIDX\0\0", 9);
-constexpr uint64_t kVersion = 1;
+constexpr absl::string_view kMegatronMagic("MMIDIDX\0\0", 9);
+constexpr uint64_t kMegatronVersion = 1;
 constexpr int64_t kHeaderBytes = 34;
 constexpr int64_t kIndexBytesMax = int64_t{16} << 30;
 constexpr uint64_t kBlockEntries = 64 << 10;
@@ -68,9 +68,9 @@ struct Sizes {
 
 absl::StatusOr<Sizes> FindSizes(absl::string_view header, int64_t size_bytes) {
   const auto version = At<uint64_t>(header, 9);
-  if (version != kVersion) {
+  if (version != kMegatronVersion) {
     return absl::InvalidArgumentError(
-        absl::StrCat("has version ", version, ", expected ", kVersion));
+        absl::StrCat("has version ", version, ", expected ", kMegatronVersion));
   }
   const Sizes sizes = {At<uint64_t>(header, 18), At<uint64_t>(header, 26)};
   const auto rest = static_cast<uint64_t>(size_bytes - kHeaderBytes);
@@ -127,7 +127,7 @@ absl::StatusOr<MegatronIndex> ReadMegatronIndex(int64_t size_bytes, const ReadAt
   if (size_bytes >= kHeaderBytes) {
     RETURN_IF_ERROR(read(0, absl::MakeSpan(header.data(), header.size())));
   }
-  if (header.compare(0, kMagic.size(), kMagic.data(), kMagic.size()) != 0) {
+  if (header.compare(0, kMegatronMagic.size(), kMegatronMagic.data(), kMegatronMagic.size()) != 0) {
     return absl::InvalidArgumentError("is no index of Megatron-LM; expected MMIDIDX at its begin");
   }
   ASSIGN_OR_RETURN(const Sizes sizes, FindSizes(header, size_bytes));

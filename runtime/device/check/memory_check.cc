@@ -12,8 +12,6 @@
 namespace megascale::device::check {
 namespace {
 
-absl::Duration Now() { return base::RealClock().Monotonic(); }
-
 // Device memory, a pinned piece of the host's, and a stream between them.
 struct Place {
   std::unique_ptr<device::Memory> memory;
@@ -74,12 +72,12 @@ PartResult CheckMemory(device::Device* device, const MemoryOptions& options) {
   Place place;
   result.note = Take(device, options.size_bytes, options.piece_bytes, &place);
   if (!result.note.empty()) return result;
-  const absl::Duration begin = Now();
+  const absl::Duration begin = base::RealClock().Monotonic();
   absl::Duration taken;
   int64_t rounds = 0;
   do {
     result.failure = WriteAndReadBack(place, options, /*inverted=*/rounds % 2 == 1);
-    taken = Now() - begin;
+    taken = base::RealClock().Monotonic() - begin;
     ++rounds;
   } while (result.failure.empty() && (taken < options.budget || rounds < 2));
   result.bytes_per_second = 2.0 * static_cast<double>(rounds) *
@@ -99,18 +97,18 @@ PartResult CheckCopies(device::Device* device, const CopyOptions& options) {
   void* const there = place.there(0);
   absl::Duration taken;
   int64_t copies = 0;
-  const absl::Duration end = Now() + options.budget;
+  const absl::Duration end = base::RealClock().Monotonic() + options.budget;
   do {
     const auto seed = static_cast<uint64_t>(copies);
     FillPattern(seed, false, here, options.size_bytes);
     absl::Status status;
     for (const bool forth : {true, false}) {
-      const absl::Duration begin = Now();
+      const absl::Duration begin = base::RealClock().Monotonic();
       if (status.ok()) {
         status = forth ? place.Copy(there, here, options.size_bytes)
                        : place.Copy(here, there, options.size_bytes);
       }
-      if (forth == to_device) taken += Now() - begin;
+      if (forth == to_device) taken += base::RealClock().Monotonic() - begin;
       // What is read back must not be what was written.
       if (forth) FillPattern(seed, true, here, options.size_bytes);
     }
@@ -120,7 +118,7 @@ PartResult CheckCopies(device::Device* device, const CopyOptions& options) {
     if (options.tamper) options.tamper(here, options.size_bytes);
     const std::string wrong = FindWrongBytes(seed, false, here, options.size_bytes, 0);
     if (!wrong.empty()) result.failure = absl::StrCat("copied to the device and back: ", wrong);
-  } while (result.failure.empty() && Now() < end);
+  } while (result.failure.empty() && base::RealClock().Monotonic() < end);
   result.bytes_per_second = static_cast<double>(copies) * static_cast<double>(options.size_bytes) /
                             std::max(1e-9, absl::ToDoubleSeconds(taken));
   return result;

@@ -12,12 +12,6 @@ namespace {
 using ops::Matrix;
 using ops::Vector;
 
-// `Tensor`: a Matrix or a Vector.
-template <typename Tensor>
-size_t BytesOf(const Tensor& tensor) {
-  return static_cast<size_t>(tensor.bytes());
-}
-
 class StrictOps final : public ops::Ops {
  public:
   StrictOps(StrictDevice* device, StrictStream* stream, std::unique_ptr<ops::Ops> cpu)
@@ -101,7 +95,7 @@ class StrictOps final : public ops::Ops {
 
     template <typename... Views>
     void operator()(Views&... views) const {
-      ((views.data = device.Translate(views.data, BytesOf(views), what)), ...);
+      ((views.data = device.Translate(views.data, static_cast<size_t>(views.bytes()), what)), ...);
     }
   };
 

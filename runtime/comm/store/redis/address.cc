@@ -15,13 +15,13 @@ constexpr absl::string_view kForms =
     "redis://[USER@]HOST[:PORT][/DATABASE], the same with rediss:// for TLS, or unix:/PATH";
 constexpr size_t kTextBytesMax = 512;
 constexpr size_t kPathBytesMax = 107;  // of a Unix socket
-constexpr size_t kShownMax = 80;
+constexpr size_t kAddressShownMax = 80;
 constexpr int kPortMax = 65535;
 constexpr int kDatabaseMax = 9999;
 constexpr int kPortDefault = 6379;
 
 absl::Status Refuse(absl::string_view text, absl::string_view why) {
-  std::string shown(text.substr(0, kShownMax));
+  std::string shown(text.substr(0, kAddressShownMax));
   for (char& c : shown) {
     if (!absl::ascii_isprint(static_cast<unsigned char>(c))) c = '?';
   }

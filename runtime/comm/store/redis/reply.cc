@@ -9,7 +9,7 @@
 namespace megascale::comm {
 namespace {
 
-constexpr size_t kShownMax = 160;
+constexpr size_t kReplyShownMax = 160;
 
 struct Meaning {
   absl::string_view words;  // beginning of the reply
@@ -64,7 +64,7 @@ constexpr Meaning kMeanings[] = {
 
 absl::Status StatusOfError(const RedisReply& reply) {
   MEGASCALE_CHECK(reply.kind == RedisReply::Kind::kError);
-  std::string shown = reply.text.substr(0, kShownMax);
+  std::string shown = reply.text.substr(0, kReplyShownMax);
   for (char& c : shown) {
     if (!absl::ascii_isprint(static_cast<unsigned char>(c))) c = '?';
   }

@@ -13,12 +13,12 @@
 namespace megascale::tokenizer {
 namespace {
 
-constexpr size_t kShownBytesMax = 120;
+constexpr size_t kShownTypeBytesMax = 120;
 
 absl::Status Unsupported(const JsonObject& component, absl::string_view type,
                          absl::string_view supported) {
   return absl::InvalidArgumentError(absl::StrCat(component.path(), ": ",
-                                                 base::Printable(type, kShownBytesMax),
+                                                 base::Printable(type, kShownTypeBytesMax),
                                                  " is not supported; expected ", supported));
 }
 
@@ -100,7 +100,7 @@ absl::StatusOr<MetaspaceStep> ReadMetaspace(const JsonObject& component) {
   if (!adds_prefix && scheme != "never") {
     return absl::InvalidArgumentError(
         absl::StrCat(component.path(), ": add_prefix_space is false, but prepend_scheme is ",
-                     base::Printable(scheme, kShownBytesMax), "; expected never"));
+                     base::Printable(scheme, kShownTypeBytesMax), "; expected never"));
   }
   if (scheme == "first") {
     step.prepend = MetaspaceStep::Prepend::kFirst;

@@ -10,7 +10,7 @@
 namespace megascale::tokenizer {
 namespace {
 
-constexpr size_t kShownBytesMax = 100;
+constexpr size_t kShownNameBytesMax = 100;
 
 }  // namespace
 
@@ -43,7 +43,7 @@ absl::StatusOr<JsonObject> JsonObject::Of(const Json& value, std::string path) {
 }
 
 std::string JsonObject::PathOf(absl::string_view name) const {
-  const std::string shown = base::Printable(name, kShownBytesMax);
+  const std::string shown = base::Printable(name, kShownNameBytesMax);
   return path_.empty() ? shown : absl::StrCat(path_, ".", shown);
 }
 

@@ -369,23 +369,15 @@ TEST_F(DriverShellTest, ANodeThatIsForgottenInTheRoundOfARequestIsNotFound) {
   clock_.StepWall(absl::Hours(25));
   clock_.Advance(absl::Minutes(2));
   absl::Status answer;
-  const auto input = [&]() -> DriverShell::Output {
-    EXPECT_TRUE(shell_->Uncordon("pod").ok());
-    return [&] { answer = shell_->view()->Node("pod").status(); };
-  };
-  ASSERT_TRUE(shell_->Round({input}).ok());
+  Round([&] { EXPECT_TRUE(shell_->Uncordon("pod").ok()); },
+        [&] { answer = shell_->view()->Node("pod").status(); });
   EXPECT_EQ(answer, absl::NotFoundError("node pod: was lost long ago; its record is deleted"));
 }
 
 TEST_F(DriverShellTest, AnAgentHasJoinedBeforeItIsToldAnything) {
   ASSERT_TRUE(Submit("j").ok());
-  bool was_told = true;
-  const auto hello = [&]() -> DriverShell::Output {
-    EXPECT_TRUE(shell_->OnHello(HelloOf("n0", "a", 1), link_));
-    return [&] { was_told = link_->last.version() > 0; };
-  };
-  ASSERT_TRUE(shell_->Round({hello}).ok());
-  EXPECT_FALSE(was_told);
+  Round([&] { EXPECT_TRUE(shell_->OnHello(HelloOf("n0", "a", 1), link_)); },
+        [&] { EXPECT_EQ(link_->last.version(), 0) << "it was told first"; });
   EXPECT_EQ(link_->last.jobs_size(), 1);
 }
 
@@ -542,11 +534,9 @@ TEST_F(JobFilesTest, AFullDiskUnderTheDriversStateEndsNoJob) {
   Pass(absl::Seconds(2));
   EXPECT_EQ(Acknowledged(), 1) << "the agent keeps the step";
   EXPECT_EQ(job().state(), control::JOB_STATE_RUNNING);
-  const auto evict = [&]() -> DriverShell::Output {
-    EXPECT_TRUE(shell_->Evict(Evicted("n0", "").node_evicted()).ok());
-    return [] { ADD_FAILURE() << "was acknowledged and is not durable"; };
-  };
-  EXPECT_FALSE(shell_->Round({evict}).ok());
+  const auto evict = [&] { EXPECT_TRUE(shell_->Evict(Evicted("n0", "").node_evicted()).ok()); };
+  const auto answer = [] { ADD_FAILURE() << "was acknowledged and is not durable"; };
+  EXPECT_FALSE(TryRound(evict, answer).ok());
   shell_.reset();
   disk_.Crash();
   Break("");  // somebody made room, and started the driver again
@@ -686,11 +676,11 @@ TEST_F(DriverShellTest, ADriverOnAnOldCopyStopsWhenAnAgentKnowsMore) {
   report_.set_known_version(link_->last.version() + (int64_t{5} << 32));
   report_.set_known_proof(ProofOf(shell_->state(), report_.epoch(), report_.known_version()));
   Open(&copy);
-  const absl::Status status = shell_->Round({[&]() -> DriverShell::Output {
+  const auto report = [&] {
     shell_->OnHello(HelloOf("n0", "a", 1), link_);
     shell_->OnReport("n0", report_);
-    return [] {};
-  }});
+  };
+  const absl::Status status = TryRound(report, [] {});
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()), HasSubstr("megascale driver restore"));
 }
@@ -753,12 +743,11 @@ TEST_F(DriverShellTest, MachinesThatDoNotComeBackAreForgotten) {
 TEST_F(DriverShellTest, AnAnswerTellsNothingThatReadersDoNotSee) {
   Run();
   bool seen = false;
-  const absl::Status status = shell_->Round({[&]() -> DriverShell::Output {
+  const auto submit = [&] {
     EXPECT_TRUE(shell_->Submit(Submitted("k", SpecOf(1, 1, 30)).job_submitted()).ok());
     EXPECT_EQ(View("k").status().code(), absl::StatusCode::kNotFound) << "it is not durable yet";
-    return [&] { seen = View("k").ok() && View("k")->queue_position() == 1; };
-  }});
-  EXPECT_TRUE(status.ok()) << status;
+  };
+  Round(submit, [&] { seen = View("k").ok() && View("k")->queue_position() == 1; });
   EXPECT_TRUE(seen);
 }
 

@@ -15,13 +15,12 @@ void ShellTestBase::Begin(SimulatedDisk* disk, DriverShell::Options options) {
   shell_->Begin();
 }
 
-void ShellTestBase::Round(const std::function<void()>& input) {
-  std::vector<DriverShell::Input> inputs;
-  inputs.push_back([&]() -> DriverShell::Output {
+absl::Status ShellTestBase::TryRound(const std::function<void()>& input,
+                                     const std::function<void()>& output) {
+  return shell_->Round({[&]() -> DriverShell::Output {
     input();
-    return [] {};
-  });
-  ASSERT_TRUE(shell_->Round(inputs).ok());
+    return output;
+  }});
 }
 
 }  // namespace megascale::driver

@@ -17,8 +17,13 @@ class ShellTestBase : public ::testing::Test {
   // Begins a driver on `disk`, whose options are these; log, secret and clock are set here.
   void Begin(SimulatedDisk* disk, DriverShell::Options options);
 
-  // One round of the shell with one input.
-  void Round(const std::function<void()>& input);
+  // One round of the shell with one input, whose caller is answered by `output`.
+  absl::Status TryRound(const std::function<void()>& input, const std::function<void()>& output);
+  void Round(
+      const std::function<void()>& input, const std::function<void()>& output = [] {}) {
+    const absl::Status status = TryRound(input, output);
+    ASSERT_TRUE(status.ok()) << status;
+  }
 
   // The record of job "j", which must exist.
   const JobRecord& job() const { return *FindJob(shell_->state(), "j"); }

@@ -82,7 +82,7 @@ class BpeModel {
   std::string word_begin_;
   bool cuts_words_ = false;
   bool every_byte_known_ = false;
-  // Of kBytes all, of kCharacters those below 128; their fallback if all have one. -1: no token.
+  // With kCharacters only those below 128; if all bytes have a fallback, that. -1: no token.
   std::array<int32_t, 256> bytes_;
   // Whether a text may be cut between two bytes, both below 128.
   std::array<std::bitset<128>, 128> cuts_;

@@ -5,7 +5,6 @@
 
 #include <cstdio>
 #include <set>
-#include <string>
 #include <vector>
 
 #include "tests/diagnose/minder_run.h"

@@ -15,11 +15,11 @@ namespace {
 
 // As `./dev test` runs it.
 MinderReport RunShort(Fault fault) {
-  const MinderReport report = RunMinder({.fault = fault,
-                                         .calm = absl::Seconds(4),
-                                         .every = absl::Seconds(2),
-                                         .continuity = absl::Seconds(20),
-                                         .deadline = absl::Seconds(90)});
+  MinderReport report = RunMinder({.fault = fault,
+                                   .calm = absl::Seconds(4),
+                                   .every = absl::Seconds(2),
+                                   .continuity = absl::Seconds(20),
+                                   .deadline = absl::Seconds(90)});
   EXPECT_TRUE(report.is_right()) << MinderTable({report});
   return report;
 }

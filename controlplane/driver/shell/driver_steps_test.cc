@@ -24,6 +24,7 @@ namespace control = megascale::control::v1;
 namespace pb = megascale::driver::v1;
 namespace telemetry = megascale::telemetry::v1;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::StartsWith;
 
 class CountingLink : public AgentLink {
@@ -557,6 +558,18 @@ TEST_F(JobLogsTest, ADeletedLogIsMadeAnewAlthoughAnErrorShowsItFirst) {
   logs_->FinishEnded(absl::Seconds(502));
   disk_.Crash();
   EXPECT_EQ(LoggedSteps(), expected) << "the job has ended, and the driver goes on trying";
+}
+
+TEST_F(JobLogsTest, StepsOfADeletedLogThatWereNotInMemoryAreNamed) {
+  ASSERT_TRUE(BeginAttempt(1, 0, 0));
+  record_.mutable_submitted()->mutable_spec()->mutable_train()->set_steps(2000);
+  Append(1, 1, 1100, 0);
+  disk_.DeleteFile("/state/jobs/j/metrics.jsonl");
+  Break("append to ");
+  Append(1, 1101, 1101, 5);
+  Break("");
+  Append(1, 1101, 1101, 7);
+  EXPECT_THAT(logs_->WarningOf("j"), EndsWith("; the steps before step 77 were lost"));
 }
 
 // A list reads no files, and the best step of an attempt is logged once.

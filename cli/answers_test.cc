@@ -340,6 +340,21 @@ TEST_F(AnswersTest, MetricsOfAJobWhoseLossLogIsGoneAreAnError) {
   EXPECT_EQ(Run("metrics known").code, 0);
 }
 
+TEST_F(AnswersTest, MetricsOfAnEndedJobThatCompletedNoStepAfterItsCheckpointAreEmpty) {
+  driver_.num_steps = 0;
+  driver_.job.set_first_step(1000);
+  for (const int64_t last : {0, 1000}) {  // refused by its preflight; ended before its first step
+    driver_.job.set_last_step(last);
+    const Outcome none = Run("metrics known");
+    EXPECT_EQ(none.code, 0) << last << none.error;
+    EXPECT_EQ(none.error, "");
+  }
+  driver_.job.set_last_step(1001);
+  const Outcome gone = Run("metrics known");
+  EXPECT_EQ(gone.code, 1);
+  EXPECT_TRUE(absl::StrContains(gone.error, "completed 1 step, but its loss log")) << gone.error;
+}
+
 // --- GPUs ---------------------------------------------------------------------------------------
 
 TEST_F(AnswersTest, NodesHaveColumnsForGpusWhereThereAreSome) {

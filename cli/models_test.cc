@@ -305,7 +305,11 @@ TEST_F(ModelsTest, AJobGoesOnOnlyFromACheckpointWithOptimizerState) {
   const TestFolder folder;
   const std::string weights = directory_ + "/weights";
   ASSERT_EQ(Run(absl::StrCat("checkpoint import ", folder.path(), " --out ", weights)).code, 0);
-  std::filesystem::create_directories(directory_ + "/empty");
+  for (const char* name : {"/empty", "/damaged", "/newer"}) {
+    std::filesystem::create_directories(directory_ + name);
+  }
+  std::ofstream(directory_ + "/damaged/manifest.json") << "{\"step\": ";
+  std::ofstream(directory_ + "/newer/manifest.json") << "{\"format_version\": 99}";
   for (const char* command : {"submit examples/tiny.yaml --dry-run --from ",
                               "local examples/tiny.yaml --state-dir STATE --from "}) {
     const std::string from = absl::StrReplaceAll(command, {{"STATE", directory_ + "/state"}});
@@ -315,17 +319,22 @@ TEST_F(ModelsTest, AJobGoesOnOnlyFromACheckpointWithOptimizerState) {
               absl::StrCat("megascale: --from: ", weights,
                            ": holds weights alone, no optimizer state to go on from; begin with "
                            "them by model.from\n"));
-    const Outcome empty = Run(absl::StrCat(from, directory_, "/empty"));
-    EXPECT_EQ(empty.code, 2) << empty.error;
-    EXPECT_TRUE(absl::StrContains(empty.error, "/empty: has no manifest.json")) << empty.error;
+    const Outcome damaged = Run(absl::StrCat(from, directory_, "/damaged"));
+    EXPECT_EQ(damaged.code, 1) << damaged.error;
+    EXPECT_TRUE(absl::StrContains(damaged.error, "it was damaged or half-written"));
   }
-  const Outcome local = Run(
-      absl::StrCat("local examples/tiny.yaml --from /nowhere --state-dir ", directory_, "/state"));
-  EXPECT_EQ(local.code, 2) << local.error;
-  EXPECT_TRUE(absl::StrContains(local.error, "/nowhere: has no manifest.json")) << local.error;
+  // The machines that train may see a checkpoint there, or read a newer one.
+  for (const std::string& path :
+       {std::string("/nowhere"), directory_ + "/empty", directory_ + "/newer"}) {
+    const Outcome local = Run(absl::StrCat("local examples/tiny.yaml --from ", path,
+                                           " --state-dir ", directory_, "/state"));
+    EXPECT_NE(local.code, 0) << path;
+    const bool is_newer = absl::StrContains(path, "newer");
+    const char* const why = is_newer ? "has format version 99" : ": has no manifest.json";
+    EXPECT_TRUE(absl::StrContains(local.error, why)) << local.error;
+    EXPECT_EQ(Run("submit examples/tiny.yaml --dry-run --from " + path).code, 0) << path;
+  }
   EXPECT_FALSE(std::filesystem::exists(directory_ + "/state"));
-  EXPECT_EQ(Run("submit examples/tiny.yaml --dry-run --from /nowhere").code, 0)
-      << "the machines that train may see it";
 }
 
 TEST_F(ModelsTest, WhatMayDifferFromACheckpointIsChecked) {

@@ -167,7 +167,10 @@ class LocalRun {
     options.http_address = flags_.http_address;
     options.on_restart = [this](const launch::ClusterRestart& restart) {
       const bool forever = restart.backoff == absl::InfiniteDuration();
-      if (forever && restart.process == "driver") return refusal_.Add(ErrorOf(restart));
+      if (forever && restart.process == "driver") {
+        notes_.Take();  // of the drivers before, which said the same
+        return refusal_.Add(ErrorOf(restart));
+      }
       const std::string next =
           forever ? "all processes of the cluster ended with it; Ctrl-C ends this program"
                   : absl::StrCat("started again in ", absl::FormatDuration(restart.backoff),

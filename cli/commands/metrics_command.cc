@@ -22,6 +22,7 @@
 #include "nlohmann/json.hpp"
 #include "runtime/base/clock.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text/counted.h"
 
 namespace megascale::cli {
 namespace {
@@ -240,17 +241,19 @@ absl::Status PrintWithGpus(const control::v1::Job& job, bool is_last, GpuReader*
 }
 
 // Refuses a job that completed steps but whose loss log has none: somebody deleted it. A job that
-// begins at a checkpoint has a last step, too, before it completes one.
+// begins at a checkpoint has a last step, too, before it completes one, and so has a running job
+// whose steps were rolled back.
 absl::Status CheckLog(const control::v1::Job& job, client::JobClient* client) {
-  if (job.last_step() == 0 || (!job.has_last_record() && !IsTerminal(job.state()))) return {};
+  const int64_t num_completed = job.last_step() - job.first_step();
+  if (num_completed <= 0 || (!job.has_last_record() && !IsTerminal(job.state()))) return {};
   control::v1::ListStepsRequest request;
   request.set_job_id(job.job_id());
   request.set_max_steps(1);
   ASSIGN_OR_RETURN(const control::v1::ListStepsResponse first, client->Steps(request));
   if (first.steps_size() > 0) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat(
-      "job ", job.job_id(), ": completed ", job.last_step(),
-      " steps, but its loss log is missing or empty: ", job.directory(), "/metrics.jsonl"));
+  return absl::DataLossError(
+      absl::StrCat("job ", job.job_id(), ": completed ", base::Counted(num_completed, "step"),
+                   ", but its loss log is missing or empty: ", job.directory(), "/metrics.jsonl"));
 }
 
 absl::Status ShowMetrics(const MetricsFlags& flags, client::JobClient* client,

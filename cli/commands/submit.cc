@@ -1,9 +1,7 @@
 #include "cli/commands/submit.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <random>
-#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -27,19 +25,17 @@ absl::Status Mistake(absl::string_view option, absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat(option, ": ", why));
 }
 
-// A checkpoint that this machine does not see may be on the machines that train.
+// The machines that train may see another folder at this path than this machine, or have a newer
+// program: their preflight decides then.
 absl::Status CheckFrom(const std::string& path, JobPlace place) {
   RETURN_IF_ERROR(job::CheckPath("--from", path));
   const auto manifest = checkpoint::ReadManifest(path);
-  std::error_code error;
-  const bool is_hidden =
-      absl::IsPermissionDenied(manifest.status()) ||
-      (absl::IsNotFound(manifest.status()) && !std::filesystem::exists(path, error));
-  if (is_hidden && place == JobPlace::kElsewhere) return absl::OkStatus();
-  if (is_hidden || absl::IsNotFound(manifest.status())) {
-    return Mistake("--from", manifest.status().message());
+  const absl::Status& read = manifest.status();
+  if (!read.ok() && !absl::IsDataLoss(read) && place == JobPlace::kElsewhere) return {};
+  if (absl::IsNotFound(read) || absl::IsPermissionDenied(read)) {
+    return Mistake("--from", read.message());
   }
-  if (!manifest.ok()) return base::Annotate(manifest.status(), "--from");
+  if (!read.ok()) return base::Annotate(read, "--from");
   if (manifest->kind() != checkpoint::v1::CHECKPOINT_KIND_WEIGHTS) return absl::OkStatus();
   return Mistake("--from", absl::StrCat(path,
                                         ": holds weights alone, no optimizer state to go on "

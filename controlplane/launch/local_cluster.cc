@@ -37,6 +37,7 @@ constexpr absl::Duration kStopGrace = absl::Seconds(5);
 constexpr off_t kOldLogBytes = 8 << 20;
 constexpr off_t kLogReserveBytes = 64 << 10;
 constexpr absl::Duration kListenPoll = absl::Milliseconds(100);
+constexpr int kExitsBeforeListeningMax = 3;  // in a row; about a second with the backoff
 constexpr int kAgentsMax = 1000;
 // Socket paths have 107 bytes; what follows the run directory ("/n999/t9999/r99999-99999.sock")
 // fits.
@@ -158,7 +159,9 @@ class LocalCluster::Supervisor {
   // Takes the exits of processes; returns false if the keeper is gone.
   bool TakeExits(bool restart);
   void OnDeath(Member* member, const std::string& how);
-  // The driver ended by itself and has not listened yet.
+  // The driver ended and has not listened yet. Returns true if it ended by itself, as did enough of
+  // them before it: the next one would, too.
+  bool IsHopeless(const ProcessExit& exited);
   void GiveUp(Member* driver, const std::string& how);
   // Notes it when the driver listens.
   bool HasListened();
@@ -172,6 +175,7 @@ class LocalCluster::Supervisor {
   std::vector<Member> members_;
   int64_t last_token_ = 0;
   bool has_listened_ = false;
+  int num_exits_before_listening_ = 0;  // of drivers that ended by themselves, in a row
   std::thread thread_;
 };
 
@@ -286,8 +290,7 @@ bool LocalCluster::Supervisor::TakeExits(bool restart) {
       member.token = 0;
       if (!restart) continue;
       const std::string how = DescribeExit(exited.status);
-      const bool by_itself = WIFEXITED(exited.status);
-      if (member.is_driver && by_itself && !HasListened()) {
+      if (member.is_driver && !HasListened() && IsHopeless(exited)) {
         GiveUp(&member, how);
       } else {
         OnDeath(&member, how);
@@ -306,11 +309,16 @@ void LocalCluster::Supervisor::OnDeath(Member* member, const std::string& how) {
       {member->name, how, member->backoff.times_in_a_row(), backoff, member->log_path, ""});
 }
 
+bool LocalCluster::Supervisor::IsHopeless(const ProcessExit& exited) {
+  num_exits_before_listening_ = WIFEXITED(exited.status) ? num_exits_before_listening_ + 1 : 0;
+  return num_exits_before_listening_ >= kExitsBeforeListeningMax;
+}
+
 void LocalCluster::Supervisor::GiveUp(Member* driver, const std::string& how) {
   driver->start_at = absl::InfiniteDuration();
   if (!options_.on_restart) return;
-  options_.on_restart({driver->name, how, 1, absl::InfiniteDuration(), driver->log_path,
-                       ErrorIn(driver->log_path, driver->log_begin)});
+  options_.on_restart({driver->name, how, num_exits_before_listening_, absl::InfiniteDuration(),
+                       driver->log_path, ErrorIn(driver->log_path, driver->log_begin)});
 }
 
 bool LocalCluster::Supervisor::HasListened() {

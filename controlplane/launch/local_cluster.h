@@ -22,15 +22,16 @@
 namespace megascale::launch {
 
 // A driver or agent died and will be started again. With infinite backoff it will not, and only
-// Stop is left to call: either the "process keeper" died, and all processes with it, or the driver
-// ended by itself before it had listened once, for a reason that the next one would meet, too.
+// Stop is left to call: either the "process keeper" died, and all processes with it, or three
+// drivers in a row ended by themselves before one had listened, so that the next one would, too. A
+// single one may have met the lock or the port of a cluster that is just ending.
 struct ClusterRestart {
   std::string process;     // "driver", "agent n0"
   std::string how;         // "killed by signal 9 (Killed)"
   int times_in_a_row = 0;  // deaths since it last lived for 10 s
   absl::Duration backoff;  // until it is started again
   std::string log_path;    // its output
-  std::string error;       // what the driver said last, if it is not started again
+  std::string error;       // what the last driver said, if none is started again
 };
 
 struct LocalClusterOptions {

@@ -24,6 +24,7 @@ namespace control = megascale::control::v1;
 namespace pb = megascale::driver::v1;
 namespace telemetry = megascale::telemetry::v1;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::StartsWith;
 
 class CountingLink : public AgentLink {
@@ -508,6 +509,7 @@ TEST_F(JobLogsTest, ACutThatIsDueIsNotForgottenForTheNextOne) {
   EXPECT_EQ(logs_->Acknowledged("j"), 2);
   Break("");
   EXPECT_TRUE(BeginAttempt(3, 4, 5));
+  EXPECT_EQ(logs_->WarningOf("j"), "") << "what was cut is not lost";
   Append(2, 3, 4, 5);
   Append(3, 5, 6, 5);
   EXPECT_EQ(LoggedAttempts(), "1/1 2/1 3/2 4/2 5/3 6/3");
@@ -527,6 +529,47 @@ TEST_F(JobLogsTest, ALogThatIsSetAsideLacksTheStepsOfAnAttemptAndKeepsNoneThatWe
   Break("");
   Append(3, 9, 10, 200);
   EXPECT_EQ(LoggedAttempts(), "1/1 2/1 9/3 10/3");
+}
+
+// Somebody makes room on a full disk.
+TEST_F(JobLogsTest, ADeletedLogIsMadeAnewAlthoughAnErrorShowsItFirst) {
+  ASSERT_TRUE(BeginAttempt(1, 0, 0));
+  const std::string path = "/state/jobs/j/metrics.jsonl";
+  std::vector<int64_t> expected;
+  for (const char* effect : {"append to ", "sync ", "open "}) {
+    const auto step = static_cast<int64_t>(expected.size());
+    const double now = 10 * static_cast<double>(step + 1);
+    Append(1, step + 1, step + 3, now);
+    disk_.DeleteFile(path);
+    Break(effect + path);
+    Append(1, step + 4, step + 4, now + 5);
+    EXPECT_THAT(logs_->WarningOf("j"), StartsWith("its loss log cannot be used: ")) << effect;
+    Break("");
+    Append(1, step + 4, step + 5, now + 7);
+    for (int i = 1; i <= 5; ++i) expected.push_back(step + i);
+    EXPECT_EQ(LoggedSteps(), expected) << effect;
+    EXPECT_THAT(logs_->WarningOf("j"), StartsWith(path + " was deleted or moved")) << effect;
+  }
+  disk_.DeleteFile(path);
+  Break("sync " + path);
+  logs_->Finish("j", absl::Seconds(500));
+  logs_->Forget("j");
+  Break("");
+  logs_->FinishEnded(absl::Seconds(502));
+  disk_.Crash();
+  EXPECT_EQ(LoggedSteps(), expected) << "the job has ended, and the driver goes on trying";
+}
+
+TEST_F(JobLogsTest, StepsOfADeletedLogThatWereNotInMemoryAreNamed) {
+  ASSERT_TRUE(BeginAttempt(1, 0, 0));
+  record_.mutable_submitted()->mutable_spec()->mutable_train()->set_steps(2000);
+  Append(1, 1, 1100, 0);
+  disk_.DeleteFile("/state/jobs/j/metrics.jsonl");
+  Break("append to ");
+  Append(1, 1101, 1101, 5);
+  Break("");
+  Append(1, 1101, 1101, 7);
+  EXPECT_THAT(logs_->WarningOf("j"), EndsWith("; the steps before step 77 were lost"));
 }
 
 // A list reads no files, and the best step of an attempt is logged once.

@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
@@ -15,6 +16,13 @@ constexpr absl::Duration kRetry = absl::Seconds(1);
 constexpr absl::Duration kRetryAside = absl::Minutes(1);
 constexpr absl::Duration kWarnInterval = absl::Minutes(1);
 
+// The records that the cut takes away are not to be put back.
+void DropCut(const LossLogCut& cut, std::vector<LossLog::StepRecord>* records) {
+  std::erase_if(*records, [&](const LossLog::StepRecord& record) {
+    return record.step() > cut.restore_step && record.attempt() < cut.attempt;
+  });
+}
+
 }  // namespace
 
 // After a failed sync the file may have records that are not on the disk. Cuts that are due come
@@ -25,8 +33,10 @@ absl::Status JobLogs::Reopen(Entry* entry) {
   if (entry->synced >= 0 && log->last_step() > entry->synced) {
     RETURN_IF_ERROR(log->DropAfter(entry->synced));
   }
+  RETURN_IF_ERROR(PutBack(log.get(), entry));
   log->ContinueFrom(entry->synced, entry->position);
   for (const LossLogCut& cut : entry->cuts) {
+    DropCut(cut, &entry->kept);
     RETURN_IF_ERROR(log->CutTo(cut.restore_step, cut.attempt));
   }
   entry->cuts.clear();
@@ -34,6 +44,25 @@ absl::Status JobLogs::Reopen(Entry* entry) {
   // The agents do not have the steps any more that were acknowledged without a log.
   if (entry->set_aside) log->GoOnAt(entry->reported + 1);
   entry->log = std::move(log);
+  entry->kept.clear();
+  return absl::OkStatus();
+}
+
+// The file may be new, or a copy that somebody put there. What a failed Mend wrote into it may not
+// be on the disk.
+absl::Status JobLogs::PutBack(LossLog* log, Entry* entry) {
+  const auto& kept = entry->kept;
+  if (!kept.empty() && (entry->displaced || log->last_step() < kept.back().step())) {
+    const std::string told = log->DescribeLoss(kept, entry->kept_all);
+    // At a second try the file has a part of them, and what was lost is no longer seen.
+    if (entry->mended.empty() || absl::StrContains(told, "were lost")) {
+      entry->mended = told;
+      base::LogWarning(told);
+    }
+    if (entry->displaced) RETURN_IF_ERROR(log->DropAfter(kept.front().step() - 1));
+    RETURN_IF_ERROR(log->PutBack(kept));
+  }
+  entry->displaced = false;
   return absl::OkStatus();
 }
 
@@ -60,6 +89,11 @@ void JobLogs::Fail(const std::string& job_id, Entry* entry, const absl::Status& 
   if (entry->log != nullptr) {
     entry->synced = entry->log->synced_step();
     entry->position = entry->log->synced_position();
+    const RecentSteps& recent = entry->log->recent();
+    entry->kept.assign(recent.begin(), recent.end());
+    std::erase_if(entry->kept, [&](const auto& record) { return record.step() > entry->synced; });
+    entry->kept_all = recent.size() < LossLog::kRecentMax;
+    entry->displaced = !entry->log->IsAtItsPath();
   }
   entry->log.reset();
   entry->failing_since = std::min(entry->failing_since, now);
@@ -168,6 +202,7 @@ bool JobLogs::Cut(const JobRecord& job, absl::Duration now) {
       log == nullptr ? absl::OkStatus() : log->CutTo(cut.restore_step, cut.attempt);
   if (!done.ok()) {
     Fail(cut.job_id, &entry, done, now);
+    DropCut(cut, &entry.kept);  // the file may have been cut
     log = nullptr;
   }
   if (log == nullptr) {
@@ -186,7 +221,8 @@ void JobLogs::Forget(const std::string& job_id) {
   const auto found = logs_.find(job_id);
   if (found == logs_.end()) return;
   Entry& entry = found->second;
-  if (entry.log == nullptr && !entry.cuts.empty() && !entry.directory.empty()) {
+  const bool has_work = !entry.cuts.empty() || !entry.kept.empty();
+  if (entry.log == nullptr && has_work && !entry.directory.empty()) {
     entry.synced = -1;  // what the file has of the last steps nobody sends again
     entry.retry_at = -absl::InfiniteDuration();
     ended_[job_id] = std::move(entry);
@@ -194,7 +230,7 @@ void JobLogs::Forget(const std::string& job_id) {
   logs_.erase(found);
 }
 
-// Steps that a rollback took back must not stay in the log for ever.
+// Steps that a rollback took back must not stay in the log for ever, nor may deleted ones be lost.
 void JobLogs::FinishEnded(absl::Duration now) {
   for (auto ended = ended_.begin(); ended != ended_.end();) {
     Entry& entry = ended->second;

@@ -4,7 +4,8 @@
 // While a log fails, its steps are not acknowledged, so agents keep them, and the job's checkpoints
 // are not committed, so that no checkpoint outlives the steps before it. The log is opened again
 // every second. After kPatience it is set aside with a warning: the job goes on without it, and the
-// log, when it works again, has a gap.
+// log, when it works again, has a gap. What its file had and has lost by then, because somebody
+// deleted it, is put back from memory.
 // Threads: one owner. Blocking: the disk.
 #pragma once
 
@@ -74,8 +75,9 @@ class JobLogs {
   // By job, of all jobs with a log.
   std::map<std::string, int64_t> Acknowledged() const;
 
-  // Closes the log of a job that has ended. A log that could not be cut may have steps that were
-  // rolled back. It is cut when it works again: FinishEnded tries that until Drop.
+  // Closes the log of a job that has ended. A log that fails may have steps that were rolled back,
+  // or lack what was deleted. It is set right when it works again: FinishEnded tries that until
+  // Drop.
   void Forget(const std::string& job_id);
   void FinishEnded(absl::Duration now);
   // Gives up what is left to do for a job that is forgotten.
@@ -91,7 +93,11 @@ class JobLogs {
     std::vector<LossLogCut> cuts;
     int64_t synced = -1;   // durable when it failed; -1: unknown
     int64_t position = 0;  // LossLog::synced_position when it failed
-    int64_t reported = 0;  // newest step that agents reported
+    // Of its durable records, those that were in memory when it failed, without what was cut since.
+    std::vector<LossLog::StepRecord> kept;
+    bool kept_all = false;   // it had no steps before these
+    bool displaced = false;  // the file that failed was no longer at its path
+    int64_t reported = 0;    // newest step that agents reported
     // While a cut is due: later steps are not acknowledged, although they are on the disk.
     int64_t acknowledge_max = std::numeric_limits<int64_t>::max();
     absl::Duration failing_since = absl::InfiniteDuration();
@@ -100,7 +106,7 @@ class JobLogs {
     bool set_aside = false;
     absl::Duration looked_at = -absl::InfiniteDuration();
     std::string failure;                                  // why it fails; "": it works
-    std::string mended;                                   // what LossLog::Mend said last
+    std::string mended;                                   // what was last put back or lost
     absl::Duration gap_since = absl::InfiniteDuration();  // agents report later steps than its next
     std::map<int64_t, absl::Duration> commits_wait_since;  // by step, in awake time
   };
@@ -108,6 +114,7 @@ class JobLogs {
   void MindTheGap(const LossLog::StepRecord& first, Entry* entry, absl::Duration now);
   void Fail(const std::string& job_id, Entry* entry, const absl::Status& why, absl::Duration now);
   absl::Status Reopen(Entry* entry);
+  static absl::Status PutBack(LossLog* log, Entry* entry);
   void Look(const std::string& job_id, Entry* entry, absl::Duration now);
 
   JobFiles& files_;

@@ -294,6 +294,7 @@ control::Job ViewJob(const JobRecord& job, const JobSources& sources) {
   view.set_attempt_reason(job.attempt_reason());
   view.set_restarts(std::max<int64_t>(0, job.attempt() - 1));
   view.set_directory(job.submitted().directory());
+  view.set_first_step(job.first_step());
   view.set_last_step(IsTerminal(job) ? LastKnownStep(job) : job.restore().step());
   if (sources.steps != nullptr && !sources.steps->empty()) {
     view.set_last_step(std::max(sources.steps->back().step(), job.restore().step()));

@@ -149,6 +149,21 @@ TEST_F(JobViewTest, TheProgressOfAMachineThatTokenizesIsTheJobsMessage) {
   EXPECT_EQ(ViewJob(job_, sources).message(), before);
 }
 
+TEST_F(JobViewTest, AnEndedJobSaysAtWhichStepItBegan) {
+  JobSources sources;
+  sources.now = absl::FromUnixSeconds(1000);
+  sources.node = [](const std::string&) { return nullptr; };
+  sources.report = [](const std::string&) { return nullptr; };
+  job_.set_first_step(1000);  // submitted from a checkpoint
+  job_.mutable_restore()->set_step(1000);
+  job_.mutable_time_book()->set_kept_step(1000);
+  job_.set_stage(v1::STAGE_ENDED);
+  job_.set_state(control::JOB_STATE_CANCELLED);
+  const control::Job view = ViewJob(job_, sources);
+  EXPECT_EQ(view.first_step(), 1000);
+  EXPECT_EQ(view.last_step(), 1000);
+}
+
 TEST_F(JobViewTest, AFailureOfAnotherKindIsNoWarningOfNumbers) {
   Run(10);
   job_.mutable_culprit()->set_failure_class(telemetry::FAILURE_CLASS_EXITED);

@@ -35,11 +35,12 @@ class RealFile : public AppendedFile {
     return base::ErrnoStatus(errno, absl::StrCat("cut ", path_));
   }
 
-  // A path that cannot be looked up now may well lead to the file.
+  // A path that cannot be looked up now may well lead to the file. NFS says ESTALE of a file that
+  // another machine deleted.
   bool IsAtItsPath() override {
     struct stat open = {};
     struct stat named = {};
-    if (::fstat(fd_.get(), &open) != 0) return true;
+    if (::fstat(fd_.get(), &open) != 0) return errno != ESTALE;
     if (::stat(path_.c_str(), &named) != 0) return errno != ENOENT && errno != ENOTDIR;
     return open.st_dev == named.st_dev && open.st_ino == named.st_ino;
   }

@@ -1,8 +1,8 @@
 #include "controlplane/driver/storage/log_backup.h"
 
-#include <sys/stat.h>
-
 #include <cerrno>
+#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <system_error>
@@ -41,21 +41,29 @@ absl::Status CheckHasNoLog(const std::string& directory) {
   return std::filesystem::exists(LogOf(directory), error) ? HasLog(directory) : absl::OkStatus();
 }
 
-absl::Status WriteSnapshot(const DriverState& state, const std::string& directory) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<EventLog> log, OpenRocksDbLog(LogOf(directory)));
+absl::Status WriteSnapshot(const DriverState& state, const std::string& path) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<EventLog> log, OpenRocksDbLog(path));
   return log->WriteSnapshot(state);
 }
 
-// Leaves no log if it fails, so that it can be tried again.
+absl::Status GiveItsName(const std::string& made, const std::string& directory) {
+  if (::rename(made.c_str(), LogOf(directory).c_str()) == 0) return base::SyncDirectory(directory);
+  if (errno == EEXIST || errno == ENOTEMPTY) return HasLog(directory);
+  return base::ErrnoStatus(errno, absl::StrCat("make ", LogOf(directory)));
+}
+
+// Leaves no log if it fails or the process is killed, so that it can be tried again.
 absl::Status WriteState(const DriverState& state, const std::string& directory) {
   RETURN_IF_ERROR(base::MakeDirectories(directory));
-  if (::mkdir(LogOf(directory).c_str(), 0700) != 0) {
-    if (errno == EEXIST) return HasLog(directory);
-    return base::ErrnoStatus(errno, absl::StrCat("make ", LogOf(directory)));
+  RETURN_IF_ERROR(CheckHasNoLog(directory));
+  std::string made = absl::StrCat(LogOf(directory), ".new-XXXXXX");
+  if (::mkdtemp(made.data()) == nullptr) {
+    return base::ErrnoStatus(errno, absl::StrCat("make ", made));
   }
-  absl::Status written = WriteSnapshot(state, directory);
+  absl::Status written = WriteSnapshot(state, made);
+  if (written.ok()) written = GiveItsName(made, directory);
   std::error_code error;
-  if (!written.ok()) std::filesystem::remove_all(LogOf(directory), error);
+  if (!written.ok()) std::filesystem::remove_all(made, error);
   return written;
 }
 

@@ -57,6 +57,21 @@ int64_t ForEachRecord(absl::string_view text,
   return num_bad;
 }
 
+// Returns true if a file whose newest records are `found` has, in place of `records` or after them,
+// others.
+bool Contradicts(const RecentSteps& found, const std::vector<LossLog::StepRecord>& records) {
+  size_t next = 0;
+  for (const LossLog::StepRecord& record : found) {
+    if (record.step() < records.front().step()) continue;
+    if (next == records.size() || records[next].step() != record.step() ||
+        records[next].attempt() != record.attempt()) {
+      return true;
+    }
+    ++next;
+  }
+  return false;
+}
+
 }  // namespace
 
 LossLog::LossLog(std::string path, JobFiles* files, std::unique_ptr<AppendedFile> file)
@@ -123,19 +138,37 @@ absl::Status LossLog::Sync() {
 }
 
 absl::StatusOr<std::string> LossLog::Mend() {
-  if (file_ == nullptr || file_->IsAtItsPath()) return "";
-  const bool is_deleted = !files_.Exists(path_);
+  if (IsAtItsPath()) return "";
   const std::string directory = path_.substr(0, path_.size() - sizeof(kLossLogFile));
   ASSIGN_OR_RETURN(const std::unique_ptr<LossLog> found, Open(directory, &files_));
-  if (!recent_.empty()) found->GoOnAt(recent_.front().step());
-  for (const StepRecord& record : recent_) RETURN_IF_ERROR(found->Append(record));
-  RETURN_IF_ERROR(found->Sync());
+  const std::vector<StepRecord> records(recent_.begin(), recent_.end());
+  std::string told = found->DescribeLoss(records, records.size() < kRecentMax);
+  RETURN_IF_ERROR(found->PutBack(records));
   file_ = std::move(found->file_);
+  return told;
+}
+
+absl::Status LossLog::PutBack(const std::vector<StepRecord>& records) {
+  if (records.empty()) return absl::OkStatus();
+  if (Contradicts(recent_, records)) RETURN_IF_ERROR(DropAfter(records.front().step() - 1));
+  for (const StepRecord& record : records) {
+    GoOnAt(record.step());
+    RETURN_IF_ERROR(Append(record));
+  }
+  return Sync();
+}
+
+std::string LossLog::DescribeLoss(const std::vector<StepRecord>& records, bool is_all) const {
   std::string told =
-      absl::StrCat(path_, is_deleted ? " was deleted or moved" : " was replaced",
+      absl::StrCat(path_, last_step() == 0 ? " was deleted or moved" : " was replaced or damaged",
                    " while the driver wrote it; the driver added the steps that it had in memory");
-  if (is_deleted && !recent_.empty()) {
-    absl::StrAppend(&told, ", from step ", recent_.front().step(), " on");
+  if (records.empty()) return told;
+  const int64_t first = records.front().step();
+  absl::StrAppend(&told, ", from step ", first, " on");
+  if (last_step() == 0 && !is_all) {
+    absl::StrAppend(&told, "; the steps before step ", first, " were lost");
+  } else if (last_step() > 0 && last_step() + 1 < first) {
+    absl::StrAppend(&told, "; the steps from ", last_step() + 1, " to ", first - 1, " were lost");
   }
   return told;
 }

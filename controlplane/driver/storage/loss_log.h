@@ -41,6 +41,14 @@ class LossLog {
   // makes it anew if need be, and adds the steps in memory that it lacks, durably. Returns what
   // happened, for people; "": the file is in its place. Cost: two system calls if it is.
   absl::StatusOr<std::string> Mend();
+  // Returns false if Mend has something to do.
+  bool IsAtItsPath() const { return file_ == nullptr || file_->IsAtItsPath(); }
+  // Adds those of `records`, the log's newest, that the file lacks, durably. Cuts first what
+  // contradicts them: a copy from before a rollback has steps of another attempt.
+  absl::Status PutBack(const std::vector<StepRecord>& records);
+  // Returns what happened to a file that lacks some of `records`, for people. Call before PutBack.
+  // `is_all`: the log had no steps before them.
+  std::string DescribeLoss(const std::vector<StepRecord>& records, bool is_all) const;
 
   // Closes the file; records in memory stay readable. For a job that has ended.
   void Close() { file_.reset(); }

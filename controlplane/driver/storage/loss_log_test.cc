@@ -137,9 +137,44 @@ TEST_F(LossLogTest, AFileThatAnOlderCopyReplacedGetsTheStepsThatItLacks) {
   std::filesystem::copy(directory_ + "/metrics.jsonl", directory_ + "/copy");
   Add(log.get(), 3, 4, 1);
   std::filesystem::rename(directory_ + "/copy", directory_ + "/metrics.jsonl");
-  EXPECT_THAT(*log->Mend(), HasSubstr("metrics.jsonl was replaced while"));
+  EXPECT_THAT(*log->Mend(), HasSubstr("metrics.jsonl was replaced or damaged while"));
   Add(log.get(), 5, 5, 1);
   EXPECT_EQ(Steps(*Open()), "1/1 2/1 3/1 4/1 5/1");
+}
+
+TEST_F(LossLogTest, StepsBehindAGapArePutBackToo) {
+  const auto log = Open();
+  Add(log.get(), 1, 2, 1);
+  log->GoOnAt(11);
+  Add(log.get(), 11, 12, 1);
+  std::filesystem::remove(directory_ + "/metrics.jsonl");
+  EXPECT_THAT(*log->Mend(), HasSubstr("from step 1 on"));
+  EXPECT_EQ(Steps(*Open()), "1/1 2/1 11/1 12/1");
+}
+
+TEST_F(LossLogTest, ACopyFromBeforeARollbackHasNoStepTwice) {
+  const auto log = Open();
+  Add(log.get(), 1, 5, 1);
+  std::filesystem::copy(directory_ + "/metrics.jsonl", directory_ + "/copy");
+  ASSERT_TRUE(log->CutTo(2, 2).ok());
+  Add(log.get(), 3, 4, 2);
+  std::filesystem::rename(directory_ + "/copy", directory_ + "/metrics.jsonl");
+  EXPECT_THAT(*log->Mend(), HasSubstr("was replaced"));
+  Add(log.get(), 5, 5, 2);
+  EXPECT_EQ(Steps(*log), "1/1 2/1 3/2 4/2 5/2");
+  EXPECT_EQ(Steps(*Open()), "1/1 2/1 3/2 4/2 5/2");
+}
+
+TEST_F(LossLogTest, StepsThatWereNotInMemoryAreSaidToBeLost) {
+  const auto log = Open();
+  Add(log.get(), 1, 10, 1);
+  std::filesystem::copy(directory_ + "/metrics.jsonl", directory_ + "/copy");
+  Add(log.get(), 11, 1100, 1);
+  std::filesystem::rename(directory_ + "/copy", directory_ + "/metrics.jsonl");
+  EXPECT_THAT(*log->Mend(), HasSubstr("from step 77 on; the steps from 11 to 76 were lost"));
+  std::filesystem::remove(directory_ + "/metrics.jsonl");
+  EXPECT_THAT(*log->Mend(), HasSubstr("from step 77 on; the steps before step 77 were lost"));
+  EXPECT_EQ(Open()->recent().front().step(), 77);
 }
 
 // Counts what is read.

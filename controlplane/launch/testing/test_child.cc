@@ -1,5 +1,5 @@
 // The child process of this folder's tests. It also replaces `megascale driver`, which
-// refuses to start with --machine-tests refused, and `megascale agent`.
+// refuses to start with --machine-tests refused, or "refused twice", and `megascale agent`.
 //   exit N | pause | linger | family | write FD TEXT | environment NAME | driver … | agent …
 #include <dirent.h>
 #include <pthread.h>
@@ -80,11 +80,20 @@ int CountAgents(const std::string& directory) {
   return count;
 }
 
+// Returns how often it was called for this directory, this time included.
+int CountStarts(const std::string& directory) {
+  std::ofstream starts(directory + "/driver.starts", std::ios::app);
+  starts << '.' << std::flush;
+  return static_cast<int>(starts.tellp());
+}
+
 int RunDriver(int argc, char** argv) {
   const std::string socket = Option(argc, argv, "--listen").substr(5);
   const std::string directory = socket.substr(0, socket.rfind('/'));
-  if (Option(argc, argv, "--machine-tests") == "refused") {
-    std::printf("I driver: starts\nmegascale: the log is damaged\n  what to do\n");
+  const std::string tests = Option(argc, argv, "--machine-tests");
+  const int start = CountStarts(directory);
+  if (tests == "refused" || (tests == "refused twice" && start <= 2)) {
+    std::printf("I driver: starts\nmegascale: start %d: the log is damaged\n  what to do\n", start);
     return 1;
   }
   WritePid(directory + "/driver.pid");

@@ -21,9 +21,12 @@ else
   files=$(git ls-files -co --exclude-standard -- '*.cc')
 fi
 if [[ $# -gt 0 ]]; then
-  folders=$(printf '%s\n' "${@%/}")
+  for folder in "$@"; do
+    [[ -d $folder ]] || { echo "tidy: $folder: no such folder; expected one of this repository, such as runtime/plan" >&2; exit 2; }
+  done
+  folders=$(realpath --relative-to=. -- "$@")
   files=$(awk 'NR == FNR { folders[$0]; next }
-               { for (folder in folders) if (index($0, folder "/") == 1) { print; next } }' <(echo "$folders") - <<<"$files")
+               { for (folder in folders) if (folder == "." || index($0, folder "/") == 1) { print; next } }' <(echo "$folders") - <<<"$files")
 fi
 # Tests are held to the compiler's warnings and to //tests/tidy.
 files=$(grep -vE '_test\.cc$|^tests/|/test_[a-z_]*\.cc$' <<<"$files" || true)
@@ -37,7 +40,7 @@ else
   echo "tidy: leaves gpu/ out: no CUDA toolkit in $cuda_home" >&2
   files=$(grep -v '^gpu/' <<<"$files" || true)
 fi
-[[ -z "$files" ]] && exit 0
+[[ -z "$files" ]] && { echo "tidy: no source to look at" >&2; exit 0; }
 
 passed_dir=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/megascale-tidy
 mkdir -p "$passed_dir"

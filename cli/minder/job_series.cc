@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/base/text/shortlist.h"
 #include "runtime/layout/groups.h"
 #include "runtime/plan/mesh.h"
 
@@ -18,16 +20,16 @@ namespace {
 
 namespace telemetry = megascale::telemetry::v1;
 
-constexpr size_t kNumMetrics = 10;
+constexpr size_t kNumMetrics = 9;
+constexpr char kAwaitingShare[] = "awaiting share";
 // Agents keep samples of 15 minutes.
 constexpr double kAgeSecondsMax = 16 * 60;
 
 // The job's processes on the machine, together.
 struct JobOnMachine {
   int num_ranks = 0;
-  double compute_share = 0;  // means of the ranks
-  double transfer_share = 0;
-  double awaiting_share = 0;
+  double compute_share = 0;                  // means of the ranks
+  std::optional<double> awaiting_share = 0;  // unset: it is not measured
   double memory_bytes = 0;
 };
 
@@ -37,20 +39,23 @@ JobOnMachine JobOn(const telemetry::MachineSample& sample, const std::string& jo
     if (process.job_id() != job_id) continue;
     ++job.num_ranks;
     job.compute_share += process.compute_share();
-    job.transfer_share += process.transfer_share();
-    job.awaiting_share += process.awaiting_share();
+    if (!process.has_awaiting_share()) job.awaiting_share.reset();
+    // Waiting beside an instruction that computes costs no time.
+    if (job.awaiting_share.has_value()) {
+      *job.awaiting_share += std::min(process.awaiting_share(), process.wait_share());
+    }
     job.memory_bytes += static_cast<double>(process.memory_bytes());
   }
   if (job.num_ranks > 0) {
     job.compute_share /= job.num_ranks;
-    job.transfer_share /= job.num_ranks;
-    job.awaiting_share /= job.num_ranks;
+    if (job.awaiting_share.has_value()) *job.awaiting_share /= job.num_ranks;
   }
   return job;
 }
 
 // In the order of MachineMetrics.
-std::vector<double> ValuesOf(const telemetry::MachineSample& sample, const JobOnMachine& job) {
+std::vector<std::optional<double>> ValuesOf(const telemetry::MachineSample& sample,
+                                            const JobOnMachine& job) {
   double network = 0;
   double errors = 0;
   for (const telemetry::InterfaceSample& interface : sample.interfaces()) {
@@ -61,7 +66,6 @@ std::vector<double> ValuesOf(const telemetry::MachineSample& sample, const JobOn
           sample.throttled_share(),
           sample.busy_cores(),
           network,
-          job.transfer_share,
           job.awaiting_share,
           sample.retransmitted_segments() + errors,
           sample.disk_read_bytes() + sample.disk_written_bytes(),
@@ -78,8 +82,7 @@ const std::vector<minder::MetricKind>& MachineMetrics() {
                                           {"throttled share", {0, 1}, false},
                                           {"busy cores", {0, 2}, true},
                                           {"network bytes per second", {0, 20e6}, true},
-                                          {"transfer share", {0, 1}, false},
-                                          {"awaiting share", {0, 1}, false},
+                                          {kAwaitingShare, {0, 1}, false},
                                           {"lost packets per second", {0, 100}, true},
                                           {"disk bytes per second", {0, 50e6}, true},
                                           {"major faults per second", {0, 200}, true},
@@ -98,12 +101,32 @@ void AddMachine(const std::string& name, const telemetry::Evidence& evidence,
                         static_cast<double>(sample.monotonic_nanos())) /
                        1e9;
     if (!(age >= 0 && age <= kAgeSecondsMax)) continue;  // no agent of ours says so
-    const std::vector<double> values = ValuesOf(sample, job);
+    const std::vector<std::optional<double>> values = ValuesOf(sample, job);
     for (size_t m = 0; m < kNumMetrics; ++m) {
-      machine.metrics[m].push_back({read_seconds - age, values[m]});
+      if (values[m].has_value()) machine.metrics[m].push_back({read_seconds - age, *values[m]});
     }
   }
   recording->machines.push_back(std::move(machine));
+}
+
+std::string LeaveOutUnmeasured(minder::Recording* recording) {
+  const auto at = std::find(recording->metrics.begin(), recording->metrics.end(), kAwaitingShare);
+  if (at == recording->metrics.end()) return "";
+  const auto column = at - recording->metrics.begin();
+  std::vector<std::string> without;
+  for (const minder::RecordedMachine& machine : recording->machines) {
+    const bool is_recorded = !machine.metrics[0].empty();
+    if (is_recorded && machine.metrics[static_cast<size_t>(column)].empty()) {
+      without.push_back(machine.name);
+    }
+  }
+  if (without.empty()) return "";
+  recording->metrics.erase(at);
+  for (minder::RecordedMachine& machine : recording->machines) {
+    machine.metrics.erase(machine.metrics.begin() + column);
+  }
+  return absl::StrCat(kAwaitingShare, ": not measured by the agents of ", base::Shortlist(without),
+                      ", which are older; it is compared on no machine");
 }
 
 std::vector<int> GroupsByStage(const minder::Recording& recording, const control::v1::Job& job) {
@@ -153,6 +176,9 @@ absl::StatusOr<JobSeries> FetchSeries(client::JobClient* client, const std::stri
   std::sort(series.recording.machines.begin(), series.recording.machines.end(),
             [](const auto& a, const auto& b) { return a.name < b.name; });
   series.groups = GroupsByStage(series.recording, series.job);
+  if (std::string note = LeaveOutUnmeasured(&series.recording); !note.empty()) {
+    series.notes.push_back(std::move(note));
+  }
   return series;
 }
 

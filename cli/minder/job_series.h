@@ -19,7 +19,7 @@ const std::vector<minder::MetricKind>& MachineMetrics();
 struct JobSeries {
   minder::Recording recording;
   std::vector<int> groups;         // of machines: those with a number hold the same pipeline stages
-  std::vector<std::string> notes;  // machines whose agents did not answer
+  std::vector<std::string> notes;  // what could not be fetched
   control::v1::Job job;
 };
 
@@ -27,6 +27,10 @@ struct JobSeries {
 // which say only how old a sample is: `read_at` is when they were read.
 void AddMachine(const std::string& name, const telemetry::v1::Evidence& evidence,
                 const std::string& job_id, absl::Time read_at, minder::Recording* recording);
+
+// Leaves the awaiting share out if an agent of the release before, which does not measure it, is
+// among those of the job: the lowest value means a late rank. Returns that in words; "": nothing.
+std::string LeaveOutUnmeasured(minder::Recording* recording);
 
 // Returns for each machine of the recording a number that it shares with the machines that hold
 // ranks of the same pipeline stages.

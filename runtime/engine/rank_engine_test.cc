@@ -69,8 +69,8 @@ TEST(RankEngineTest, EveryRankReportsTheSameRecordOfEveryStep) {
 
 // The share is that of the rank's own weights. What comes after Load is not the making of weights.
 TEST(RankEngineTest, MakingInitialWeightsShowsItsProgressWhileItLasts) {
-  const std::vector<ShownByRank> ranks =
-      ShownWhileLoading(RunOptions(Toy({2, 2}, job::v1::PRECISION_BF16)));
+  const std::vector<ShownByRank> ranks = ShownWhileLoading(
+      RunOptions(Toy({.data = 2, .pipeline = 2, .bucket_size = 1}, job::v1::PRECISION_BF16)));
   ASSERT_EQ(ranks.size(), 4u);
   for (const ShownByRank& rank : ranks) {
     std::set<int> shares;
@@ -82,7 +82,7 @@ TEST(RankEngineTest, MakingInitialWeightsShowsItsProgressWhileItLasts) {
       shares.insert(shown.done());
     }
     EXPECT_EQ(shares.count(0), 1u);
-    EXPECT_GT(shares.size(), 2u) << "tensors were made between the looks";
+    EXPECT_GT(shares.size(), 2u) << "buckets were made between the looks";
     EXPECT_EQ(rank.at_end.activity(), telemetry::v1::ACTIVITY_UNSPECIFIED);
   }
 }

@@ -47,7 +47,6 @@ TEST(MinderInjectionTest, MinderNamesTheMachineWhoseRankIsLate) {
 // and Minder may name nobody.
 TEST(MinderInjectionTest, MinderNamesTheSlowMachine) {
   if (!IsSoak()) return;  // the cases above
-  // A slow link shows in the transfer share and in lost packets, whichever differs for long enough.
   const std::set<Fault> passing = {Fault::kSlowLink, Fault::kLateRank};
   std::vector<MinderReport> reports;
   for (const Fault fault : SlowingFaults()) {

@@ -22,7 +22,7 @@ using control::v1::Job;
 
 // A step of a paced job takes a tenth of a second.
 constexpr int kStepsOfAbsences = 200;
-constexpr int kStepsOfReports = 120;
+constexpr int kStepsOfReports = 160;
 
 struct Ended {
   std::string digest;

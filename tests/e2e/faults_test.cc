@@ -456,6 +456,7 @@ class TokenizingTest : public ::testing::Test {
     constexpr double kSecondsMin = 3;
     constexpr double kSecondsWanted = 5;
     constexpr double kGrowthMax = 8;
+    constexpr double kDocumentsMax = 32'000'000;  // 1 GB
     double num_documents = 2'000'000;
     for (int round = 1;; ++round) {
       WriteDocuments(Path("second.jsonl"), static_cast<int>(num_documents));
@@ -465,6 +466,7 @@ class TokenizingTest : public ::testing::Test {
       const double seconds = EncodingSeconds(job_id);
       if (seconds >= kSecondsMin || round == 3) return job_id;
       num_documents *= std::min(kGrowthMax, kSecondsWanted / std::max(seconds, 1e-3));
+      num_documents = std::min(num_documents, kDocumentsMax);
     }
   }
 

@@ -45,6 +45,10 @@ looks
 [[ $status == 0 && ! -s $folder/calls ]] || fail "looks again at what passed"
 looks runtime/b/
 [[ $status == 0 && $(< "$folder/calls") == runtime/b/three.cc ]] || fail "does not look at one folder"
+looks runtime/none
+[[ $status == 2 ]] && grep -q "runtime/none: no such folder" "$folder/said" || fail "takes a folder that does not exist"
+looks ./runtime/a/
+[[ $status == 0 && $(< "$folder/calls") == "runtime/a/one.cc runtime/a/two.cc" ]] || fail "does not look at ./runtime/a"
 
 rm -r "$folder/cache"
 echo "$all -> $PWD/runtime/a/two.cc:3:1: error: unused [misc-unused-using-decls]

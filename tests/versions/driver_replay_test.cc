@@ -146,8 +146,15 @@ class DriverReplayTest : public ::testing::Test {
     } else if (entry.up().has_hello()) {
       agents_.erase(node_id);
       over_.erase(node_id);
-      agents_[node_id] = std::make_unique<PlayedAgent>(channel_, answers_[node_id], variants);
-      agents_[node_id]->Send(entry.up());
+      EXPECT_TRUE(e2e::WaitUntil(
+          [&] {
+            auto agent = std::make_unique<PlayedAgent>(channel_, answers_[node_id], variants);
+            if (!agent->Join(entry.up())) return false;
+            agents_[node_id] = std::move(agent);
+            return true;
+          },
+          kPatienceSeconds));
+      if (agents_.count(node_id) == 0) return;
     } else if (entry.up().has_actual()) {
       agents_.at(node_id)->Report(entry.up().actual());
     } else if (entry.up().has_store()) {

@@ -83,6 +83,17 @@ PlayedAgent::~PlayedAgent() {
 void PlayedAgent::Read() {
   Down down;
   while (stream_->Read(&down)) Take(down);
+  absl::MutexLock lock(&mutex_);
+  has_ended_ = true;
+}
+
+bool PlayedAgent::Join(const Up& hello) {
+  for (const Up& up : variants_ ? variants_(hello) : std::vector<Up>{hello}) {
+    (void)stream_->Write(up);  // false: it is refused, which ends the stream
+  }
+  absl::MutexLock lock(&mutex_);
+  const auto is_answered = [this] { return has_ended_ || !seen_.empty(); };
+  return mutex_.AwaitWithTimeout(absl::Condition(&is_answered), kPatience) && !has_ended_;
 }
 
 void PlayedAgent::Take(const Down& down) {

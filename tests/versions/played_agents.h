@@ -35,6 +35,9 @@ class PlayedAgent {
   // Ends the stream, as an agent that ends does.
   ~PlayedAgent();
 
+  // Says hello. Returns whether the driver took it in: it refuses an agent while it has not seen
+  // the end of the stream of the one before.
+  bool Join(const Up& hello);
   // Writes a recorded message other than a report.
   void Send(const Up& up);
   // Writes a recorded report, with the versions that today's driver gave to what it knows.
@@ -78,6 +81,7 @@ class PlayedAgent {
   size_t next_ = 0;                       // of these: the first one that may be found
   std::map<int64_t, size_t> by_version_;  // recorded version -> index in seen_
   std::map<std::string, std::string> placements_;
+  bool has_ended_ = false;
   std::set<std::string> asked_;     // requests to the store
   std::set<std::string> answered_;  // those with a reply
   std::thread reader_;

@@ -207,8 +207,7 @@ TEST(MachineReaderTest, MakesASampleOfTwoReadings) {
                                            .rank = 3,
                                            .pid = 77,
                                            .step = 8,
-                                           .awaiting_share = 0.5,
-                                           .transfer_share = 0.75,
+                                           .exchanges = RecentExchanges::Shares{0.5, 0.75},
                                            .tokens_per_second = 5120}};
   const auto tick = 1.0 / static_cast<double>(::sysconf(_SC_CLK_TCK));
   write(100);

@@ -84,8 +84,10 @@ void MachineReader::Read(absl::Duration now, const std::vector<SampledRank>& ran
     shown->set_memory_bytes(process.memory_bytes);
     shown->set_compute_share(rank.compute_share);
     shown->set_wait_share(rank.wait_share);
-    shown->set_awaiting_share(rank.awaiting_share);
-    shown->set_transfer_share(rank.transfer_share);
+    if (rank.exchanges.has_value()) {
+      shown->set_awaiting_share(rank.exchanges->awaiting);
+      shown->set_transfer_share(rank.exchanges->transfer);
+    }
     shown->set_tokens_per_second(rank.tokens_per_second);
     const auto known = busy_before_.find(rank.pid);
     if (known == busy_before_.end() || is_first) continue;

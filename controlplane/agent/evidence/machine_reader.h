@@ -3,10 +3,12 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/time/time.h"
+#include "controlplane/agent/evidence/recent_exchanges.h"
 #include "proto/telemetry.pb.h"
 #include "runtime/telemetry/machine_sample.h"
 
@@ -20,8 +22,7 @@ struct SampledRank {
   int64_t step = 0;
   double compute_share = 0;
   double wait_share = 0;
-  double awaiting_share = 0;
-  double transfer_share = 0;
+  std::optional<RecentExchanges::Shares> exchanges;
   double tokens_per_second = 0;
 };
 

@@ -477,15 +477,15 @@ void AgentLoop::SampleMachine() {
     if (name.rank == kHostRank || memory == memory_.end()) continue;
     memory->second->DrainSpans();
     const RecentSpans::Shares shares = memory->second->SharesOf(name.rank, begin, end);
-    const RecentExchanges::Shares exchanges = memory->second->TakeExchangeShares(name.rank);
+    const std::optional<RecentExchanges::Shares> exchanges =
+        memory->second->TakeExchangeShares(name.rank);
     ranks.push_back({.job_id = name.job_id,
                      .rank = name.rank,
                      .pid = child->pid(),
                      .step = memory->second->ReadStatus(name.rank, child->pid(), now).step(),
                      .compute_share = shares.compute,
                      .wait_share = shares.wait,
-                     .awaiting_share = exchanges.awaiting,
-                     .transfer_share = exchanges.transfer,
+                     .exchanges = exchanges,
                      .tokens_per_second = static_cast<double>(shares.num_forwards) *
                                           memory->second->TokensOfForward() /
                                           absl::ToDoubleSeconds(MachineReader::kInterval)});

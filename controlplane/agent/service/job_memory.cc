@@ -175,9 +175,10 @@ RecentSpans::Shares JobMemory::SharesOf(int rank, int64_t begin_nanos, int64_t e
                                : found->second.SharesOf(begin_nanos, end_nanos);
 }
 
-RecentExchanges::Shares JobMemory::TakeExchangeShares(int rank) {
+std::optional<RecentExchanges::Shares> JobMemory::TakeExchangeShares(int rank) {
   const auto found = exchanges_.find(rank);
-  return found == exchanges_.end() ? RecentExchanges::Shares() : found->second.TakeShares();
+  if (found == exchanges_.end()) return std::nullopt;
+  return found->second.TakeShares();
 }
 
 std::string JobMemory::DescribeSpans(int rank, absl::Duration now) const {

@@ -57,8 +57,8 @@ class JobMemory {
   void DrainSpans();
   // Returns RecentSpans::SharesOf the rank; zeros for the host.
   RecentSpans::Shares SharesOf(int rank, int64_t begin_nanos, int64_t end_nanos) const;
-  // Returns RecentExchanges::TakeShares of the rank; zeros for the host.
-  RecentExchanges::Shares TakeExchangeShares(int rank);
+  // Returns RecentExchanges::TakeShares of the rank; nothing for the host.
+  std::optional<RecentExchanges::Shares> TakeExchangeShares(int rank);
   // Returns the tokens that a rank takes through its chunks in one forward pass of a chunk: those
   // of a micro-batch divided by the number of its chunks.
   double TokensOfForward() const { return tokens_of_forward_; }

@@ -471,7 +471,8 @@ TEST_F(ProgramTest, LocalSaysWhyItsDriverDoesNotStart) {
   const Outcome refused = Run("local examples/tiny.yaml --job-id a --state-dir " + state);
   EXPECT_EQ(refused.code, 1) << refused.error;
   EXPECT_TRUE(absl::StartsWith(refused.error, "megascale: ")) << refused.error;
-  EXPECT_TRUE(absl::StrContains(refused.error, state + "/log")) << refused.error;
+  EXPECT_TRUE(absl::StrContains(refused.error, "/state/log: exists and is not a directory"))
+      << refused.error;
   EXPECT_FALSE(absl::StrContains(refused.error, "started again")) << refused.error;
   EXPECT_FALSE(absl::StrContains(refused.error, "can be reached")) << refused.error;
 }

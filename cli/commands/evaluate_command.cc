@@ -142,7 +142,7 @@ absl::Status Evaluate(const EvaluateFlags& flags) {
   }
   ASSIGN_OR_RETURN(const EvaluationText text, OpenText(flags, *inference));
   WorkProgress progress({"held-out text", "windows"}, DetectTerminal(STDERR_FILENO), stderr,
-                         base::RealClock().Monotonic());
+                        base::RealClock().Monotonic());
   options.on_progress = [&](int64_t done, int64_t all) {
     progress.Show(done, all, base::RealClock().Monotonic());
   };

@@ -3,18 +3,16 @@
 namespace megascale::protocol {
 namespace {
 
-namespace agent = megascale::agent::v1;
-
 // Returns the text of the rank in the report before if the rank has made no progress since; null:
 // there is none, or the rank has one.
-const std::string* KnownText(const agent::ActualState& before, const agent::ActualJob& job,
-                             const agent::ActualRank& rank) {
-  if (rank.state() != agent::ActualRank::STATE_RUNNING || !rank.status().recent().empty()) {
+const std::string* KnownText(const agent::v1::ActualState& before, const agent::v1::ActualJob& job,
+                             const agent::v1::ActualRank& rank) {
+  if (rank.state() != agent::v1::ActualRank::STATE_RUNNING || !rank.status().recent().empty()) {
     return nullptr;
   }
-  for (const agent::ActualJob& known : before.jobs()) {
+  for (const agent::v1::ActualJob& known : before.jobs()) {
     if (known.job_id() != job.job_id() || known.attempt() != job.attempt()) continue;
-    for (const agent::ActualRank& then : known.ranks()) {
+    for (const agent::v1::ActualRank& then : known.ranks()) {
       const bool is_same =
           then.status().rank() == rank.status().rank() &&
           then.status().pid() == rank.status().pid() &&
@@ -27,10 +25,10 @@ const std::string* KnownText(const agent::ActualState& before, const agent::Actu
 
 }  // namespace
 
-std::vector<std::string*> RecentTextsOf(agent::ActualState* report) {
+std::vector<std::string*> RecentTextsOf(agent::v1::ActualState* report) {
   std::vector<std::string*> texts;
-  for (agent::ActualJob& job : *report->mutable_jobs()) {
-    for (agent::ActualRank& rank : *job.mutable_ranks()) {
+  for (agent::v1::ActualJob& job : *report->mutable_jobs()) {
+    for (agent::v1::ActualRank& rank : *job.mutable_ranks()) {
       if (rank.status().recent().empty()) continue;
       texts.push_back(rank.mutable_status()->mutable_recent());
     }
@@ -38,33 +36,33 @@ std::vector<std::string*> RecentTextsOf(agent::ActualState* report) {
   return texts;
 }
 
-bool HasRecentTexts(const agent::ActualState& report) {
-  for (const agent::ActualJob& job : report.jobs()) {
-    for (const agent::ActualRank& rank : job.ranks()) {
+bool HasRecentTexts(const agent::v1::ActualState& report) {
+  for (const agent::v1::ActualJob& job : report.jobs()) {
+    for (const agent::v1::ActualRank& rank : job.ranks()) {
       if (!rank.status().recent().empty()) return true;
     }
   }
   return false;
 }
 
-void ClearRecentTexts(agent::ActualState* report) {
+void ClearRecentTexts(agent::v1::ActualState* report) {
   for (std::string* text : RecentTextsOf(report)) text->clear();
 }
 
-bool LacksRecentTexts(const agent::ActualState& before, const agent::ActualState& report) {
+bool LacksRecentTexts(const agent::v1::ActualState& before, const agent::v1::ActualState& report) {
   if (!HasRecentTexts(before)) return false;
-  for (const agent::ActualJob& job : report.jobs()) {
-    for (const agent::ActualRank& rank : job.ranks()) {
+  for (const agent::v1::ActualJob& job : report.jobs()) {
+    for (const agent::v1::ActualRank& rank : job.ranks()) {
       if (KnownText(before, job, rank) != nullptr) return true;
     }
   }
   return false;
 }
 
-void KeepRecentTexts(const agent::ActualState& before, agent::ActualState* report) {
+void KeepRecentTexts(const agent::v1::ActualState& before, agent::v1::ActualState* report) {
   if (!HasRecentTexts(before)) return;
-  for (agent::ActualJob& job : *report->mutable_jobs()) {
-    for (agent::ActualRank& rank : *job.mutable_ranks()) {
+  for (agent::v1::ActualJob& job : *report->mutable_jobs()) {
+    for (agent::v1::ActualRank& rank : *job.mutable_ranks()) {
       const std::string* text = KnownText(before, job, rank);
       if (text != nullptr) rank.mutable_status()->set_recent(*text);
     }

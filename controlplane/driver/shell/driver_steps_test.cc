@@ -772,19 +772,19 @@ TEST_F(JobTriggersTest, AJobThatBecomesSlowIsExaminedAndItsSuspectStays) {
 
 // A step of many times the usual length: the job has a stall suspicion before it ends.
 TEST_F(JobTriggersTest, ASlowMachineIsConfirmedAlthoughTheJobStoodStillBetweenTheLooks) {
-  using diagnose::TriggerReason;
   for (int i = 0; i < 6; ++i) EXPECT_TRUE(LookAfter(10).empty()) << i;
-  ASSERT_EQ(LookAfter(4).at(0).verdict.reason, TriggerReason::kHalfThroughput);
+  ASSERT_EQ(LookAfter(4).at(0).verdict.reason, diagnose::TriggerReason::kHalfThroughput);
   EXPECT_FALSE(EndRoundThatFindsN1());
-  ASSERT_EQ(LookAfter(0, 9).at(0).verdict.reason, TriggerReason::kStuck);
+  ASSERT_EQ(LookAfter(0, 9).at(0).verdict.reason, diagnose::TriggerReason::kStuck);
   Round([&] { EXPECT_TRUE(shell_->Suspect(Found(control::Suspicion::KIND_STALL)).ok()); });
   slow_looks_.EndRound();
-  for (int i = 0; i < 2; ++i) {
-    EXPECT_TRUE(LookAfter(0, 19 + 10 * i).empty()) << "it has a suspect";
+  EXPECT_TRUE(LookAfter(0, 19).empty()) << "it has a suspect";
+  slow_looks_.EndRound();
+  while (LookAfter(4).empty()) {  // a suspicion ends once the driver logs that steps were taken
     slow_looks_.EndRound();
+    ASSERT_LT(step_, 200);
   }
-  ASSERT_EQ(LookAfter(5).at(0).verdict.reason, TriggerReason::kHalfThroughput);
-  EXPECT_FALSE(job().has_suspicion()) << "a step has ended";
+  EXPECT_FALSE(job().has_suspicion());
   EXPECT_TRUE(EndRoundThatFindsN1());
 }
 

@@ -93,7 +93,7 @@ class JobLogs {
     std::vector<LossLogCut> cuts;
     int64_t synced = -1;   // durable when it failed; -1: unknown
     int64_t position = 0;  // LossLog::synced_position when it failed
-    // Of its durable records, those that were in memory when it failed, without what was cut since.
+    // Its durable records that were in memory when it failed, without what was cut since.
     std::vector<LossLog::StepRecord> kept;
     bool kept_all = false;   // it had no steps before these
     bool displaced = false;  // the file that failed was no longer at its path

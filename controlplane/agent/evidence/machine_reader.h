@@ -22,7 +22,7 @@ struct SampledRank {
   int64_t step = 0;
   double compute_share = 0;
   double wait_share = 0;
-  std::optional<RecentExchanges::Shares> exchanges;
+  std::optional<RecentExchanges::Shares> exchanges = std::nullopt;  // not measured
   double tokens_per_second = 0;
 };
 

@@ -82,7 +82,7 @@ TEST(RankEngineTest, MakingInitialWeightsShowsItsProgressWhileItLasts) {
       shares.insert(shown.done());
     }
     EXPECT_EQ(shares.count(0), 1u);
-    EXPECT_GT(shares.size(), 2u) << "buckets were made between the looks";
+    EXPECT_GT(shares.size(), 1u) << "a bucket was made between the looks";
     EXPECT_EQ(rank.at_end.activity(), telemetry::v1::ACTIVITY_UNSPECIFIED);
   }
 }

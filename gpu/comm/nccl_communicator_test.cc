@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -144,14 +145,18 @@ NcclOptions OptionsOf(comm::HostCommunicator* host, const Gpu& gpu) {
 class World {
  public:
   explicit World(int num_ranks, const emulator::EmulatedNcclOptions& options = {})
-      : machine_({.seed = 5, .num_devices = num_ranks}),
+      : num_ranks_(num_ranks),
+        machine_({.seed = 5, .num_devices = num_ranks}),
         nccl_(options),
         world_(comm::OneGroup(num_ranks, 2, kRingBytes)) {}
 
   using Body = std::function<void(comm::Communicator& communicator, Gpu& gpu)>;
+  // No rank begins before all have made theirs: what one does must not end the making of another.
   void Run(const Body& body) {
+    std::barrier made(num_ranks_);
     RunWithHosts([&](comm::HostCommunicator& host, Gpu& gpu) {
       auto communicator = MakeNcclCommunicator(OptionsOf(&host, gpu));
+      made.arrive_and_wait();
       ASSERT_EQ(communicator.status(), absl::OkStatus());
       body(**communicator, gpu);
     });
@@ -165,6 +170,7 @@ class World {
   }
 
  private:
+  const int num_ranks_;
   EmulatedMachine machine_;
   EmulatedNccl nccl_;
   comm::ThreadWorld world_;

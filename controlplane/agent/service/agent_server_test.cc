@@ -363,7 +363,8 @@ class AgentServerTest : public testing::Test {
     double share = 0;
     const absl::Time deadline = absl::Now() + absl::Seconds(20);
     while (share == 0 && absl::Now() < deadline) {
-      for (const auto& sample : driver_->FetchEvidence(fetch).evidence().samples()) {
+      const v1::EvidenceChunk chunk = driver_->FetchEvidence(fetch);
+      for (const auto& sample : chunk.evidence().samples()) {
         for (const auto& rank : sample.ranks()) share = std::max(share, rank.transfer_share());
       }
     }

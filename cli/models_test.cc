@@ -315,10 +315,10 @@ TEST_F(ModelsTest, AJobGoesOnOnlyFromACheckpointWithOptimizerState) {
     const std::string from = absl::StrReplaceAll(command, {{"STATE", directory_ + "/state"}});
     const Outcome refused = Run(from + weights);
     EXPECT_EQ(refused.code, 2) << refused.error;
-    EXPECT_EQ(refused.error,
-              absl::StrCat("megascale: --from: ", weights,
-                           ": holds weights alone, no optimizer state to go on from; begin with "
-                           "them by model.from\n"));
+    EXPECT_TRUE(absl::EndsWith(refused.error,
+                               "/weights: holds weights alone, no optimizer state to go on from; "
+                               "begin with them by model.from\n"))
+        << refused.error;
     const Outcome damaged = Run(absl::StrCat(from, directory_, "/damaged"));
     EXPECT_EQ(damaged.code, 1) << damaged.error;
     EXPECT_TRUE(absl::StrContains(damaged.error, "it was damaged or half-written"));

@@ -115,6 +115,13 @@ class DriverStepsTest : public ShellTestBase {
     failed->mutable_failure()->set_failure_class(telemetry::FAILURE_CLASS_EXITED);
     for (auto& [node_id, report] : reports_) report.mutable_jobs(0)->set_num_processes(0);
   }
+  // Rank 2 fails, and somebody cancels the job.
+  void FailAndCancel() {
+    Event cancel = Cancelled(true);
+    cancel.mutable_cancel_requested()->set_job_id("j");
+    FailRank(2);
+    Round([&] { EXPECT_TRUE(shell_->Cancel(cancel.cancel_requested()).ok()); });
+  }
   // A job of one rank succeeds while no other runs.
   void RunToItsEnd(const std::string& job_id) {
     constexpr int64_t kSteps = 10;
@@ -337,10 +344,7 @@ TEST_F(DriverStepsTest, ALossLogThatIsDeletedIsMadeAnewAndStatusSaysSo) {
   EXPECT_THAT(shell_->view()->Job("j", clock_.Wall())->warnings(), warned);
 
   disk_.DeleteFile(path);  // no step follows
-  Event cancel = Cancelled(true);
-  cancel.mutable_cancel_requested()->set_job_id("j");
-  FailRank(2);
-  Round([&] { EXPECT_TRUE(shell_->Cancel(cancel.cancel_requested()).ok()); });
+  FailAndCancel();
   Pass(absl::Minutes(2));
   ASSERT_EQ(job().stage(), pb::STAGE_ENDED);
   EXPECT_THAT(LoggedSteps(), ElementsAre(1, 2, 3, 4, 5, 6));
@@ -579,10 +583,7 @@ TEST_F(DriverStepsTest, AListKnowsTheLastStepOfAJobThatEndedBeforeTheDriverStart
     Pass(absl::Seconds(1));
   }
   ASSERT_EQ(job().best_step(), 1);
-  Event cancel = Cancelled(true);
-  cancel.mutable_cancel_requested()->set_job_id("j");
-  FailRank(2);
-  Round([&] { EXPECT_TRUE(shell_->Cancel(cancel.cancel_requested()).ok()); });
+  FailAndCancel();
   Pass(absl::Minutes(2));
   ASSERT_EQ(job().stage(), pb::STAGE_ENDED);
   DriverShell::Options options;
@@ -599,10 +600,7 @@ TEST_F(DriverStepsTest, TheLastEvidenceOfAJobThatWasCancelledIsCollectedToo) {
   Complete(3);
   Pass(absl::Seconds(1));
   EXPECT_THAT(shell_->view()->EndedSince(absl::UnixEpoch()), ElementsAre());
-  Event cancel = Cancelled(true);
-  cancel.mutable_cancel_requested()->set_job_id("j");
-  FailRank(2);
-  Round([&] { EXPECT_TRUE(shell_->Cancel(cancel.cancel_requested()).ok()); });
+  FailAndCancel();
   Pass(absl::Minutes(2));
   ASSERT_EQ(job().state(), control::JOB_STATE_CANCELLED);
   EXPECT_THAT(shell_->view()->EndedSince(absl::UnixEpoch()), ElementsAre("j"));

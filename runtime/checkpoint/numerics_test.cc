@@ -56,7 +56,8 @@ TEST(NumericsTest, EveryFieldIsInAnAreaThatCanBeAllowed) {
   spec.mutable_data()->set_attention(job::v1::ATTENTION_WITHIN_DOCUMENTS);
   const auto fingerprint = MakeNumericsFingerprint(spec, "avx2");
   for (const auto& [field, value] : fingerprint.fields()) {
-    EXPECT_THAT(areas, ::testing::Contains(field.substr(0, field.find('.'))));
+    const absl::string_view area = absl::string_view(field).substr(0, field.find('.'));
+    EXPECT_THAT(areas, ::testing::Contains(area));
   }
 }
 

@@ -72,10 +72,10 @@ JobSpec NeoXJob(const Layout& layout) {
   return job::ResolveJobSpec(spec).value();
 }
 
-// So small a learning rate leaves every weight as it is.
+// A learning rate that is 0 in single precision leaves every weight as it is, a weight of 0 too.
 JobSpec WithoutLearning(JobSpec spec) {
-  spec.mutable_optimizer()->set_lr(1e-40);
-  spec.mutable_optimizer()->set_min_lr(1e-40);
+  spec.mutable_optimizer()->set_lr(1e-50);
+  spec.mutable_optimizer()->set_min_lr(1e-50);
   return spec;
 }
 

@@ -1,9 +1,8 @@
 #include "cli/minder/job_series.h"
 
 #include <algorithm>
-#include <cstdint>
+#include <cmath>
 #include <map>
-#include <optional>
 #include <set>
 #include <utility>
 
@@ -14,97 +13,62 @@
 #include "runtime/base/text/shortlist.h"
 #include "runtime/layout/groups.h"
 #include "runtime/plan/mesh.h"
+#include "runtime/telemetry/machine_series.h"
 
 namespace megascale::cli {
 namespace {
 
 namespace telemetry = megascale::telemetry::v1;
+using megascale::telemetry::kAwaitingShare;
 
-constexpr size_t kNumMetrics = 9;
-constexpr char kAwaitingShare[] = "awaiting share";
 // Agents keep samples of 15 minutes.
 constexpr double kAgeSecondsMax = 16 * 60;
 
-// The job's processes on the machine, together.
-struct JobOnMachine {
-  int num_ranks = 0;
-  double compute_share = 0;                  // means of the ranks
-  std::optional<double> awaiting_share = 0;  // unset: it is not measured
-  double memory_bytes = 0;
-};
-
-JobOnMachine JobOn(const telemetry::MachineSample& sample, const std::string& job_id) {
-  JobOnMachine job;
-  for (const telemetry::ProcessSample& process : sample.ranks()) {
-    if (process.job_id() != job_id) continue;
-    ++job.num_ranks;
-    job.compute_share += process.compute_share();
-    if (!process.has_awaiting_share()) job.awaiting_share.reset();
-    // Waiting beside an instruction that computes costs no time.
-    if (job.awaiting_share.has_value()) {
-      *job.awaiting_share += std::min(process.awaiting_share(), process.wait_share());
-    }
-    job.memory_bytes += static_cast<double>(process.memory_bytes());
+// Adds one column of a machine's series. `read_at`: in seconds since 1970.
+void AddColumn(const telemetry::Evidence& evidence, const telemetry::MachineSeries& series,
+               const telemetry::MetricColumn& column, double read_at,
+               std::vector<minder::Sample>* samples) {
+  for (int i = 0; i < series.monotonic_nanos_size() && i < column.values_size(); ++i) {
+    const double age = (static_cast<double>(evidence.monotonic_nanos()) -
+                        static_cast<double>(series.monotonic_nanos(i))) /
+                       1e9;
+    if (!(age >= 0 && age <= kAgeSecondsMax)) continue;  // no agent of ours says so
+    if (std::isfinite(column.values(i))) samples->push_back({read_at - age, column.values(i)});
   }
-  if (job.num_ranks > 0) {
-    job.compute_share /= job.num_ranks;
-    if (job.awaiting_share.has_value()) *job.awaiting_share /= job.num_ranks;
-  }
-  return job;
-}
-
-// In the order of MachineMetrics.
-std::vector<std::optional<double>> ValuesOf(const telemetry::MachineSample& sample,
-                                            const JobOnMachine& job) {
-  double network = 0;
-  double errors = 0;
-  for (const telemetry::InterfaceSample& interface : sample.interfaces()) {
-    network += interface.received_bytes() + interface.sent_bytes();
-    errors += interface.errors();
-  }
-  return {job.compute_share,
-          sample.throttled_share(),
-          sample.busy_cores(),
-          network,
-          job.awaiting_share,
-          sample.retransmitted_segments() + errors,
-          sample.disk_read_bytes() + sample.disk_written_bytes(),
-          sample.major_faults(),
-          job.memory_bytes};
 }
 
 }  // namespace
 
 const std::vector<minder::MetricKind>& MachineMetrics() {
   // An open limit is what healthy machines may do at least without being told apart.
-  static const auto* const kinds =
-      new std::vector<minder::MetricKind>{{"compute share", {0, 1}, false},
-                                          {"throttled share", {0, 1}, false},
-                                          {"busy cores", {0, 2}, true},
-                                          {"network bytes per second", {0, 20e6}, true},
-                                          {kAwaitingShare, {0, 1}, false},
-                                          {"lost packets per second", {0, 100}, true},
-                                          {"disk bytes per second", {0, 50e6}, true},
-                                          {"major faults per second", {0, 200}, true},
-                                          {"memory bytes", {0, 2e9}, true}};
+  static const auto* const kinds = new std::vector<minder::MetricKind>{
+      {std::string(megascale::telemetry::kComputeShare), {0, 1}, false},
+      {std::string(megascale::telemetry::kThrottledShare), {0, 1}, false},
+      {std::string(megascale::telemetry::kBusyCores), {0, 2}, true},
+      {std::string(megascale::telemetry::kNetworkBytes), {0, 20e6}, true},
+      {std::string(megascale::telemetry::kAwaitingShare), {0, 1}, false},
+      {std::string(megascale::telemetry::kLostPackets), {0, 100}, true},
+      {std::string(megascale::telemetry::kDiskBytes), {0, 50e6}, true},
+      {std::string(megascale::telemetry::kMajorFaults), {0, 200}, true},
+      {std::string(megascale::telemetry::kMemoryBytes), {0, 2e9}, true}};
   return *kinds;
 }
 
 void AddMachine(const std::string& name, const telemetry::Evidence& evidence,
                 const std::string& job_id, absl::Time read_at, minder::Recording* recording) {
-  minder::RecordedMachine machine = {name, std::vector<std::vector<minder::Sample>>(kNumMetrics)};
-  const double read_seconds = absl::ToDoubleSeconds(read_at - absl::UnixEpoch());
-  for (const telemetry::MachineSample& sample : evidence.samples()) {
-    const JobOnMachine job = JobOn(sample, job_id);
-    if (job.num_ranks == 0) continue;
-    const double age = (static_cast<double>(evidence.monotonic_nanos()) -
-                        static_cast<double>(sample.monotonic_nanos())) /
-                       1e9;
-    if (!(age >= 0 && age <= kAgeSecondsMax)) continue;  // no agent of ours says so
-    const std::vector<std::optional<double>> values = ValuesOf(sample, job);
-    for (size_t m = 0; m < kNumMetrics; ++m) {
-      if (values[m].has_value()) machine.metrics[m].push_back({read_seconds - age, *values[m]});
-    }
+  telemetry::MachineSeries made;  // of the samples of an older agent, or of a job that has ended
+  if (!evidence.has_series()) made = megascale::telemetry::SeriesOf(evidence.samples(), job_id);
+  const telemetry::MachineSeries& series = evidence.has_series() ? evidence.series() : made;
+  minder::RecordedMachine machine = {
+      name, std::vector<std::vector<minder::Sample>>(recording->metrics.size())};
+  for (const telemetry::MetricColumn& column : series.columns()) {
+    const auto metric =
+        std::find(recording->metrics.begin(), recording->metrics.end(), column.metric());
+    if (metric == recording->metrics.end()) continue;  // of a newer agent
+    auto& samples = machine.metrics[static_cast<size_t>(metric - recording->metrics.begin())];
+    if (!samples.empty()) continue;  // no agent of ours says it twice
+    AddColumn(evidence, series, column, absl::ToDoubleSeconds(read_at - absl::UnixEpoch()),
+              &samples);
   }
   recording->machines.push_back(std::move(machine));
 }
@@ -155,7 +119,8 @@ absl::StatusOr<JobSeries> FetchSeries(client::JobClient* client, const std::stri
   control::v1::StreamEvidenceRequest request;
   request.set_job_id(job_id);
   request.set_kind(telemetry::EVIDENCE_KIND_METRICS);
-  request.set_only_ranks_of_job(true);
+  request.set_only_ranks_of_job(true);  // from an older agent
+  request.set_as_series(true);
   bool is_current = true;
   const auto take = [&](const control::v1::StreamEvidenceResponse& response) {
     is_current = is_current && response.attempt() == series.job.attempt();

@@ -23,8 +23,9 @@ struct JobSeries {
   control::v1::Job job;
 };
 
-// Adds the samples of a machine in which it held ranks of the job. Agents use clocks of their own,
-// which say only how old a sample is: `read_at` is when they were read.
+// Adds a machine's series, or those of its samples in which it held ranks of the job, for the
+// metrics that the recording names. Agents use clocks of their own, which say only how old a sample
+// is: `read_at` is when they were read.
 void AddMachine(const std::string& name, const telemetry::v1::Evidence& evidence,
                 const std::string& job_id, absl::Time read_at, minder::Recording* recording);
 

@@ -2,9 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "cli/minder/job_series.h"
@@ -13,6 +15,7 @@
 #include "nlohmann/json.hpp"
 #include "runtime/minder/examine.h"
 #include "runtime/minder/model_file.h"
+#include "runtime/telemetry/machine_series.h"
 
 namespace megascale::cli {
 namespace {
@@ -48,6 +51,51 @@ TEST(JobSeriesTest, SamplesAreDatedByTheirAgeAndOnlyThoseOfTheJobCount) {
   EXPECT_DOUBLE_EQ(compute[0].seconds, 97);
   EXPECT_DOUBLE_EQ(compute[2].seconds, 99);
   EXPECT_DOUBLE_EQ(compute[0].value, 0.25);
+}
+
+TEST(JobSeriesTest, ColumnsSayTheSameAsTheSamplesTheyAreMadeOf) {
+  minder::Recording recording;
+  for (const auto& kind : MachineMetrics()) recording.metrics.push_back(kind.name);
+  const telemetry::v1::Evidence samples = EvidenceOf(0.3, 400);
+  telemetry::v1::Evidence columns;
+  columns.set_monotonic_nanos(samples.monotonic_nanos());
+  *columns.mutable_series() = telemetry::SeriesOf(samples.samples(), "j");
+  AddMachine("n0", samples, "j", absl::FromUnixSeconds(1000), &recording);
+  AddMachine("n0", columns, "j", absl::FromUnixSeconds(1000), &recording);
+  ASSERT_EQ(columns.series().columns_size(), static_cast<int>(recording.metrics.size()));
+  ASSERT_EQ(recording.machines[1].metrics[0].size(), 398u);
+  for (size_t m = 0; m < recording.metrics.size(); ++m) {
+    EXPECT_EQ(columns.series().columns(static_cast<int>(m)).metric(), recording.metrics[m]);
+    const auto& from_samples = recording.machines[0].metrics[m];
+    const auto& from_columns = recording.machines[1].metrics[m];
+    ASSERT_EQ(from_samples.size(), from_columns.size());
+    for (size_t i = 0; i < from_samples.size(); ++i) {
+      EXPECT_EQ(from_samples[i].seconds, from_columns[i].seconds);
+      EXPECT_EQ(from_samples[i].value, from_columns[i].value);
+    }
+  }
+}
+
+TEST(JobSeriesTest, ColumnsThatNoAgentOfOursSendsAddNothing) {
+  minder::Recording recording = {.metrics = {"compute share", "busy cores"}, .machines = {}};
+  telemetry::v1::Evidence evidence;
+  evidence.set_monotonic_nanos(5'000'000'000);
+  telemetry::v1::MachineSeries* series = evidence.mutable_series();
+  for (const int64_t second : {3, 4, 9}) series->add_monotonic_nanos(second * 1'000'000'000);
+  const auto add = [&](const char* metric, std::vector<float> values) {
+    telemetry::v1::MetricColumn* column = series->add_columns();
+    column->set_metric(metric);
+    column->mutable_values()->Assign(values.begin(), values.end());
+  };
+  add("of a newer agent", {1, 2, 3});
+  add("compute share", {0.25F, std::numeric_limits<float>::infinity(), 1, 1, 1});
+  add("compute share", {1, 1, 1});
+  AddMachine("n0", evidence, "j", absl::FromUnixSeconds(100), &recording);
+  ASSERT_EQ(recording.machines[0].metrics.size(), 2u);
+  ASSERT_EQ(recording.machines[0].metrics[0].size(), 1u);
+  EXPECT_EQ(recording.machines[0].metrics[0][0].seconds, 98);
+  EXPECT_EQ(recording.machines[0].metrics[0][0].value, 0.25);
+  EXPECT_TRUE(recording.machines[0].metrics[1].empty());
 }
 
 std::map<std::string, double> NewestOf(const telemetry::v1::Evidence& evidence) {

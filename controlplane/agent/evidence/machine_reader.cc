@@ -12,6 +12,7 @@
 #include "runtime/base/fd.h"
 #include "runtime/base/process/resource_limit.h"
 #include "runtime/base/repeated.h"
+#include "runtime/telemetry/machine_series.h"
 #include "runtime/telemetry/rank_work.h"
 
 namespace megascale::agent {
@@ -111,6 +112,12 @@ telemetry::v1::Evidence MachineReader::Samples(const std::string& job_id) const 
     base::EraseIf(shown->mutable_ranks(),
                   [&](const auto& rank) { return rank.job_id() != job_id; });
   }
+  return evidence;
+}
+
+telemetry::v1::Evidence MachineReader::Series(const std::string& job_id) const {
+  telemetry::v1::Evidence evidence;
+  *evidence.mutable_series() = telemetry::SeriesOf(ring_.samples(), job_id);
   return evidence;
 }
 

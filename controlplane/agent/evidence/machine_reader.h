@@ -42,6 +42,8 @@ class MachineReader {
 
   // Returns the samples, oldest first, with the ranks of one job, or of all if `job_id` is empty.
   telemetry::v1::Evidence Samples(const std::string& job_id = "") const;
+  // Returns what the machine is compared by, of the samples with ranks of the job.
+  telemetry::v1::Evidence Series(const std::string& job_id) const;
   // Returns how the ranks of the job spent these steps, by the samples.
   telemetry::v1::Evidence Work(const std::string& job_id,
                                std::vector<telemetry::v1::StepRange> ranges) const;

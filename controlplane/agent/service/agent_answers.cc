@@ -59,6 +59,7 @@ absl::StatusOr<telemetry::v1::Evidence> AgentLoop::ReadEvidence(const v1::FetchE
     if (fetch.work_of_size() > 0) {
       return machine_.Work(fetch.job_id(), {fetch.work_of().begin(), fetch.work_of().end()});
     }
+    if (fetch.as_series()) return machine_.Series(fetch.job_id());
     return machine_.Samples(fetch.only_ranks_of_job() ? fetch.job_id() : "");
   }
   if (fetch.kind() != telemetry::v1::EVIDENCE_KIND_EXCHANGES) {

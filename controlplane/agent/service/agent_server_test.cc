@@ -340,6 +340,7 @@ class AgentServerTest : public testing::Test {
     fetch.set_kind(telemetry::v1::EVIDENCE_KIND_METRICS);
     EXPECT_EQ(driver_->FetchEvidence(fetch).code(), 0);
     ExpectTransferShare(fetch);
+    ExpectSeries(fetch);
     fetch.add_work_of()->set_last_step(100);
     const telemetry::v1::Evidence work = driver_->FetchEvidence(fetch).evidence();
     EXPECT_EQ(work.samples_size(), 0);
@@ -356,6 +357,17 @@ class AgentServerTest : public testing::Test {
     fetch.set_kind(telemetry::v1::EVIDENCE_KIND_UNSPECIFIED);
     EXPECT_EQ(driver_->FetchEvidence(fetch).code(),
               static_cast<int>(absl::StatusCode::kUnimplemented));
+  }
+
+  // Expects the machine's metrics as columns, and no samples.
+  void ExpectSeries(v1::FetchEvidence fetch) {
+    fetch.set_as_series(true);
+    const telemetry::v1::Evidence evidence = driver_->FetchEvidence(fetch).evidence();
+    EXPECT_EQ(evidence.samples_size(), 0);
+    ASSERT_GE(evidence.series().monotonic_nanos_size(), 1);
+    EXPECT_LE(evidence.series().monotonic_nanos(0), evidence.monotonic_nanos());
+    ASSERT_GE(evidence.series().columns_size(), 1);
+    EXPECT_EQ(evidence.series().columns(0).values_size(), evidence.series().monotonic_nanos_size());
   }
 
   // A call of each rank runs all the time, and its bytes move.

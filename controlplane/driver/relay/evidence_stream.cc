@@ -132,6 +132,7 @@ class EvidenceStream {
     fetch.set_kind(request_.kind());
     fetch.set_only_ranks_of_job(request_.only_ranks_of_job());
     *fetch.mutable_work_of() = request_.work_of();
+    fetch.set_as_series(request_.as_series());
     return ports_.fetch(node, fetch);
   }
 

@@ -198,16 +198,18 @@ TEST_F(EvidenceStreamTest, AReaderThatIsGoneEndsTheQuestions) {
   EXPECT_LE(asked_.size(), 3u * kNodesAskedAtOnce);
 }
 
-TEST_F(EvidenceStreamTest, AgentsHearThatOnlyTheJobsRanksAreWanted) {
+TEST_F(EvidenceStreamTest, AgentsHearWhatOfTheMetricsIsWanted) {
   for (const bool only : {false, true}) {
     ports_.fetch = [&](const std::string&,
                        const auto& request) -> absl::StatusOr<megascale::agent::v1::EvidenceChunk> {
       EXPECT_EQ(request.only_ranks_of_job(), only);
+      EXPECT_EQ(request.as_series(), !only);
       return megascale::agent::v1::EvidenceChunk();
     };
     StreamEvidenceRequest request;
     request.set_kind(EVIDENCE_KIND_METRICS);
     request.set_only_ranks_of_job(only);
+    request.set_as_series(!only);
     EXPECT_TRUE(StreamEvidence(request, ports_).ok());
   }
 }

@@ -94,12 +94,12 @@ std::string TimeMetrics(client::JobClient* client, const e2e::Cluster& cluster, 
   control::v1::StreamEvidenceRequest request;
   request.set_job_id(kFleetJobId);
   request.set_kind(telemetry::v1::EVIDENCE_KIND_METRICS);
-  request.set_only_ranks_of_job(true);
+  request.set_as_series(true);
   int machines = 0;
   int64_t bytes = 0;
   client::StreamCallbacks<control::v1::StreamEvidenceResponse> callbacks;
   callbacks.on_message = [&](const control::v1::StreamEvidenceResponse& response) {
-    machines += response.evidence().samples_size() > 0 ? 1 : 0;
+    machines += response.evidence().series().columns_size() > 0 ? 1 : 0;
     bytes += static_cast<int64_t>(response.ByteSizeLong());
   };
   const absl::Duration before = UseOf(cluster.driver_pid()).cpu;

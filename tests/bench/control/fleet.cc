@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "proto/agent.grpc.pb.h"
 #include "runtime/telemetry/doing.h"
+#include "runtime/telemetry/machine_series.h"
 #include "runtime/telemetry/rank_work.h"
 
 namespace megascale::bench {
@@ -263,15 +264,20 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
     }
   }
 
-  // As controlplane/agent/service/agent_loop.h does it: metrics have every kept sample, or how the
-  // ranks spent the steps that are asked for, and other kinds nothing.
+  // As controlplane/agent/service/agent_loop.h does it: metrics have every kept sample, or its
+  // columns, or how the ranks spent the steps that are asked for, and other kinds nothing.
   void Answer(const pb::FetchEvidence& fetch) {
     pb::AgentUp message;
     pb::EvidenceChunk* chunk = message.mutable_evidence();
     chunk->set_request_id(fetch.request_id());
-    if (fetch.kind() == telemetry::v1::EVIDENCE_KIND_METRICS && fetch.work_of().empty()) {
+    const bool is_metrics = fetch.kind() == telemetry::v1::EVIDENCE_KIND_METRICS;
+    if (is_metrics && fetch.as_series()) {
+      *chunk->mutable_evidence()->mutable_series() =
+          telemetry::SeriesOf(samples_->samples(), fetch.job_id());
+      chunk->mutable_evidence()->set_monotonic_nanos(samples_->monotonic_nanos());
+    } else if (is_metrics && fetch.work_of().empty()) {
       *chunk->mutable_evidence() = *samples_;
-    } else if (fetch.kind() == telemetry::v1::EVIDENCE_KIND_METRICS) {
+    } else if (is_metrics) {
       std::vector<telemetry::v1::StepRange> ranges(fetch.work_of().begin(), fetch.work_of().end());
       for (auto& rank :
            telemetry::SumWork(fetch.job_id(), std::move(ranges), samples_->samples())) {

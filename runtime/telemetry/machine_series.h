@@ -1,0 +1,38 @@
+// The metrics by which the machines of a job are compared (runtime/minder), of one machine, as
+// columns. Pure.
+//
+//   SeriesOf(samples, "job-1");
+#pragma once
+
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "proto/telemetry.pb.h"
+
+namespace megascale::telemetry {
+
+// The names of the columns, which recordings and models have, too. Rates are per second.
+inline constexpr absl::string_view kComputeShare = "compute share";
+inline constexpr absl::string_view kThrottledShare = "throttled share";
+inline constexpr absl::string_view kBusyCores = "busy cores";
+inline constexpr absl::string_view kNetworkBytes = "network bytes per second";
+inline constexpr absl::string_view kAwaitingShare = "awaiting share";
+inline constexpr absl::string_view kLostPackets = "lost packets per second";
+inline constexpr absl::string_view kDiskBytes = "disk bytes per second";
+inline constexpr absl::string_view kMajorFaults = "major faults per second";
+inline constexpr absl::string_view kMemoryBytes = "memory bytes";
+
+// Appends a sample, if ranks of the job were on the machine. Shares are means of these ranks,
+// memory is their sum, everything else is of the whole machine.
+void AppendSample(const v1::MachineSample& sample, const std::string& job_id,
+                  v1::MachineSeries* series);
+
+// Returns the series of all samples, oldest first. `Samples`: a range of v1::MachineSample.
+template <typename Samples>
+v1::MachineSeries SeriesOf(const Samples& samples, const std::string& job_id) {
+  v1::MachineSeries series;
+  for (const v1::MachineSample& sample : samples) AppendSample(sample, job_id, &series);
+  return series;
+}
+
+}  // namespace megascale::telemetry

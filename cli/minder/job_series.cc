@@ -24,16 +24,16 @@ using megascale::telemetry::kAwaitingShare;
 // Agents keep samples of 15 minutes.
 constexpr double kAgeSecondsMax = 16 * 60;
 
-// Adds one column of a machine's series. `read_at`: in seconds since 1970.
+// Adds one column of a machine's series. `read_seconds`: since 1970.
 void AddColumn(const telemetry::Evidence& evidence, const telemetry::MachineSeries& series,
-               const telemetry::MetricColumn& column, double read_at,
+               const telemetry::MetricColumn& column, double read_seconds,
                std::vector<minder::Sample>* samples) {
   for (int i = 0; i < series.monotonic_nanos_size() && i < column.values_size(); ++i) {
     const double age = (static_cast<double>(evidence.monotonic_nanos()) -
                         static_cast<double>(series.monotonic_nanos(i))) /
                        1e9;
     if (!(age >= 0 && age <= kAgeSecondsMax)) continue;  // no agent of ours says so
-    if (std::isfinite(column.values(i))) samples->push_back({read_at - age, column.values(i)});
+    if (std::isfinite(column.values(i))) samples->push_back({read_seconds - age, column.values(i)});
   }
 }
 
@@ -41,16 +41,16 @@ void AddColumn(const telemetry::Evidence& evidence, const telemetry::MachineSeri
 
 const std::vector<minder::MetricKind>& MachineMetrics() {
   // An open limit is what healthy machines may do at least without being told apart.
-  static const auto* const kinds = new std::vector<minder::MetricKind>{
-      {std::string(megascale::telemetry::kComputeShare), {0, 1}, false},
-      {std::string(megascale::telemetry::kThrottledShare), {0, 1}, false},
-      {std::string(megascale::telemetry::kBusyCores), {0, 2}, true},
-      {std::string(megascale::telemetry::kNetworkBytes), {0, 20e6}, true},
-      {std::string(megascale::telemetry::kAwaitingShare), {0, 1}, false},
-      {std::string(megascale::telemetry::kLostPackets), {0, 100}, true},
-      {std::string(megascale::telemetry::kDiskBytes), {0, 50e6}, true},
-      {std::string(megascale::telemetry::kMajorFaults), {0, 200}, true},
-      {std::string(megascale::telemetry::kMemoryBytes), {0, 2e9}, true}};
+  static const auto* const kinds =
+      new std::vector<minder::MetricKind>{{megascale::telemetry::kComputeShare, {0, 1}, false},
+                                          {megascale::telemetry::kThrottledShare, {0, 1}, false},
+                                          {megascale::telemetry::kBusyCores, {0, 2}, true},
+                                          {megascale::telemetry::kNetworkBytes, {0, 20e6}, true},
+                                          {megascale::telemetry::kAwaitingShare, {0, 1}, false},
+                                          {megascale::telemetry::kLostPackets, {0, 100}, true},
+                                          {megascale::telemetry::kDiskBytes, {0, 50e6}, true},
+                                          {megascale::telemetry::kMajorFaults, {0, 200}, true},
+                                          {megascale::telemetry::kMemoryBytes, {0, 2e9}, true}};
   return *kinds;
 }
 
@@ -59,6 +59,7 @@ void AddMachine(const std::string& name, const telemetry::Evidence& evidence,
   telemetry::MachineSeries made;  // of the samples of an older agent, or of a job that has ended
   if (!evidence.has_series()) made = megascale::telemetry::SeriesOf(evidence.samples(), job_id);
   const telemetry::MachineSeries& series = evidence.has_series() ? evidence.series() : made;
+  const double read_seconds = absl::ToDoubleSeconds(read_at - absl::UnixEpoch());
   minder::RecordedMachine machine = {
       name, std::vector<std::vector<minder::Sample>>(recording->metrics.size())};
   for (const telemetry::MetricColumn& column : series.columns()) {
@@ -67,8 +68,7 @@ void AddMachine(const std::string& name, const telemetry::Evidence& evidence,
     if (metric == recording->metrics.end()) continue;  // of a newer agent
     auto& samples = machine.metrics[static_cast<size_t>(metric - recording->metrics.begin())];
     if (!samples.empty()) continue;  // no agent of ours says it twice
-    AddColumn(evidence, series, column, absl::ToDoubleSeconds(read_at - absl::UnixEpoch()),
-              &samples);
+    AddColumn(evidence, series, column, read_seconds, &samples);
   }
   recording->machines.push_back(std::move(machine));
 }
@@ -119,8 +119,8 @@ absl::StatusOr<JobSeries> FetchSeries(client::JobClient* client, const std::stri
   control::v1::StreamEvidenceRequest request;
   request.set_job_id(job_id);
   request.set_kind(telemetry::EVIDENCE_KIND_METRICS);
-  request.set_only_ranks_of_job(true);  // from an older agent
   request.set_as_series(true);
+  request.set_only_ranks_of_job(true);  // of an older agent, which sends samples
   bool is_current = true;
   const auto take = [&](const control::v1::StreamEvidenceResponse& response) {
     is_current = is_current && response.attempt() == series.job.attempt();

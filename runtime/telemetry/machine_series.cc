@@ -37,7 +37,7 @@ JobOnMachine JobOn(const v1::MachineSample& sample, const std::string& job_id) {
 }
 
 struct MetricValue {
-  absl::string_view metric;
+  const char* metric;
   std::optional<double> value;
 };
 
@@ -68,9 +68,7 @@ void AppendSample(const v1::MachineSample& sample, const std::string& job_id,
   series->add_monotonic_nanos(sample.monotonic_nanos());
   int column = 0;
   for (const MetricValue& value : ValuesOf(sample, job)) {
-    if (column == series->columns_size()) {
-      series->add_columns()->set_metric(std::string(value.metric));
-    }
+    if (column == series->columns_size()) series->add_columns()->set_metric(value.metric);
     constexpr double kNotMeasured = std::numeric_limits<double>::quiet_NaN();
     series->mutable_columns(column++)->add_values(
         static_cast<float>(value.value.value_or(kNotMeasured)));

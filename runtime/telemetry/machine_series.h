@@ -6,21 +6,20 @@
 
 #include <string>
 
-#include "absl/strings/string_view.h"
 #include "proto/telemetry.pb.h"
 
 namespace megascale::telemetry {
 
 // The names of the columns, which recordings and models have, too. Rates are per second.
-inline constexpr absl::string_view kComputeShare = "compute share";
-inline constexpr absl::string_view kThrottledShare = "throttled share";
-inline constexpr absl::string_view kBusyCores = "busy cores";
-inline constexpr absl::string_view kNetworkBytes = "network bytes per second";
-inline constexpr absl::string_view kAwaitingShare = "awaiting share";
-inline constexpr absl::string_view kLostPackets = "lost packets per second";
-inline constexpr absl::string_view kDiskBytes = "disk bytes per second";
-inline constexpr absl::string_view kMajorFaults = "major faults per second";
-inline constexpr absl::string_view kMemoryBytes = "memory bytes";
+inline constexpr char kComputeShare[] = "compute share";
+inline constexpr char kThrottledShare[] = "throttled share";
+inline constexpr char kBusyCores[] = "busy cores";
+inline constexpr char kNetworkBytes[] = "network bytes per second";
+inline constexpr char kAwaitingShare[] = "awaiting share";
+inline constexpr char kLostPackets[] = "lost packets per second";
+inline constexpr char kDiskBytes[] = "disk bytes per second";
+inline constexpr char kMajorFaults[] = "major faults per second";
+inline constexpr char kMemoryBytes[] = "memory bytes";
 
 // Appends a sample, if ranks of the job were on the machine. Shares are means of these ranks,
 // memory is their sum, everything else is of the whole machine.

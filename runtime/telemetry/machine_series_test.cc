@@ -6,6 +6,8 @@
 #include <cmath>
 #include <vector>
 
+#include "absl/strings/string_view.h"
+
 namespace megascale::telemetry {
 namespace {
 
@@ -77,8 +79,8 @@ TEST(MachineSeriesTest, WhatOneRankDoesNotMeasureHasNoValue) {
   EXPECT_EQ(values[1], 0.25F);
 }
 
-// What an agent of 8 ranks sends in 15 minutes, in a message of at most 1 MiB.
-TEST(MachineSeriesTest, FifteenMinutesAreAFewKilobytes) {
+// An answer has at most 1 MiB.
+TEST(MachineSeriesTest, FifteenMinutesAreLessThanFiftyKilobytes) {
   const std::vector<v1::MachineSample> samples(900, SampleAt(int64_t{1} << 50, 0.25));
   EXPECT_LT(SeriesOf(samples, "j").ByteSizeLong(), size_t{50'000});
 }

@@ -271,18 +271,18 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
     pb::EvidenceChunk* chunk = message.mutable_evidence();
     chunk->set_request_id(fetch.request_id());
     const bool is_metrics = fetch.kind() == telemetry::v1::EVIDENCE_KIND_METRICS;
-    if (is_metrics && fetch.as_series()) {
-      *chunk->mutable_evidence()->mutable_series() =
-          telemetry::SeriesOf(samples_->samples(), fetch.job_id());
-      chunk->mutable_evidence()->set_monotonic_nanos(samples_->monotonic_nanos());
-    } else if (is_metrics && fetch.work_of().empty()) {
-      *chunk->mutable_evidence() = *samples_;
-    } else if (is_metrics) {
+    if (is_metrics && !fetch.work_of().empty()) {
       std::vector<telemetry::v1::StepRange> ranges(fetch.work_of().begin(), fetch.work_of().end());
       for (auto& rank :
            telemetry::SumWork(fetch.job_id(), std::move(ranges), samples_->samples())) {
         *chunk->mutable_evidence()->add_work() = std::move(rank);
       }
+    } else if (is_metrics && fetch.as_series()) {
+      *chunk->mutable_evidence()->mutable_series() =
+          telemetry::SeriesOf(samples_->samples(), fetch.job_id());
+      chunk->mutable_evidence()->set_monotonic_nanos(samples_->monotonic_nanos());
+    } else if (is_metrics) {
+      *chunk->mutable_evidence() = *samples_;
     }
     std::lock_guard<std::mutex> lock(mutex_);
     answers_.push_back(std::move(message));

@@ -31,8 +31,10 @@ class Follower {
   absl::StatusOr<FollowResult> Run() {
     while (true) {
       const absl::Status status = client_.Watch(
-          job_id_, {[this](const control::v1::WatchJobResponse& message) { OnMessage(message); },
-                    [this] { return Poll(); }});
+          job_id_,
+          {[this](const control::v1::WatchJobResponse& message) { OnMessage(message); },
+           [this] { return Poll(); }},
+          options_.style == FollowStyle::kJson ? 0 : LiveView::kWorkersMax);
       if (IsTerminal(result_.job.state())) return std::move(result_);
       if (ShouldStop()) return End(status);
       if (!answered_ && absl::IsUnavailable(status) &&

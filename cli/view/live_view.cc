@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <numeric>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -14,6 +13,7 @@
 #include "runtime/base/process/resource_limit.h"
 #include "runtime/base/text/counted.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/telemetry/shown_ranks.h"
 
 namespace megascale::cli {
 namespace {
@@ -23,7 +23,6 @@ using telemetry::v1::RankStatus;
 
 constexpr absl::Duration kPlainInterval = absl::Seconds(10);
 constexpr absl::Duration kRedrawInterval = absl::Milliseconds(100);
-constexpr int kWorkersMax = 16;
 constexpr int kBarWidthMax = 40;
 constexpr int kWrappedLinesMax = 4;  // of one text
 constexpr int kUnlimitedWidth = 500;
@@ -31,7 +30,6 @@ constexpr int kPlainWidthMax = 2000;
 constexpr char kClearRow[] = "\033[K";
 constexpr char kNoWrap[] = "\033[?7l";  // the terminal cuts lines that are too wide
 constexpr char kWrap[] = "\033[?7h";
-constexpr double kQuietSeconds = 3;  // longer without progress is worth a word
 
 int64_t TokensPerStep(const Job& job) {
   return int64_t{job.spec().train().global_batch_size()} * job.spec().train().seq_length();
@@ -151,24 +149,11 @@ std::string AttemptText(const Job& job) {
 // Returns "4 ranks on NVIDIA H100 80GB HBM3 (79.6 GiB)" for each kind of device; empty: no rank has
 // shown its own yet.
 std::string DevicesLine(const Job& job) {
-  std::vector<std::pair<std::string, int>> kinds;  // with the number of ranks
-  for (const control::v1::RankView& view : job.ranks()) {
-    if (!view.status().has_device()) continue;
-    const telemetry::v1::DeviceUse& device = view.status().device();
-    std::string kind = device.name();
-    if (device.memory_bytes() > 0) {
-      absl::StrAppend(&kind, " (", base::FormatBytes(device.memory_bytes()), ")");
+  return absl::StrJoin(job.device_kinds(), ", ", [](std::string* out, const auto& kind) {
+    absl::StrAppend(out, base::Counted(kind.num_ranks(), "rank"), " on ", kind.name());
+    if (kind.memory_bytes() > 0) {
+      absl::StrAppend(out, " (", base::FormatBytes(kind.memory_bytes()), ")");
     }
-    const auto found = std::find_if(kinds.begin(), kinds.end(),
-                                    [&](const auto& known) { return known.first == kind; });
-    if (found == kinds.end()) {
-      kinds.emplace_back(std::move(kind), 1);
-    } else {
-      ++found->second;
-    }
-  }
-  return absl::StrJoin(kinds, ", ", [](std::string* out, const auto& kind) {
-    absl::StrAppend(out, kind.second, kind.second == 1 ? " rank on " : " ranks on ", kind.first);
   });
 }
 
@@ -183,35 +168,26 @@ std::string WorkerLine(const control::v1::RankView& view) {
       started ? Lower(telemetry::v1::Phase_Name(status.phase()), "PHASE_") : "-";
   std::string line = absl::StrFormat("%5d  %-12s %-11s %8d  %10s  ", status.rank(), view.node_id(),
                                      phase, status.step(), MemoryText(status));
-  if (status.progress_age_seconds() > kQuietSeconds) {
+  if (status.progress_age_seconds() > telemetry::kQuietSeconds) {
     absl::StrAppend(&line, "for ", ShortDuration(absl::Seconds(status.progress_age_seconds())),
                     ": ");
   }
   return absl::StrCat(line, status.doing());
 }
 
-// Chooses at most `workers_max` workers, those without progress first, and returns them in the
-// order of their ranks.
-std::vector<int> ShownWorkers(const Job& job, int workers_max) {
-  std::vector<int> shown(static_cast<size_t>(job.ranks_size()));
-  std::iota(shown.begin(), shown.end(), 0);
-  if (job.ranks_size() <= workers_max) return shown;
-  std::stable_partition(shown.begin(), shown.end(), [&](int i) {
-    return job.ranks(i).status().progress_age_seconds() > kQuietSeconds;
-  });
-  shown.resize(static_cast<size_t>(workers_max));
-  std::sort(shown.begin(), shown.end());
-  return shown;
-}
+// An older driver does not say it, and sends all ranks.
+int NumWorkers(const Job& job) { return std::max(job.num_ranks(), job.ranks_size()); }
 
 // Appends the table of workers, except for a job that has ended.
 void AppendWorkers(const Job& job, int workers_max, std::vector<std::string>* lines) {
   if (job.ranks().empty() || IsTerminal(job.state()) || workers_max <= 0) return;
   lines->push_back(absl::StrFormat("%5s  %-12s %-11s %8s  %10s  %s", "rank", "node", "phase",
                                    "step", "memory", "doing"));
-  const std::vector<int> shown = ShownWorkers(job, workers_max);
+  const std::vector<int> shown = telemetry::ChooseShownRanks(
+      job.ranks_size(), workers_max,
+      [&](int i) { return job.ranks(i).status().progress_age_seconds(); });
   for (const int i : shown) lines->push_back(WorkerLine(job.ranks(i)));
-  const int left_out = job.ranks_size() - static_cast<int>(shown.size());
+  const int left_out = NumWorkers(job) - static_cast<int>(shown.size());
   if (left_out > 0) lines->push_back(absl::StrFormat("       and %d more workers", left_out));
 }
 
@@ -366,7 +342,7 @@ std::vector<std::string> Render(const Job& job, const Terminal& terminal, int wo
   const int room_of_workers = room - static_cast<int>(lines.size()) - 2;
   AppendWorkers(job, std::min(workers_max, room_of_workers), &lines);
   const bool lacks_workers = !IsTerminal(job.state()) && workers_max > 0 && room_of_workers <= 0;
-  CutToRoom(room, lacks_workers ? job.ranks_size() : 0, &lines);
+  CutToRoom(room, lacks_workers ? NumWorkers(job) : 0, &lines);
   for (std::string& line : lines) line = CutToWidth(line, terminal.width);
   const std::string state = StateName(job.state());
   const size_t at = lines[0].find(state, job.job_id().size());

@@ -85,6 +85,8 @@ class PlainLog {
 // Shows jobs on `out`. Threads: one at a time.
 class LiveView {
  public:
+  static constexpr int kWorkersMax = 16;  // lines of a job
+
   // `look` returns the terminal to which `out` is connected now.
   LiveView(std::function<Terminal()> look, std::FILE* out)
       : look_(std::move(look)), terminal_(look_()), out_(out) {}

@@ -81,16 +81,15 @@ TEST(LiveViewTest, RendersARunningJob) {
 
 TEST(LiveViewTest, ShowsTheDevicesAndTheMemoryThatEachRankHasTaken) {
   Job job = RunningJob();
-  const auto add = [&](int rank, const char* name, int64_t used, int64_t memory) {
-    while (job.ranks_size() <= rank) *job.add_ranks() = job.ranks(0);
-    telemetry::v1::DeviceUse& device = *job.mutable_ranks(rank)->mutable_status()->mutable_device();
-    device.set_name(name);
-    device.set_used_bytes(used);
-    device.set_memory_bytes(memory);
+  const auto add = [&](const char* name, int num_ranks, int64_t memory) {
+    control::v1::DeviceKind& kind = *job.add_device_kinds();
+    kind.set_name(name);
+    kind.set_num_ranks(num_ranks);
+    kind.set_memory_bytes(memory);
   };
-  add(0, "NVIDIA H100 80GB HBM3", int64_t{61} << 30, int64_t{80} << 30);
-  add(1, "NVIDIA H100 80GB HBM3", int64_t{3} << 20, int64_t{80} << 30);
-  add(2, "cpu", 0, 0);
+  add("NVIDIA H100 80GB HBM3", 2, int64_t{80} << 30);
+  add("cpu", 1, 0);
+  job.mutable_ranks(0)->mutable_status()->mutable_device()->set_used_bytes(int64_t{61} << 30);
   const Lines lines = RenderJob(job, Plain(120), 16);
   EXPECT_EQ(Lines(lines.begin() + 3, lines.begin() + 6),
             (Lines{
@@ -252,6 +251,13 @@ TEST(LiveViewTest, OfManyWorkersThoseWithoutProgressAreShown) {
     ranks.push_back(lines[i].substr(0, 5));
   EXPECT_EQ(ranks, (Lines{"    0", "    1", "   70", "   95"}));
   EXPECT_EQ(lines.back(), "       and 96 more workers");
+}
+
+// A watcher asks for no more ranks than its window shows.
+TEST(LiveViewTest, WorkersThatTheDriverLeftOutAreCounted) {
+  Job job = RunningJob();
+  job.set_num_ranks(12288);
+  EXPECT_EQ(RenderJob(job, Plain(80), 16).back(), "       and 12286 more workers");
 }
 
 TEST(LiveViewTest, AnEndedJobShowsNoWorkers) {

@@ -350,10 +350,12 @@ absl::StatusOr<control::v1::NodeView> JobClient::SetSpare(
 }
 
 absl::Status JobClient::Watch(const std::string& job_id,
-                              const StreamCallbacks<control::v1::WatchJobResponse>& callbacks) {
+                              const StreamCallbacks<control::v1::WatchJobResponse>& callbacks,
+                              int ranks_max) {
   RETURN_IF_ERROR(job::CheckJobId(job_id));
   control::v1::WatchJobRequest request;
   request.set_job_id(job_id);
+  request.set_ranks_max(ranks_max);
   return impl_->Stream(&control::v1::JobService::Stub::WatchJob, request, callbacks);
 }
 

@@ -85,10 +85,12 @@ class JobClient {
   // Reports a machine of a job that differs from the others; returns the job with its suspicion.
   absl::StatusOr<control::v1::Job> ReportSuspect(const control::v1::ReportSuspectRequest& request);
 
-  // Passes the job now and after every change. Returns OK once the job has ended.
+  // Passes the job now and after every change. Returns OK once the job has ended. `ranks_max`: as
+  // in proto/control.proto.
   // Blocking: until then, until should_stop, or until the driver goes away (Unavailable).
   absl::Status Watch(const std::string& job_id,
-                     const StreamCallbacks<control::v1::WatchJobResponse>& callbacks);
+                     const StreamCallbacks<control::v1::WatchJobResponse>& callbacks,
+                     int ranks_max = 0);
   // Passes log lines. Returns OK at their end; with `follow`, once the job has ended. If the driver
   // goes away in the middle, waits for it or its successor and goes on at the same place: no line
   // is lost or comes twice. Blocking: until then, until should_stop, or until the driver has been

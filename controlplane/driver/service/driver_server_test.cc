@@ -17,6 +17,7 @@
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <map>
 #include <mutex>
 #include <thread>
 
@@ -45,12 +46,12 @@ std::chrono::system_clock::time_point Deadline() {
 class FakeAgentStream {
  public:
   FakeAgentStream(const std::shared_ptr<grpc::Channel>& channel, const std::string& incarnation,
-                  const std::string& node_id = "n0")
+                  const std::string& node_id = "n0", int slots = 1)
       : stub_(agent::AgentService::NewStub(channel)), incarnation_(incarnation) {
     context_.set_deadline(Deadline());
     stream_ = stub_->Connect(&context_);
     agent::AgentUp up;
-    *up.mutable_hello() = HelloOf(node_id, incarnation, 1);
+    *up.mutable_hello() = HelloOf(node_id, incarnation, slots);
     EXPECT_TRUE(stream_->Write(up));
   }
 
@@ -426,6 +427,32 @@ TEST_F(DriverServerTest, JobRunsThroughAnAgentToItsEnd) {
   EXPECT_THAT(line, HasSubstr("\"step\":1,\"loss\":5.0,"));
 }
 
+TEST_F(DriverServerTest, AWatcherGetsAsManyRanksAsItAsksFor) {
+  ASSERT_TRUE(Submit("j", SpecOf(2, 1, 30)).ok());
+  FakeAgentStream stream(channel_, "a", "n0", 2);
+  stream.AwaitPhase(agent::DesiredJob::PHASE_PREFLIGHT);
+  for (const auto& [ranks_max, num_ranks] : std::map<int, int>{{0, 2}, {1, 1}, {5, 2}}) {
+    grpc::ClientContext context;
+    context.set_deadline(Deadline());
+    control::WatchJobRequest watch;
+    watch.set_job_id("j");
+    watch.set_ranks_max(ranks_max);
+    const auto watcher = jobs_->WatchJob(&context, watch);
+    control::WatchJobResponse seen;
+    ASSERT_TRUE(watcher->Read(&seen));
+    EXPECT_EQ(seen.job().ranks_size(), num_ranks);
+    EXPECT_EQ(seen.job().num_ranks(), 2);
+    context.TryCancel();
+  }
+  grpc::ClientContext context;
+  context.set_deadline(Deadline());
+  control::WatchJobRequest watch;
+  watch.set_job_id("j");
+  watch.set_ranks_max(-1);
+  EXPECT_EQ(jobs_->WatchJob(&context, watch)->Finish().error_message(),
+            "ranks_max: -1; expected a number from 0; 0 stands for all");
+}
+
 TEST_F(DriverServerTest, StoreAndLogsGoThroughTheAgentsStream) {
   ASSERT_TRUE(Submit("j", SmallSpec()).ok());
   FakeAgentStream stream(channel_, "a");
@@ -728,10 +755,13 @@ TEST_F(DriverServerTest, ReadersAndWatchersAreAnsweredWhileTheLoopWaitsForTheDis
   WatchedJobs watched(loop.get());
   std::vector<std::unique_ptr<WatchedJobs::Watch>> watches;
   for (int i = 0; i < 500; ++i) {
-    watches.push_back(std::make_unique<WatchedJobs::Watch>(&watched, "a"));
+    watches.push_back(std::make_unique<WatchedJobs::Watch>(&watched, "a", 0));
     EXPECT_EQ((*watches.back()->Show())->job.job_id(), "a");
   }
   EXPECT_EQ(watched.num_made(), 1) << "for all of them";
+  WatchedJobs::Watch of_few_ranks(&watched, "a", 1);
+  EXPECT_EQ((*of_few_ranks.Show())->job.job_id(), "a");
+  EXPECT_EQ(watched.num_made(), 2) << "watchers of another number of ranks are shown another job";
   EXPECT_EQ((*loop->View())->round(), round) << "readers entered the loop";
   gate.Set(false);
   EXPECT_TRUE(submit.get().ok());

@@ -4,12 +4,15 @@
 #include <sys/random.h>
 
 #include <algorithm>
+#include <functional>
+#include <memory>
 #include <type_traits>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "controlplane/driver/listen/open_streams.h"
+#include "controlplane/driver/listen/write_budget.h"
 #include "controlplane/driver/relay/evidence_stream.h"
 #include "controlplane/driver/relay/last_evidence.h"
 #include "controlplane/driver/relay/log_stream.h"
@@ -39,6 +42,7 @@ constexpr absl::Duration kFetchTimeout = absl::Seconds(5);
 // A diagnosis must not wait for the machine that is its subject.
 constexpr absl::Duration kDiagnoseFetchTimeout = absl::Seconds(2);
 constexpr absl::Duration kMeasureFetchTimeout = absl::Milliseconds(500);
+constexpr size_t kWatchBytesMax = size_t{32} << 20;  // of large messages to watchers at one time
 constexpr int64_t kDefaultGraceSeconds = 30;
 constexpr int64_t kGraceSecondsMax = 24 * 60 * 60;
 constexpr int kAllowChangedMax = 64;
@@ -233,29 +237,21 @@ class JobServiceOnLoop final : public control::JobService::Service {
                         grpc::ServerWriter<control::WatchJobResponse>* writer) override {
     if (absl::Status status = job::CheckJobId(request->job_id()); !status.ok())
       return ToGrpc(status);
+    if (request->ranks_max() < 0) {
+      return ToGrpc(absl::InvalidArgumentError(absl::StrCat(
+          "ranks_max: ", request->ranks_max(), "; expected a number from 0; 0 stands for all")));
+    }
     OpenStreams::Stream stream(&streams_, context);
     if (!stream.status().ok()) return ToGrpc(stream.status());
-    WatchedJobs::Watch watch(&watched_, request->job_id());
-    int64_t position = -1;
-    std::shared_ptr<const WatchedJobs::Shown> sent;
+    WatchedJobs::Watch watch(&watched_, request->job_id(), request->ranks_max());
+    SentToWatcher sent;
     for (;;) {
       auto shown = watch.Show();
       if (!shown.ok()) return ToGrpc(shown.status());
-      if (*shown != sent) {
-        control::WatchJobResponse response;
-        for (auto& step : (*shown)->view->StepsSince(request->job_id(), &position)) {
-          *response.add_steps() = std::move(step);
-        }
-        const bool is_news = sent == nullptr || (*shown)->essence != sent->essence;
-        sent = *std::move(shown);
-        if (is_news || response.steps_size() > 0) {
-          // A copy for each of many watchers would cost more than to write it.
-          response.unsafe_arena_set_allocated_job(const_cast<control::Job*>(&sent->job));
-          const bool written = stream.Guard([&] { return writer->Write(response); });
-          (void)response.unsafe_arena_release_job();
-          if (!written || sent->job.has_ended_at()) return grpc::Status::OK;
-        }
-      }
+      const auto write = [&](const control::WatchJobResponse& response) {
+        return stream.Guard([&] { return writer->Write(response); });
+      };
+      if (!SendNews(*shown, write, &sent)) return grpc::Status::OK;
       if (!Wait(context, kWatchInterval)) return grpc::Status::CANCELLED;
     }
   }
@@ -312,6 +308,33 @@ class JobServiceOnLoop final : public control::JobService::Service {
     return grpc::Status::OK;
   }
 
+  struct SentToWatcher {
+    std::shared_ptr<const WatchedJobs::Shown> shown;  // null: nothing was sent yet
+    int64_t position = -1;                            // in the job's steps
+  };
+
+  // Sends what has changed since the last message. While large messages to other watchers leave no
+  // room it sends nothing, and what it sends later is newer. Returns false once the stream is over.
+  bool SendNews(const std::shared_ptr<const WatchedJobs::Shown>& shown,
+                const std::function<bool(const control::WatchJobResponse&)>& write,
+                SentToWatcher* sent) {
+    if (shown == sent->shown) return true;
+    const WriteBudget::Share room(&watch_budget_, shown->essence.size());
+    if (!room.granted()) return true;
+    control::WatchJobResponse response;
+    for (auto& step : shown->view->StepsSince(shown->job.job_id(), &sent->position)) {
+      *response.add_steps() = std::move(step);
+    }
+    const bool is_news = sent->shown == nullptr || shown->essence != sent->shown->essence;
+    sent->shown = shown;
+    if (!is_news && response.steps_size() == 0) return true;
+    // A copy for each of many watchers would cost more than to write it.
+    response.unsafe_arena_set_allocated_job(const_cast<control::Job*>(&shown->job));
+    const bool written = write(response);
+    (void)response.unsafe_arena_release_job();
+    return written && !shown->job.has_ended_at();
+  }
+
   // Readers also get what was kept of a job that has ended.
   template <typename Ports>
   Ports PortsOf(const std::string& job_id, absl::Duration fetch_timeout) {
@@ -335,6 +358,7 @@ class JobServiceOnLoop final : public control::JobService::Service {
   AgentStreams& agents_;
   OpenStreams streams_;
   WatchedJobs watched_;
+  WriteBudget watch_budget_{kWatchBytesMax};
 };
 
 }  // namespace

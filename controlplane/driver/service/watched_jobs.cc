@@ -9,22 +9,22 @@
 
 namespace megascale::driver {
 
-WatchedJobs::Watch::Watch(WatchedJobs* jobs, const std::string& job_id)
-    : jobs_(*jobs), job_id_(job_id) {
+WatchedJobs::Watch::Watch(WatchedJobs* jobs, const std::string& job_id, int ranks_max)
+    : jobs_(*jobs), key_(job_id, ranks_max) {
   const std::lock_guard<std::mutex> lock(jobs_.mutex_);
-  std::shared_ptr<Entry>& entry = jobs_.entries_[job_id_];
+  std::shared_ptr<Entry>& entry = jobs_.entries_[key_];
   if (entry == nullptr) entry = std::make_shared<Entry>();
   ++entry->num_watchers;
 }
 
 WatchedJobs::Watch::~Watch() {
   const std::lock_guard<std::mutex> lock(jobs_.mutex_);
-  const auto found = jobs_.entries_.find(job_id_);
+  const auto found = jobs_.entries_.find(key_);
   if (--found->second->num_watchers == 0) jobs_.entries_.erase(found);
 }
 
 absl::StatusOr<std::shared_ptr<const WatchedJobs::Shown>> WatchedJobs::Watch::Show() {
-  return jobs_.Show(job_id_, std::exchange(is_first_, false));
+  return jobs_.Show(key_, std::exchange(is_first_, false));
 }
 
 int64_t WatchedJobs::num_made() const {
@@ -32,12 +32,12 @@ int64_t WatchedJobs::num_made() const {
   return num_made_;
 }
 
-absl::StatusOr<std::shared_ptr<const WatchedJobs::Shown>> WatchedJobs::Show(
-    const std::string& job_id, bool newest) {
+absl::StatusOr<std::shared_ptr<const WatchedJobs::Shown>> WatchedJobs::Show(const Key& key,
+                                                                            bool newest) {
   std::shared_ptr<Entry> entry;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    entry = entries_.at(job_id);
+    entry = entries_.at(key);
   }
   const std::lock_guard<std::mutex> lock(entry->mutex);
   const absl::Duration now = base::RealClock().Monotonic();
@@ -45,14 +45,15 @@ absl::StatusOr<std::shared_ptr<const WatchedJobs::Shown>> WatchedJobs::Show(
   ASSIGN_OR_RETURN(auto view, loop_.View());
   if (entry->shown != nullptr && entry->shown->view == view) return entry->shown;
   auto shown = std::make_shared<Shown>();
+  const auto& [job_id, ranks_max] = key;
   ASSIGN_OR_RETURN(shown->job, view->Job(job_id, loop_.wall()));
+  const auto num_bytes = static_cast<double>(shown->job.ByteSizeLong());
+  if (ranks_max > 0) ShortenRanks(ranks_max, &shown->job);
   shown->essence = WithoutAges(shown->job).SerializeAsString();
   shown->view = std::move(view);
   entry->shown = std::move(shown);
   entry->made = now;
-  entry->age_max =
-      std::clamp(absl::Seconds(static_cast<double>(entry->shown->essence.size()) / kBytesPerSecond),
-                 kAgeMin, kAgeMax);
+  entry->age_max = std::clamp(absl::Seconds(num_bytes / kBytesPerSecond), kAgeMin, kAgeMax);
   const std::lock_guard<std::mutex> counting(mutex_);
   ++num_made_;
   return entry->shown;

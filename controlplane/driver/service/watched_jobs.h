@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -23,25 +24,28 @@ class WatchedJobs {
     std::string essence;  // two jobs with equal ones differ in ages only
   };
 
-  // How old what a watcher is shown may be. A job of many ranks is made less often.
+  // How old what a watcher is shown may be. A job of many ranks is made less often, even for
+  // watchers that are shown few of them.
   static constexpr absl::Duration kAgeMin = absl::Milliseconds(20);
   static constexpr absl::Duration kAgeMax = absl::Seconds(1);
   static constexpr double kBytesPerSecond = 1.5e6;
 
+  using Key = std::pair<std::string, int>;  // job, ranks_max
+
   // `loop` outlives the object.
   explicit WatchedJobs(const DriverLoop* loop) : loop_(*loop) {}
 
-  // One watcher of a job.
+  // One watcher of a job. `ranks_max`: as WatchJobRequest.
   class Watch {
    public:
-    Watch(WatchedJobs* jobs, const std::string& job_id);
+    Watch(WatchedJobs* jobs, const std::string& job_id, int ranks_max);
     ~Watch();
     // Returns the job; the first call as it is now, later ones as it was a moment ago.
     absl::StatusOr<std::shared_ptr<const Shown>> Show();
 
    private:
     WatchedJobs& jobs_;
-    const std::string job_id_;
+    const Key key_;
     bool is_first_ = true;
   };
 
@@ -56,11 +60,11 @@ class WatchedJobs {
     absl::Duration age_max = kAgeMin;
     int num_watchers = 0;  // guarded by mutex_
   };
-  absl::StatusOr<std::shared_ptr<const Shown>> Show(const std::string& job_id, bool newest);
+  absl::StatusOr<std::shared_ptr<const Shown>> Show(const Key& key, bool newest);
 
   const DriverLoop& loop_;
   mutable std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<Entry>> entries_;  // by job
+  std::map<Key, std::shared_ptr<Entry>> entries_;
   int64_t num_made_ = 0;
 };
 

@@ -18,6 +18,7 @@
 #include "runtime/diagnose/number_check.h"
 #include "runtime/model/config.h"
 #include "runtime/telemetry/doing.h"
+#include "runtime/telemetry/shown_ranks.h"
 
 namespace megascale::driver {
 namespace {
@@ -155,6 +156,23 @@ void AddWarnings(const JobRecord& job, const std::vector<std::string>& nodes,
     for (const std::string& warning : actual->warnings()) nodes_of[warning].insert(node_id);
   }
   for (std::string& line : WarningLines(nodes_of)) view->add_warnings(std::move(line));
+}
+
+void AddDeviceKinds(control::Job* view) {
+  for (const control::RankView& rank : view->ranks()) {
+    if (!rank.status().has_device()) continue;
+    const auto& device = rank.status().device();
+    auto* kinds = view->mutable_device_kinds();
+    auto kind = std::find_if(kinds->begin(), kinds->end(), [&](const control::DeviceKind& known) {
+      return known.name() == device.name() && known.memory_bytes() == device.memory_bytes();
+    });
+    if (kind == kinds->end()) {
+      view->add_device_kinds()->set_name(device.name());
+      kind = kinds->end() - 1;
+      kind->set_memory_bytes(device.memory_bytes());
+    }
+    kind->set_num_ranks(kind->num_ranks() + 1);
+  }
 }
 
 control::NumberWarning::Kind KindOf(diagnose::OffRoad kind) {
@@ -318,13 +336,16 @@ control::Job ViewJob(const JobRecord& job, const JobSources& sources) {
     view.mutable_last_checkpoint()->set_age_seconds(std::max(0.0, absl::ToDoubleSeconds(age)));
   }
   view.set_queue_position(sources.queue_position);
+  view.set_num_ranks(job.placements_size());
   AddTimes(job, sources, &view);
   if (!sources.is_summary) AddWarnings(job, nodes, sources.report, &view);
   AddCeiling(job, nodes, sources, &view);
   view.set_model_flops_per_second(view.tokens_per_second() * FlopsPerToken(job));
   if (!sources.is_summary) {
-    const std::vector<control::RankView> ranks = ViewRanks(job, sources.report);
-    *view.mutable_ranks() = {ranks.begin(), ranks.end()};
+    for (control::RankView& rank : ViewRanks(job, sources.report)) {
+      *view.add_ranks() = std::move(rank);
+    }
+    AddDeviceKinds(&view);
   }
   if (HoldsSlots(job)) {
     AddPreflight(job, nodes, sources.report, &view);
@@ -341,6 +362,16 @@ std::vector<std::string> WarningLines(const NodesOfWarnings& nodes_of) {
                                  base::Shortlist({nodes.begin(), nodes.end()}), ": ", warning));
   }
   return lines;
+}
+
+void ShortenRanks(int ranks_max, control::Job* job) {
+  if (job->ranks_size() <= ranks_max) return;
+  const std::vector<int> shown = telemetry::ChooseShownRanks(
+      job->ranks_size(), ranks_max,
+      [&](int rank) { return job->ranks(rank).status().progress_age_seconds(); });
+  auto* ranks = job->mutable_ranks();
+  for (int i = 0; i < ranks_max; ++i) ranks->SwapElements(i, shown[static_cast<size_t>(i)]);
+  ranks->DeleteSubrange(ranks_max, ranks->size() - ranks_max);
 }
 
 control::Job WithoutAges(control::Job job) {

@@ -51,6 +51,9 @@ using NodesOfWarnings = std::map<std::string, std::set<std::string>>;
 // Returns a line for each warning: "nodes n0, n1: 4 threads share 2 cores".
 std::vector<std::string> WarningLines(const NodesOfWarnings& nodes_of);
 
+// Leaves out of the job's ranks what there is no room for: telemetry::ChooseShownRanks.
+void ShortenRanks(int ranks_max, megascale::control::v1::Job* job);
+
 // Returns the job without the ages in it, which change although nothing else does.
 megascale::control::v1::Job WithoutAges(megascale::control::v1::Job job);
 

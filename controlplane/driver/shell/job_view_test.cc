@@ -130,6 +130,29 @@ TEST_F(JobViewTest, TheMachineWhoseProcessKeeperIsSilentIsShown) {
   EXPECT_EQ(WithoutAges(view).silent_keeper().seconds(), 0) << "watchers are told of no age";
 }
 
+TEST_F(JobViewTest, RanksThatAreLeftOutAreCountedWithTheirDevices) {
+  std::map<std::string, megascale::agent::v1::ActualJob> reports;
+  const JobSources sources = PlaceOnThreeNodes(&reports);
+  for (int rank = 0; rank < 3; ++rank) {
+    auto* status = reports[absl::StrCat("n", rank)].add_ranks()->mutable_status();
+    status->set_rank(rank);
+    status->mutable_device()->set_name(rank == 1 ? "cpu" : "NVIDIA H100");
+    status->set_progress_age_seconds(rank == 2 ? 60 : 0);
+  }
+  control::Job view = ViewJob(job_, sources);
+  ASSERT_EQ(view.device_kinds_size(), 2);
+  EXPECT_EQ(view.device_kinds(0).name(), "NVIDIA H100");
+  EXPECT_EQ(view.device_kinds(0).num_ranks(), 2);
+  EXPECT_EQ(view.device_kinds(1).num_ranks(), 1);
+  ShortenRanks(3, &view);
+  EXPECT_EQ(view.ranks_size(), 3);
+  ShortenRanks(2, &view);
+  ASSERT_EQ(view.ranks_size(), 2);
+  EXPECT_EQ(view.ranks(0).node_id(), "n0");
+  EXPECT_EQ(view.ranks(1).node_id(), "n2") << "it stands still";
+  EXPECT_EQ(view.num_ranks(), 3);
+}
+
 // A preflight may encode text for minutes: `status` says which machine is at it, and how far.
 TEST_F(JobViewTest, TheProgressOfAMachineThatTokenizesIsTheJobsMessage) {
   using megascale::agent::v1::Preflight;

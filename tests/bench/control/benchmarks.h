@@ -26,11 +26,12 @@ void MeasureWatch(int watchers, int steps);
 // What a driver is measured with.
 struct FleetLoad {
   int agents = 1536;
-  int slots = 8;     // ranks of each agent
-  int seconds = 30;  // for which it is measured
-  int retained = 0;  // jobs that have ended
-  int running = 0;   // jobs of one agent each; the other agents run one large job
-  int watchers = 0;  // of the large job
+  int slots = 8;           // ranks of each agent
+  int seconds = 30;        // for which it is measured
+  int retained = 0;        // jobs that have ended
+  int running = 0;         // jobs of one agent each; the other agents run one large job
+  int watchers = 0;        // of the large job
+  int watched_ranks = 16;  // in each of their messages, as `megascale watch` asks for; 0: all
   // Between two reads of the metrics of all machines, as `megascale minder watch` reads them.
   int metrics_seconds = 480;  // 0: nobody reads
   // The agents of each job store a checkpoint after so many steps; 0: never.

@@ -44,6 +44,9 @@ int Main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--fleet-watchers", load.watchers, "of the fleet's large job")
       ->capture_default_str();
+  app.add_option("--watched-ranks", load.watched_ranks,
+                 "that each of them asks for, as `megascale watch` does; 0: all")
+      ->capture_default_str();
   app.add_option("--metrics", load.metrics_seconds,
                  "seconds between two reads of the metrics of all machines; 0: nobody reads them")
       ->capture_default_str();

@@ -65,13 +65,13 @@ void Retain(client::JobClient* client, int count) {
 // Watches a job until it is destroyed.
 class Watchers {
  public:
-  Watchers(const e2e::Cluster& cluster, int count) {
+  Watchers(const e2e::Cluster& cluster, int count, int ranks_max) {
     for (int i = 0; i < count; ++i) {
-      threads_.emplace_back([this, own = ClientOf(cluster)] {
+      threads_.emplace_back([this, ranks_max, own = ClientOf(cluster)] {
         client::StreamCallbacks<control::v1::WatchJobResponse> callbacks;
         callbacks.on_message = [this](const control::v1::WatchJobResponse&) { ++messages_; };
         callbacks.should_stop = [this] { return stopping_.load(); };
-        (void)own->Watch(kFleetJobId, callbacks);
+        (void)own->Watch(kFleetJobId, callbacks, ranks_max);
       });
     }
   }
@@ -203,7 +203,7 @@ void MeasureFleet(const FleetLoad& load) {
   std::cout << absl::StrFormat("  all %s after %.1f s\n", joined ? "joined" : "did NOT join",
                                Now() - begin);
   SubmitJobs(client.get(), load);
-  const Watchers watchers(cluster, load.watchers);
+  const Watchers watchers(cluster, load.watchers, load.watched_ranks);
   absl::SleepFor(absl::Seconds(3));  // the joins and starts are over
 
   const std::string log = cluster.state_directory() + "/log";

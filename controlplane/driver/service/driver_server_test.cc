@@ -428,7 +428,9 @@ TEST_F(DriverServerTest, JobRunsThroughAnAgentToItsEnd) {
 }
 
 TEST_F(DriverServerTest, AWatcherGetsAsManyRanksAsItAsksFor) {
-  ASSERT_TRUE(Submit("j", SpecOf(2, 1, 30)).ok());
+  job::v1::JobSpec two_ranks = SmallSpec();
+  *two_ranks.mutable_parallel() = SpecOf(2, 1, 30).parallel();
+  ASSERT_TRUE(Submit("j", two_ranks).ok());
   FakeAgentStream stream(channel_, "a", "n0", 2);
   stream.AwaitPhase(agent::DesiredJob::PHASE_PREFLIGHT);
   for (const auto& [ranks_max, num_ranks] : std::map<int, int>{{0, 2}, {1, 1}, {5, 2}}) {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <type_traits>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -36,8 +37,7 @@ namespace {
 
 namespace control = megascale::control::v1;
 
-constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
-constexpr absl::Duration kCancelCheckInterval = absl::Milliseconds(50);
+constexpr absl::Duration kCancelCheckInterval = absl::Milliseconds(250);
 constexpr absl::Duration kFetchTimeout = absl::Seconds(5);
 // A diagnosis must not wait for the machine that is its subject.
 constexpr absl::Duration kDiagnoseFetchTimeout = absl::Seconds(2);
@@ -231,8 +231,8 @@ class JobServiceOnLoop final : public control::JobService::Service {
     return Answer(Report(&loop_, *request), response->mutable_job());
   }
 
-  // Looks at the job ten times a second and sends it if it has changed: a slow watcher gets fewer
-  // messages, never stale ones. All watchers of a job share what they are shown.
+  // Looks at the job up to ten times a second and sends it if it has changed: a slow watcher gets
+  // fewer messages, never stale ones. All watchers of a job share what they are shown.
   grpc::Status WatchJob(grpc::ServerContext* context, const control::WatchJobRequest* request,
                         grpc::ServerWriter<control::WatchJobResponse>* writer) override {
     if (absl::Status status = job::CheckJobId(request->job_id()); !status.ok())
@@ -246,13 +246,13 @@ class JobServiceOnLoop final : public control::JobService::Service {
     WatchedJobs::Watch watch(&watched_, request->job_id(), request->ranks_max());
     SentToWatcher sent;
     for (;;) {
-      auto shown = watch.Show();
+      const auto shown = watch.Show();
       if (!shown.ok()) return ToGrpc(shown.status());
       const auto write = [&](const control::WatchJobResponse& response) {
         return stream.Guard([&] { return writer->Write(response); });
       };
-      if (!SendNews(*shown, write, &sent)) return grpc::Status::OK;
-      if (!Wait(context, kWatchInterval)) return grpc::Status::CANCELLED;
+      if (!SendNews(**shown, write, &sent)) return grpc::Status::OK;
+      if (!Wait(context, watch.interval())) return grpc::Status::CANCELLED;
     }
   }
 
@@ -309,30 +309,32 @@ class JobServiceOnLoop final : public control::JobService::Service {
   }
 
   struct SentToWatcher {
-    std::shared_ptr<const WatchedJobs::Shown> shown;  // null: nothing was sent yet
-    int64_t position = -1;                            // in the job's steps
+    int64_t round = -1;     // of the view from which the newest message was made
+    int64_t version = -1;   // WatchedJobs::Shown; -1: nothing was sent yet
+    int64_t position = -1;  // in the job's steps
   };
 
   // Sends what has changed since the last message. While large messages to other watchers leave no
   // room it sends nothing, and what it sends later is newer. Returns false once the stream is over.
-  bool SendNews(const std::shared_ptr<const WatchedJobs::Shown>& shown,
+  bool SendNews(const WatchedJobs::Shown& shown,
                 const std::function<bool(const control::WatchJobResponse&)>& write,
                 SentToWatcher* sent) {
-    if (shown == sent->shown) return true;
-    const WriteBudget::Share room(&watch_budget_, shown->essence.size());
+    if (shown.view->round() == sent->round) return true;
+    const WriteBudget::Share room(&watch_budget_, shown.num_bytes);
     if (!room.granted()) return true;
     control::WatchJobResponse response;
-    for (auto& step : shown->view->StepsSince(shown->job.job_id(), &sent->position)) {
+    for (auto& step : shown.view->StepsSince(shown.job.job_id(), &sent->position)) {
       *response.add_steps() = std::move(step);
     }
-    const bool is_news = sent->shown == nullptr || shown->essence != sent->shown->essence;
-    sent->shown = shown;
-    if (!is_news && response.steps_size() == 0) return true;
+    sent->round = shown.view->round();
+    if (std::exchange(sent->version, shown.version) == shown.version && response.steps().empty()) {
+      return true;
+    }
     // A copy for each of many watchers would cost more than to write it.
-    response.unsafe_arena_set_allocated_job(const_cast<control::Job*>(&shown->job));
+    response.unsafe_arena_set_allocated_job(const_cast<control::Job*>(&shown.job));
     const bool written = write(response);
     (void)response.unsafe_arena_release_job();
-    return written && !shown->job.has_ended_at();
+    return written && !shown.job.has_ended_at();
   }
 
   // Readers also get what was kept of a job that has ended.

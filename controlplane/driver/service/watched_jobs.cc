@@ -24,7 +24,10 @@ WatchedJobs::Watch::~Watch() {
 }
 
 absl::StatusOr<std::shared_ptr<const WatchedJobs::Shown>> WatchedJobs::Watch::Show() {
-  return jobs_.Show(key_, std::exchange(is_first_, false));
+  absl::Duration age_max;
+  auto shown = jobs_.Show(key_, std::exchange(is_first_, false), &age_max);
+  interval_ = std::clamp(age_max / 4, kIntervalMin, kIntervalMax);
+  return shown;
 }
 
 int64_t WatchedJobs::num_made() const {
@@ -32,14 +35,15 @@ int64_t WatchedJobs::num_made() const {
   return num_made_;
 }
 
-absl::StatusOr<std::shared_ptr<const WatchedJobs::Shown>> WatchedJobs::Show(const Key& key,
-                                                                            bool newest) {
+absl::StatusOr<std::shared_ptr<const WatchedJobs::Shown>> WatchedJobs::Show(
+    const Key& key, bool newest, absl::Duration* age_max) {
   std::shared_ptr<Entry> entry;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     entry = entries_.at(key);
   }
   const std::lock_guard<std::mutex> lock(entry->mutex);
+  *age_max = entry->age_max;
   const absl::Duration now = base::RealClock().Monotonic();
   if (!newest && now - entry->made < entry->age_max) return entry->shown;
   ASSIGN_OR_RETURN(auto view, loop_.View());
@@ -47,13 +51,18 @@ absl::StatusOr<std::shared_ptr<const WatchedJobs::Shown>> WatchedJobs::Show(cons
   auto shown = std::make_shared<Shown>();
   const auto& [job_id, ranks_max] = key;
   ASSIGN_OR_RETURN(shown->job, view->Job(job_id, loop_.wall()));
-  const auto num_bytes = static_cast<double>(shown->job.ByteSizeLong());
+  const auto whole_bytes = static_cast<double>(shown->job.ByteSizeLong());
   if (ranks_max > 0) ShortenRanks(ranks_max, &shown->job);
-  shown->essence = WithoutAges(shown->job).SerializeAsString();
+  shown->num_bytes = shown->job.ByteSizeLong();
+  std::string essence = WithoutAges(shown->job).SerializeAsString();
+  const bool is_news = entry->shown == nullptr || essence != entry->essence;
+  shown->version = (entry->shown == nullptr ? 0 : entry->shown->version) + (is_news ? 1 : 0);
   shown->view = std::move(view);
+  entry->essence = std::move(essence);
   entry->shown = std::move(shown);
   entry->made = now;
-  entry->age_max = std::clamp(absl::Seconds(num_bytes / kBytesPerSecond), kAgeMin, kAgeMax);
+  entry->age_max = std::clamp(absl::Seconds(whole_bytes / kBytesPerSecond), kAgeMin, kAgeMax);
+  *age_max = entry->age_max;
   const std::lock_guard<std::mutex> counting(mutex_);
   ++num_made_;
   return entry->shown;

@@ -21,7 +21,8 @@ class WatchedJobs {
   struct Shown {
     std::shared_ptr<const DriverView> view;  // from which it was made
     megascale::control::v1::Job job;
-    std::string essence;  // two jobs with equal ones differ in ages only
+    int64_t version = 0;   // jobs of one version differ in ages only
+    size_t num_bytes = 0;  // of the job's message
   };
 
   // How old what a watcher is shown may be. A job of many ranks is made less often, even for
@@ -29,6 +30,9 @@ class WatchedJobs {
   static constexpr absl::Duration kAgeMin = absl::Milliseconds(20);
   static constexpr absl::Duration kAgeMax = absl::Seconds(1);
   static constexpr double kBytesPerSecond = 1.5e6;
+  // How often a watcher looks. Each look of hundreds of watchers wakes as many threads.
+  static constexpr absl::Duration kIntervalMin = absl::Milliseconds(100);
+  static constexpr absl::Duration kIntervalMax = absl::Milliseconds(250);
 
   using Key = std::pair<std::string, int>;  // job, ranks_max
 
@@ -42,11 +46,14 @@ class WatchedJobs {
     ~Watch();
     // Returns the job; the first call as it is now, later ones as it was a moment ago.
     absl::StatusOr<std::shared_ptr<const Shown>> Show();
+    // Returns how long to wait before the next call: a large job is rarely made anew.
+    absl::Duration interval() const { return interval_; }
 
    private:
     WatchedJobs& jobs_;
     const Key key_;
     bool is_first_ = true;
+    absl::Duration interval_ = kIntervalMin;
   };
 
   // Returns how often something was made.
@@ -56,11 +63,14 @@ class WatchedJobs {
   struct Entry {
     std::mutex mutex;
     std::shared_ptr<const Shown> shown;
+    std::string essence;  // of `shown`: its bytes without ages
     absl::Duration made = -absl::InfiniteDuration();
     absl::Duration age_max = kAgeMin;
     int num_watchers = 0;  // guarded by mutex_
   };
-  absl::StatusOr<std::shared_ptr<const Shown>> Show(const Key& key, bool newest);
+  // `age_max`: how old the job may become before it is made anew.
+  absl::StatusOr<std::shared_ptr<const Shown>> Show(const Key& key, bool newest,
+                                                    absl::Duration* age_max);
 
   const DriverLoop& loop_;
   mutable std::mutex mutex_;

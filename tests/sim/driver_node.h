@@ -115,8 +115,8 @@ class DriverNode {
   void RunRound();
   void CheckReplay();
   // Checks that the driver, which looks only at the jobs that events touch, has the state that
-  // looking at all of them gives.
-  void CheckTouched(const DriverState& before);
+  // looking at all of them gives. Returns the latter.
+  driver::DriverState CheckTouched(const DriverState& before);
   // Checks that readers see the state of the round that ended.
   void CheckView();
   // Checks that the counts in the index are those that counting anew gives.
@@ -150,6 +150,7 @@ class DriverNode {
   int64_t num_outdated_ = 0;
   int64_t num_refused_ = 0;
   std::optional<int64_t> effects_left_;
+  int num_views_ = 0;        // that were checked
   int64_t num_viewed_ = -1;  // events of the newest view that was checked
   struct Reader {
     int64_t position = -1;  // in the job's steps, of this start of the driver

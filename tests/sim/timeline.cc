@@ -29,13 +29,19 @@ void Timeline::Mix(absl::string_view bytes) {
 }
 
 void Timeline::Say(absl::string_view who, absl::string_view what) {
+  Say(who, what, [what] { return std::string(what); });
+}
+
+void Timeline::Say(absl::string_view who, absl::string_view bytes,
+                   const std::function<std::string()>& in_words) {
   const int64_t now = absl::ToInt64Nanoseconds(now_);
   Mix(absl::string_view(reinterpret_cast<const char*>(&now), sizeof(now)));
   Mix(who);
-  Mix(what);
+  Mix(bytes);
   ++num_lines_;
   if (!print_) return;
-  std::puts(absl::StrFormat("%12.6f s  %-9s %s", absl::ToDoubleSeconds(now_), who, what).c_str());
+  std::puts(
+      absl::StrFormat("%12.6f s  %-9s %s", absl::ToDoubleSeconds(now_), who, in_words()).c_str());
 }
 
 }  // namespace megascale::sim

@@ -27,6 +27,9 @@ class Timeline {
 
   // Adds a line to the trace, and prints it if `print`: "12.345678 s  n3        what".
   void Say(absl::string_view who, absl::string_view what);
+  // Adds a line of bytes to the trace; `in_words` is called only to print it.
+  void Say(absl::string_view who, absl::string_view bytes,
+           const std::function<std::string()>& in_words);
   // The hash of all lines so far, with their times.
   uint64_t hash() const { return hash_; }
   int64_t num_lines() const { return num_lines_; }

@@ -270,6 +270,11 @@ TEST(VerdictTextTest, NoVerdictSaysWhatWasCompared) {
             "job j: no machine differs from the others (4 machines, 900 s)\n"
             "  note: machine n5: no answer\n");
   EXPECT_TRUE(nlohmann::json::parse(ExaminedJson(examined))["verdict"].is_null());
+  examined.examination.num_compared = 0;
+  examined.examination.notes = {"the job ended too early"};
+  EXPECT_EQ(ExaminedText(examined),
+            "job j: nothing could be compared\n"
+            "  note: the job ended too early\n");
 }
 
 TEST(VerdictTextTest, JsonHasTheNumbers) {

@@ -75,11 +75,11 @@ std::string ExaminedText(const Examined& examined) {
     if (!examined.action.empty()) {
       absl::StrAppend(&text, "  driver: ", base::Printable(examined.action, 300), "\n");
     }
+  } else if (found.num_compared == 0) {
+    absl::StrAppend(&text, "nothing could be compared\n");
   } else {
-    absl::StrAppend(&text,
-                    found.num_compared == 0 ? "nothing could be compared"
-                                            : "no machine differs from the others",
-                    " (", found.num_compared, " machines, ", found.num_seconds, " s)\n");
+    absl::StrAppend(&text, "no machine differs from the others (", found.num_compared,
+                    " machines, ", found.num_seconds, " s)\n");
   }
   for (const std::string& note : found.notes) {
     absl::StrAppend(&text, "  note: ", base::Printable(note, 300), "\n");

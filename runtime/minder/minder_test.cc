@@ -529,7 +529,10 @@ TEST(ExamineTest, AMachineOfAnotherTimeIsLeftOutAndNamed) {
 TEST(ExamineTest, ARecordingOfLessThanFourMinutesIsTooShort) {
   const Examination found = Examine(RecordingOf(5, 3, 200), {}, HeatModels(), {});
   EXPECT_FALSE(found.verdict.has_value());
-  EXPECT_EQ(found.notes.size(), 1u);
+  ASSERT_EQ(found.notes.size(), 1u);
+  EXPECT_EQ(found.notes[0],
+            "all machines were measured together for 200 s, and 247 s are needed: the job ended "
+            "too early, or has just begun");
 }
 
 }  // namespace

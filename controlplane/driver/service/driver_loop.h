@@ -83,7 +83,8 @@ class DriverLoop {
   using Input = DriverShell::Input;
 
   DriverLoop(std::unique_ptr<DriverShell> shell, const base::Clock* clock);
-  bool Post(Input input);
+  // An urgent input begins a round at once; reports may wait for more of them: kReportGap.
+  bool Post(Input input, bool is_urgent = true);
   // Runs `decide` before the commit of a round, and returns after it.
   absl::Status Carry(std::function<absl::Status()> decide);
   absl::StatusOr<megascale::control::v1::NodeView> NodeAfter(const std::string& node_id,
@@ -94,14 +95,18 @@ class DriverLoop {
                          std::function<absl::StatusOr<T>()> answer);
 
   void Run();
-  std::vector<Input> TakeInputs();
+  // Waits for the next round and returns its inputs; none: the loop stops, or only time has passed.
+  // `reports_at`: no round that has only reports begins before.
+  std::vector<Input> AwaitInputs(absl::Duration reports_at);
 
   const std::unique_ptr<DriverShell> shell_;
   const base::Clock& clock_;
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
+  std::condition_variable failed_;
   std::deque<Input> inputs_;
+  bool is_urgent_ = false;  // one of `inputs_` is
   bool stopping_ = false;
   absl::Status failure_;
   std::thread thread_;

@@ -44,7 +44,11 @@ void SuspectWatch::Examine(const JobTriggers::Triggered& triggered) {
   auto suspicion =
       is_stuck ? FindSuspect(*job, triggered.sample, std::move(ports.spans))
                : FindSlowSuspect(*job, triggered.sample, triggered.verdict, std::move(ports));
-  if (!suspicion.ok()) return;
+  if (!suspicion.ok()) {
+    // A look that could not read the spans judged nothing.
+    if (!is_stuck && !absl::IsNotFound(suspicion.status())) slow_looks_.PassOver(job->job_id());
+    return;
+  }
   if (!is_stuck && !slow_looks_.IsConfirmed(
                        job->job_id(), {suspicion->node_id(), job->attempt(), job->last_step()})) {
     suspicion->set_rank(-1);

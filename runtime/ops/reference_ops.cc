@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "runtime/base/check.h"
 #include "runtime/ops/check_arguments.h"
@@ -94,6 +95,11 @@ int64_t PositionRow(const EmbeddingBackwardArgs& args, int64_t n) {
   return n % args.seq - begin;
 }
 
+void AddScaled(double factor, const double* __restrict values, int64_t count,
+               double* __restrict sums) {
+  for (int64_t j = 0; j < count; ++j) sums[j] += factor * values[j];
+}
+
 class ReferenceOps final : public Ops {
  public:
   DType compute() const override { return DType::kF64; }
@@ -102,17 +108,26 @@ class ReferenceOps final : public Ops {
     CheckArguments(args, compute());
     const bool a_transposed = args.transpose_a == Transpose::kYes;
     const bool b_transposed = args.transpose_b == Transpose::kYes;
-    const int64_t inner = a_transposed ? args.a.rows : args.a.cols;
+    const int64_t inner = a_transposed ? args.a.rows : args.a.cols, cols = args.c.cols;
+    // The factors of one k lie one behind the other: a column of b would be gathered for each row.
+    std::vector<double> b_KN(static_cast<size_t>(inner * cols));
+    for (int64_t k = 0; k < inner; ++k) {
+      for (int64_t j = 0; j < cols; ++j) {
+        b_KN[static_cast<size_t>(k * cols + j)] =
+            b_transposed ? At(args.b, j, k) : At(args.b, k, j);
+      }
+    }
+    std::vector<double> sums(static_cast<size_t>(cols));
     for (int64_t i = 0; i < args.c.rows; ++i) {
-      for (int64_t j = 0; j < args.c.cols && !args.accumulate; ++j) {
-        At(args.c, i, j) = args.bias ? At(args.bias, j) : 0;
+      for (int64_t j = 0; j < cols; ++j) {
+        const double begin = args.bias ? At(args.bias, j) : 0;
+        sums[static_cast<size_t>(j)] = args.accumulate ? At(args.c, i, j) : begin;
       }
       for (int64_t k = 0; k < inner; ++k) {
-        const double factor = a_transposed ? At(args.a, k, i) : At(args.a, i, k);
-        for (int64_t j = 0; j < args.c.cols; ++j) {
-          At(args.c, i, j) += factor * (b_transposed ? At(args.b, j, k) : At(args.b, k, j));
-        }
+        AddScaled(a_transposed ? At(args.a, k, i) : At(args.a, i, k), b_KN.data() + k * cols, cols,
+                  sums.data());
       }
+      for (int64_t j = 0; j < cols; ++j) At(args.c, i, j) = sums[static_cast<size_t>(j)];
     }
     RunEpilogues(args, this);
   }

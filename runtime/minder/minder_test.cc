@@ -531,7 +531,7 @@ TEST(ExamineTest, ARecordingOfLessThanFourMinutesIsTooShort) {
   EXPECT_FALSE(found.verdict.has_value());
   ASSERT_EQ(found.notes.size(), 1u);
   EXPECT_EQ(found.notes[0],
-            "all machines were measured together for 200 s, and 247 s are needed: the job ended "
+            "all machines were measured together for 199 s, and 247 s are needed: the job ended "
             "too early, or has just begun");
 }
 

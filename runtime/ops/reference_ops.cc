@@ -95,8 +95,8 @@ int64_t PositionRow(const EmbeddingBackwardArgs& args, int64_t n) {
   return n % args.seq - begin;
 }
 
-void AddScaled(double factor, const double* __restrict values, int64_t count,
-               double* __restrict sums) {
+void AddRow(double factor, const double* __restrict values, int64_t count,
+            double* __restrict sums) {
   for (int64_t j = 0; j < count; ++j) sums[j] += factor * values[j];
 }
 
@@ -124,8 +124,8 @@ class ReferenceOps final : public Ops {
         sums[static_cast<size_t>(j)] = args.accumulate ? At(args.c, i, j) : begin;
       }
       for (int64_t k = 0; k < inner; ++k) {
-        AddScaled(a_transposed ? At(args.a, k, i) : At(args.a, i, k), b_KN.data() + k * cols, cols,
-                  sums.data());
+        AddRow(a_transposed ? At(args.a, k, i) : At(args.a, i, k), b_KN.data() + k * cols, cols,
+               sums.data());
       }
       for (int64_t j = 0; j < cols; ++j) At(args.c, i, j) = sums[static_cast<size_t>(j)];
     }

@@ -3,7 +3,7 @@
 # Usage: tools/test.sh [--strict] [bazel flags] -- TARGET…
 #   --strict  a test that is skipped because a tool or a privilege is missing fails; the default where CI is set
 # The build comes first and alone, so that no test competes with a compiler. Tests mostly wait for each other's processes:
-# twice as many as there are cores run side by side.
+# three times as many as there are cores run side by side.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,7 +29,7 @@ while [[ $# -gt 0 && $1 != -- ]]; do
   shift
 done
 shift
-side_by_side=$((2 * $(nproc)))
+side_by_side=$((3 * $(nproc)))
 
 log=$(mktemp /tmp/megascale-test-XXXXXX)
 trap 'rm -f "$log"' EXIT

@@ -100,9 +100,11 @@ class Timer {
   int NumMembers(Place place) {
     const Instruction& instruction = At(place);
     if (IsTransfer(instruction.kind())) return 2;
-    const auto [size, is_new] = sizes_.try_emplace({place.rank, instruction.group}, 0);
+    const RankPlan& plan = plans_[place.rank];
+    // Counted once for all members: a group of 12,288 ranks has as many.
+    const int first = plan.mesh.RankInGroup(instruction.group, plan.rank, 0);
+    const auto [size, is_new] = sizes_.try_emplace({first, instruction.group}, 0);
     if (is_new) {
-      const RankPlan& plan = plans_[place.rank];
       for (const int rank : plan.mesh.GroupOf(instruction.group, plan.rank).ranks) {
         size->second += given_.contains(rank) ? 1 : 0;
       }
@@ -143,8 +145,8 @@ class Timer {
 
   const absl::Span<const RankPlan> plans_;
   const DurationOf& duration_;
-  absl::flat_hash_set<int> given_;                           // ranks
-  std::map<std::pair<size_t, plan::GroupKind>, int> sizes_;  // by plan: given ranks in its group
+  absl::flat_hash_set<int> given_;                        // ranks
+  std::map<std::pair<int, plan::GroupKind>, int> sizes_;  // given ranks, by a group's first rank
   StepTime time_;
   std::vector<std::vector<Node>> nodes_;
   std::deque<Place> ready_;

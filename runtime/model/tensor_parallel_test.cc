@@ -20,6 +20,7 @@
 #include "runtime/base/testing/test_heap.h"
 #include "runtime/model/testing/test_pipeline.h"
 #include "runtime/model/testing/test_tensor_group.h"
+#include "tests/soak.h"
 
 namespace megascale::model {
 namespace {
@@ -158,9 +159,11 @@ void ExpectTheWholeModelsGradients(int tensor_size, size_t step) {
   }
 }
 
-// Tests every fifth and every 29th combination of options: these share no factor with any option's
-// number of values.
-TEST(TensorParallel, TwoRanksHaveTheGradientsOfOne) { ExpectTheWholeModelsGradients(2, 5); }
+// Tests every eleventh (`./dev soak`: fifth) and every 29th combination of options: these share no
+// factor with any option's number of values.
+TEST(TensorParallel, TwoRanksHaveTheGradientsOfOne) {
+  ExpectTheWholeModelsGradients(2, IsSoak() ? 5 : 11);
+}
 TEST(TensorParallel, FourRanksHaveTheGradientsOfOne) { ExpectTheWholeModelsGradients(4, 29); }
 
 // Every 37th combination of options, with one or two key/value heads for four ranks.

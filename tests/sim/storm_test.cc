@@ -134,7 +134,7 @@ TEST(SimulationTest, StepsGoOnWithoutTheAgentThatReportsThem) {
   for (const ReporterFault fault : {ReporterFault::kStops, ReporterFault::kCutOff,
                                     ReporterFault::kBothCut, ReporterFault::kLost}) {
     int64_t num_faults = 0;
-    for (uint64_t seed = 1; seed <= 60; ++seed) {
+    for (uint64_t seed = 1; seed <= (IsSoak() ? 300 : 30); ++seed) {
       const Outcome outcome = Simulate({.seed = seed, .calm = true, .reporter_fault = fault});
       for (const Violation& violation : outcome.violations) {
         ADD_FAILURE() << "seed " << seed << ", fault " << static_cast<int>(fault) << " breaks "

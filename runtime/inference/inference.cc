@@ -376,6 +376,8 @@ absl::StatusOr<int64_t> XzSize(absl::string_view text) {
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, input.get(), STDIN_FILENO);
   posix_spawn_file_actions_adddup2(&actions, output.get(), STDOUT_FILENO);
+  // An xz that cannot do it, such as BusyBox's, would explain itself among our lines.
+  posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
   char xz[] = "xz", level[] = "-9", to_stdout[] = "-c";
   char* arguments[] = {xz, level, to_stdout, nullptr};
   pid_t pid = 0;

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -664,6 +666,22 @@ TEST(XzSizeTest, CompressesOrSaysThatThereIsNoXz) {
   ASSERT_TRUE(size.ok()) << size.status();
   EXPECT_GT(*size, 0);
   EXPECT_LT(*size, 1000);
+}
+
+TEST(XzSizeTest, AnXzThatCannotDoItIsAnErrorWithoutItsOwnWords) {
+  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "other-xz";
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "xz") << "#!/bin/sh\necho \"xz: invalid option -- '9'\" >&2\nexit 1\n";
+  std::filesystem::permissions(folder / "xz", std::filesystem::perms::owner_all);
+  const char* const before = std::getenv("PATH");
+  ASSERT_NE(before, nullptr);
+  const std::string path = before;
+  ::setenv("PATH", folder.c_str(), 1);
+  testing::internal::CaptureStderr();
+  const auto size = XzSize("text");
+  ::setenv("PATH", path.c_str(), 1);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(size.status().message(), "xz failed");
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ TEST(MinderInjectionTest, MinderNamesTheMachineWhoseRankIsLate) {
   const MinderReport report = RunMinder({.fault = Fault::kLateRank,
                                          .calm = absl::Seconds(4),
                                          .every = absl::Seconds(2),
-                                         .continuity = absl::Seconds(20),
+                                         .continuity = absl::Seconds(10),
                                          .deadline = absl::Seconds(90)});
   EXPECT_TRUE(report.is_right()) << MinderTable({report});
   EXPECT_EQ(report.metric, "awaiting share");

@@ -33,6 +33,9 @@ class FixedDriver final : public control::JobService::Service {
     if (request->job_id() != job.job_id()) return NoSuchJob();
     control::WatchJobResponse response;
     *response.mutable_job() = job;
+    auto* ranks = response.mutable_job()->mutable_ranks();
+    const int ranks_max = request->ranks_max() == 0 ? ranks->size() : request->ranks_max();
+    if (ranks_max < ranks->size()) ranks->DeleteSubrange(ranks_max, ranks->size() - ranks_max);
     response.mutable_job()->set_state(control::JOB_STATE_RUNNING);
     if (runs_at_first) writer->Write(response);
     response.mutable_job()->set_state(job.state());
@@ -171,6 +174,19 @@ TEST_F(AnswersTest, CommandsInAJobsMessageWorkAsTheyArePrinted) {
   const Outcome status = Run("status known");
   EXPECT_TRUE(absl::StrContains(status.out, expected)) << status.out << status.error;
   EXPECT_FALSE(absl::StrContains(Run("status known -o json").out, flags_));
+}
+
+// What a window shows needs few ranks; JSON has all.
+TEST_F(AnswersTest, JsonOfThoseWhoFollowAJobHasAllItsRanks) {
+  for (int rank = 0; rank < 100; ++rank)
+    driver_.job.add_ranks()->set_node_id(absl::StrCat("n", rank));
+  driver_.job.set_num_ranks(100);
+  driver_.job.set_state(control::JOB_STATE_SUCCEEDED);
+  for (const char* words : {"wait known -o json", "watch known -o json", "status known -o json"}) {
+    const Outcome whole = Run(words);
+    EXPECT_EQ(whole.code, 0) << whole.error;
+    EXPECT_TRUE(absl::StrContains(whole.out, "\"n99\"")) << words;
+  }
 }
 
 TEST_F(AnswersTest, CommandsInADiagnosisWorkAsTheyArePrinted) {

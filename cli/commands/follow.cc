@@ -34,7 +34,7 @@ class Follower {
           job_id_,
           {[this](const control::v1::WatchJobResponse& message) { OnMessage(message); },
            [this] { return Poll(); }},
-          options_.style == FollowStyle::kJson ? 0 : LiveView::kWorkersMax);
+          RanksMax());
       if (IsTerminal(result_.job.state())) return std::move(result_);
       if (ShouldStop()) return End(status);
       if (!answered_ && absl::IsUnavailable(status) &&
@@ -58,6 +58,10 @@ class Follower {
  private:
   static absl::Duration Now() { return base::RealClock().Monotonic(); }
 
+  int RanksMax() const {
+    const bool all = options_.needs_ranks || options_.style == FollowStyle::kJson;
+    return all ? 0 : LiveView::kWorkersMax;
+  }
   bool Interrupted() {
     return options_.interrupt != nullptr && options_.interrupt->Count() > first_interrupt_;
   }

@@ -21,6 +21,7 @@ struct FollowOptions {
   FollowStyle style = FollowStyle::kLive;  // form of standard output
   Interrupt* interrupt = nullptr;          // a new signal makes FollowJob return; may be null
   bool needs_output = false;  // FollowJob returns when standard output cannot be written
+  bool needs_ranks = false;   // the result has all ranks of the job; else, unless in JSON, a few
   // Returns new lines to show with the job; called before each display; may be empty.
   std::function<std::vector<std::string>()> take_notes;
   absl::Duration timeout = absl::InfiniteDuration();

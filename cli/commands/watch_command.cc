@@ -47,6 +47,7 @@ int Wait(const WatchFlags& flags) {
   if (!CheckOutputFormat(flags.format)) return kExitUsage;
   FollowOptions options;
   options.style = FollowStyle::kQuiet;
+  options.needs_ranks = flags.format == "json";
   options.timeout = flags.timeout;
   options.connection = flags.connection;
   const absl::StatusOr<FollowResult> result = Follow(flags, options);

@@ -11,7 +11,7 @@
 
 namespace megascale::hugging_face {
 
-inline constexpr char kTokenizerConfigFile[] = "tokenizer_config.json";
+inline constexpr absl::string_view kTokenizerConfigFile = "tokenizer_config.json";
 inline constexpr char kGenerationConfigFile[] = "generation_config.json";
 
 // Returns the folder in which a checkpoint keeps them.

@@ -3,12 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
 namespace megascale::driver {
@@ -115,28 +115,30 @@ constexpr absl::Duration kDeadline = absl::Seconds(60);
 class Counter {
  public:
   int Add(int by = 1) {
-    const absl::MutexLock lock(&mutex_);
+    const std::lock_guard<std::mutex> lock(mutex_);
     value_ += by;
     most_ = std::max(most_, value_);
+    changed_.notify_all();
     return value_;
   }
   int value() const {
-    const absl::MutexLock lock(&mutex_);
+    const std::lock_guard<std::mutex> lock(mutex_);
     return value_;
   }
   int most() const {
-    const absl::MutexLock lock(&mutex_);
+    const std::lock_guard<std::mutex> lock(mutex_);
     return most_;
   }
   // Returns whether the value has been as high within the deadline.
   bool Await(int value) const {
-    const absl::MutexLock lock(&mutex_);
-    const auto is_reached = [&] { return most_ >= value; };
-    return mutex_.AwaitWithTimeout(absl::Condition(&is_reached), kDeadline);
+    std::unique_lock<std::mutex> lock(mutex_);
+    return changed_.wait_for(lock, absl::ToChronoSeconds(kDeadline),
+                             [&] { return most_ >= value; });
   }
 
  private:
-  mutable absl::Mutex mutex_;
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
   int value_ = 0;
   int most_ = 0;
 };

@@ -366,7 +366,7 @@ std::vector<std::string> WarningLines(const NodesOfWarnings& nodes_of) {
 
 void ShortenRanks(int ranks_max, control::Job* job) {
   if (job->ranks_size() <= ranks_max) return;
-  const std::vector<int> shown = telemetry::ChooseShownRanks(
+  const std::vector<int> shown = megascale::telemetry::ChooseShownRanks(
       job->ranks_size(), ranks_max,
       [&](int rank) { return job->ranks(rank).status().progress_age_seconds(); });
   auto* ranks = job->mutable_ranks();

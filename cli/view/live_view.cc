@@ -149,10 +149,19 @@ std::string AttemptText(const Job& job) {
 // Returns "4 ranks on NVIDIA H100 80GB HBM3 (79.6 GiB)" for each kind of device; empty: no rank has
 // shown its own yet.
 std::string DevicesLine(const Job& job) {
-  return absl::StrJoin(job.device_kinds(), ", ", [](std::string* out, const auto& kind) {
-    absl::StrAppend(out, base::Counted(kind.num_ranks(), "rank"), " on ", kind.name());
-    if (kind.memory_bytes() > 0) {
-      absl::StrAppend(out, " (", base::FormatBytes(kind.memory_bytes()), ")");
+  std::vector<telemetry::DeviceKind> kinds;
+  for (const control::v1::DeviceKind& kind : job.device_kinds()) {
+    kinds.push_back({kind.name(), kind.memory_bytes(), kind.num_ranks()});
+  }
+  if (kinds.empty()) {  // an older driver does not count them, and sends all ranks
+    for (const control::v1::RankView& rank : job.ranks()) {
+      if (rank.status().has_device()) telemetry::CountDevice(rank.status().device(), &kinds);
+    }
+  }
+  return absl::StrJoin(kinds, ", ", [](std::string* out, const telemetry::DeviceKind& kind) {
+    absl::StrAppend(out, base::Counted(kind.num_ranks, "rank"), " on ", kind.name);
+    if (kind.memory_bytes > 0) {
+      absl::StrAppend(out, " (", base::FormatBytes(kind.memory_bytes), ")");
     }
   });
 }

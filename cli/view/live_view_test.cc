@@ -101,6 +101,14 @@ TEST(LiveViewTest, ShowsTheDevicesAndTheMemoryThatEachRankHasTaken) {
   EXPECT_EQ(RenderJob(job, Plain(120), 16).size(), 3u) << "an ended job holds no device";
 }
 
+TEST(LiveViewTest, TheDevicesOfAnOlderDriversRanksAreCounted) {
+  Job job = RunningJob();
+  for (control::v1::RankView& rank : *job.mutable_ranks()) {
+    rank.mutable_status()->mutable_device()->set_name("cpu");
+  }
+  EXPECT_EQ(RenderJob(job, Plain(120), 16)[3], "2 ranks on cpu");
+}
+
 // A large model's weights take minutes: not a hang.
 TEST(LiveViewTest, ShowsHowManyOfItsInitialWeightsALoadingRankHasMade) {
   Job job = RunningJob();

@@ -184,9 +184,9 @@ Examination Examine(const Recording& recording, const std::vector<int>& groups,
     examination.notes.push_back(std::move(without));
   }
   if (time.num_seconds < needed) {
-    examination.notes.push_back(
-        absl::StrCat("all machines were measured together for ", time.num_seconds, " s, and ",
-                     needed, " s are needed: the job ended too early, or has just begun"));
+    examination.notes.push_back(absl::StrCat(
+        "all machines were measured together for ", time.num_seconds, " s, and ", needed,
+        " s are needed: the job ended too early, has just begun, or was interrupted"));
   }
   if (metrics.empty() || time.num_seconds < needed) return examination;
   std::vector<LstmVae> vaes;

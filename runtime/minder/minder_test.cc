@@ -532,7 +532,7 @@ TEST(ExamineTest, ARecordingOfLessThanFourMinutesIsTooShort) {
   ASSERT_EQ(found.notes.size(), 1u);
   EXPECT_EQ(found.notes[0],
             "all machines were measured together for 199 s, and 247 s are needed: the job ended "
-            "too early, or has just begun");
+            "too early, has just begun, or was interrupted");
 }
 
 }  // namespace

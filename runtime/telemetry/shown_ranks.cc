@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <numeric>
 
+#include "runtime/base/process/resource_limit.h"
+
 namespace megascale::telemetry {
 
 std::vector<int> ChooseShownRanks(int num_ranks, int ranks_max,
@@ -16,6 +18,16 @@ std::vector<int> ChooseShownRanks(int num_ranks, int ranks_max,
   shown.resize(static_cast<size_t>(ranks_max));
   std::sort(shown.begin(), shown.end());
   return shown;
+}
+
+void CountDevice(const v1::DeviceUse& device, std::vector<DeviceKind>* kinds) {
+  const std::string memory = base::FormatBytes(device.memory_bytes());
+  for (DeviceKind& kind : *kinds) {
+    if (kind.name != device.name() || base::FormatBytes(kind.memory_bytes) != memory) continue;
+    ++kind.num_ranks;
+    return;
+  }
+  kinds->push_back({device.name(), device.memory_bytes(), 1});
 }
 
 }  // namespace megascale::telemetry

@@ -1,9 +1,13 @@
-// Which ranks of a large job people look at.
+// What people see of a large job's ranks: some of them, and the kinds of their devices.
 // Threads: plain functions.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
+
+#include "proto/telemetry.pb.h"
 
 namespace megascale::telemetry {
 
@@ -15,5 +19,14 @@ inline constexpr double kQuietSeconds = 3;
 // `quiet_seconds`: the time since the rank of an index made progress.
 std::vector<int> ChooseShownRanks(int num_ranks, int ranks_max,
                                   const std::function<double(int)>& quiet_seconds);
+
+struct DeviceKind {
+  std::string name;
+  int64_t memory_bytes = 0;  // of the first such device
+  int num_ranks = 0;
+};
+// Counts the device of a rank. Devices are of one kind if they look alike: machines that were
+// bought together differ by some KiB of memory.
+void CountDevice(const v1::DeviceUse& device, std::vector<DeviceKind>* kinds);
 
 }  // namespace megascale::telemetry

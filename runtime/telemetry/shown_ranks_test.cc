@@ -23,5 +23,24 @@ TEST(ShownRanksTest, RanksWithoutProgressComeBeforeLowerOnes) {
   EXPECT_THAT(ChooseShownRanks(12, 1, quiet), ElementsAre(7));
 }
 
+TEST(ShownRanksTest, DevicesThatLookAlikeAreOfOneKind) {
+  std::vector<DeviceKind> kinds;
+  v1::DeviceUse device;
+  device.set_name("cpu");
+  for (const int64_t spare_kib : {0, 4, 16}) {
+    device.set_memory_bytes((int64_t{503} << 30) + (spare_kib << 10));
+    CountDevice(device, &kinds);
+  }
+  device.set_memory_bytes(int64_t{80} << 30);
+  CountDevice(device, &kinds);
+  device.set_name("NVIDIA H100");
+  CountDevice(device, &kinds);
+  ASSERT_EQ(kinds.size(), 3u);
+  EXPECT_EQ(kinds[0].num_ranks, 3);
+  EXPECT_EQ(kinds[0].memory_bytes, int64_t{503} << 30);
+  EXPECT_EQ(kinds[1].num_ranks, 1);
+  EXPECT_EQ(kinds[2].name, "NVIDIA H100");
+}
+
 }  // namespace
 }  // namespace megascale::telemetry

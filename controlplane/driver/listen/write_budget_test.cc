@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -42,13 +43,14 @@ TEST(WriteBudgetTest, ThreadsTogetherStayWithinIt) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 8; ++i) {
     threads.emplace_back([&] {
-      for (int turn = 0; turn < 2000; ++turn) {
+      for (int turn = 0; turn < 500; ++turn) {
         const WriteBudget::Share share(&budget, kMiB);
         if (!share.granted()) continue;
         const int now = ++writing;
         int before = most;
         while (now > before && !most.compare_exchange_weak(before, now)) {
         }
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
         --writing;
       }
     });

@@ -224,7 +224,7 @@ absl::StatusOr<control::Suspicion> FindSlowSuspect(const control::Job& job,
   }
   ASSIGN_OR_RETURN(const Measured measured,
                    ReadAwaited(job, range, std::move(first_ranks), &ranks));
-  if (measured.num_now() == 0) return absl::NotFoundError("no step is known of all ranks");
+  if (measured.num_now() == 0) return absl::UnavailableError("no step is known of all ranks");
   ASSIGN_OR_RETURN(const Judged judged, Judge(job, measured, &ranks));
   const std::optional<std::string> words = WordsOf(job, judged);
   if (!words.has_value()) {

@@ -50,7 +50,8 @@ struct SlowPorts {
 // the machine's own spans, and do so beside those of the other machines without any one of these:
 // so on three machines at least. What others measure with it, such as a slow link, is told with
 // rank -1, so that no machine is evicted by the word of another one. Errors: NotFound - the steps
-// are not slower, or nothing explains why; those of the ports.
+// are not slower, or nothing explains why; Unavailable - no step of all ranks could be read; those
+// of the ports.
 absl::StatusOr<megascale::control::v1::Suspicion> FindSlowSuspect(
     const megascale::control::v1::Job& job, const std::vector<int>& sample,
     const diagnose::TriggerVerdict& trigger, SlowPorts ports);

@@ -761,8 +761,10 @@ TEST_F(DriverServerTest, ReadersAndWatchersAreAnsweredWhileTheLoopWaitsForTheDis
     EXPECT_EQ((*watches.back()->Show())->job.job_id(), "a");
   }
   EXPECT_EQ(watched.num_made(), 1) << "for all of them";
-  WatchedJobs::Watch of_few_ranks(&watched, "a", 1);
-  EXPECT_EQ((*of_few_ranks.Show())->job.job_id(), "a");
+  for (int ranks_max = 1024; ranks_max < 2048; ++ranks_max) {
+    watches.push_back(std::make_unique<WatchedJobs::Watch>(&watched, "a", ranks_max));
+    EXPECT_EQ((*watches.back()->Show())->job.job_id(), "a");
+  }
   EXPECT_EQ(watched.num_made(), 2) << "watchers of another number of ranks are shown another job";
   EXPECT_EQ((*loop->View())->round(), round) << "readers entered the loop";
   gate.Set(false);

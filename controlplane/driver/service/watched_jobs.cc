@@ -1,6 +1,7 @@
 #include "controlplane/driver/service/watched_jobs.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "controlplane/driver/shell/job_view.h"
@@ -10,7 +11,8 @@
 namespace megascale::driver {
 
 WatchedJobs::Watch::Watch(WatchedJobs* jobs, const std::string& job_id, int ranks_max)
-    : jobs_(*jobs), key_(job_id, ranks_max) {
+    : jobs_(*jobs),
+      key_(job_id, static_cast<int>(std::bit_floor(static_cast<unsigned>(ranks_max)))) {
   const std::lock_guard<std::mutex> lock(jobs_.mutex_);
   std::shared_ptr<Entry>& entry = jobs_.entries_[key_];
   if (entry == nullptr) entry = std::make_shared<Entry>();

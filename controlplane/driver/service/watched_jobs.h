@@ -39,7 +39,8 @@ class WatchedJobs {
   // `loop` outlives the object.
   explicit WatchedJobs(const DriverLoop* loop) : loop_(*loop) {}
 
-  // One watcher of a job. `ranks_max`: as WatchJobRequest.
+  // One watcher of a job. `ranks_max`: as WatchJobRequest. Rounded down to a power of two, so that
+  // watchers with many different numbers share few jobs.
   class Watch {
    public:
     Watch(WatchedJobs* jobs, const std::string& job_id, int ranks_max);

@@ -159,19 +159,17 @@ void AddWarnings(const JobRecord& job, const std::vector<std::string>& nodes,
 }
 
 void AddDeviceKinds(control::Job* view) {
+  std::vector<megascale::telemetry::DeviceKind> kinds;
   for (const control::RankView& rank : view->ranks()) {
-    if (!rank.status().has_device()) continue;
-    const auto& device = rank.status().device();
-    auto* kinds = view->mutable_device_kinds();
-    auto kind = std::find_if(kinds->begin(), kinds->end(), [&](const control::DeviceKind& known) {
-      return known.name() == device.name() && known.memory_bytes() == device.memory_bytes();
-    });
-    if (kind == kinds->end()) {
-      view->add_device_kinds()->set_name(device.name());
-      kind = kinds->end() - 1;
-      kind->set_memory_bytes(device.memory_bytes());
+    if (rank.status().has_device()) {
+      megascale::telemetry::CountDevice(rank.status().device(), &kinds);
     }
-    kind->set_num_ranks(kind->num_ranks() + 1);
+  }
+  for (const megascale::telemetry::DeviceKind& kind : kinds) {
+    control::DeviceKind* shown = view->add_device_kinds();
+    shown->set_name(kind.name);
+    shown->set_memory_bytes(kind.memory_bytes);
+    shown->set_num_ranks(kind.num_ranks);
   }
 }
 

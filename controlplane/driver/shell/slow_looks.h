@@ -24,8 +24,9 @@ class SlowLooks {
   // same attempt, in steps before those that this one judged, and each look since then found it.
   bool IsConfirmed(const std::string& job_id, const Finding& finding);
 
-  // This round takes the job for one that stands still, and does not judge whether it is slow: what
-  // earlier looks found stays. Steps of many times the usual length look so before they end.
+  // This round does not judge whether the job is slow, because it takes it for one that stands
+  // still or could read no step: what earlier looks found stays. Steps of many times the usual
+  // length look as if the job stood still before they end.
   void PassOver(const std::string& job_id);
 
   // The looks at all jobs are over: a job of which this round found nothing begins anew.

@@ -61,7 +61,7 @@ def run(command):
 
 
 def train(program, settings, steps):
-    """Trains a job and returns the folder of its last checkpoint, to be used before the next call."""
+    """Trains a job and returns the digest of its last checkpoint."""
     with tempfile.TemporaryDirectory(prefix="megascale-bits-") as folder:
         directory = pathlib.Path(folder)
         text = directory / "text"

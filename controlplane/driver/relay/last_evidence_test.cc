@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -57,6 +58,7 @@ class LastEvidenceTest : public ::testing::Test {
     evidence_.fetch =
         [this](const std::string& node,
                const agent::FetchEvidence& fetch) -> absl::StatusOr<agent::EvidenceChunk> {
+      const std::lock_guard<std::mutex> lock(mutex_);  // several nodes are asked at once
       asked_.push_back(absl::StrCat(node, "/", static_cast<int>(fetch.kind()), "/", fetch.rank()));
       agent::EvidenceChunk chunk;
       chunk.mutable_evidence()->set_num_lost(fetch.rank());
@@ -75,7 +77,8 @@ class LastEvidenceTest : public ::testing::Test {
   control::Job job_;
   SpanStreamPorts spans_;
   EvidenceStreamPorts evidence_;
-  std::vector<std::string> asked_;
+  std::mutex mutex_;
+  std::vector<std::string> asked_;  // guarded by mutex_
   std::string away_;
   int spans_of_rank_ = 10;
   int64_t step_ = 9;                // of all spans; 0: they go through the steps that are asked for

@@ -109,14 +109,15 @@ class ReferenceOps final : public Ops {
     const bool a_transposed = args.transpose_a == Transpose::kYes;
     const bool b_transposed = args.transpose_b == Transpose::kYes;
     const int64_t inner = a_transposed ? args.a.rows : args.a.cols, cols = args.c.cols;
-    // The factors of one k lie one behind the other: a column of b would be gathered for each row.
-    std::vector<double> b_KN(static_cast<size_t>(inner * cols));
-    for (int64_t k = 0; k < inner; ++k) {
-      for (int64_t j = 0; j < cols; ++j) {
-        b_KN[static_cast<size_t>(k * cols + j)] =
-            b_transposed ? At(args.b, j, k) : At(args.b, k, j);
-      }
+    // The factors of one k are to lie one behind the other, and not to be gathered for each row.
+    std::vector<double> columns;
+    if (b_transposed) columns.resize(static_cast<size_t>(inner * cols));
+    for (size_t at = 0; at < columns.size(); ++at) {
+      columns[at] = At(args.b, static_cast<int64_t>(at) % cols, static_cast<int64_t>(at) / cols);
     }
+    const auto factors = [&](int64_t k) {
+      return b_transposed ? columns.data() + k * cols : &At(args.b, k, 0);
+    };
     std::vector<double> sums(static_cast<size_t>(cols));
     for (int64_t i = 0; i < args.c.rows; ++i) {
       for (int64_t j = 0; j < cols; ++j) {
@@ -124,8 +125,7 @@ class ReferenceOps final : public Ops {
         sums[static_cast<size_t>(j)] = args.accumulate ? At(args.c, i, j) : begin;
       }
       for (int64_t k = 0; k < inner; ++k) {
-        AddRow(a_transposed ? At(args.a, k, i) : At(args.a, i, k), b_KN.data() + k * cols, cols,
-               sums.data());
+        AddRow(a_transposed ? At(args.a, k, i) : At(args.a, i, k), factors(k), cols, sums.data());
       }
       for (int64_t j = 0; j < cols; ++j) At(args.c, i, j) = sums[static_cast<size_t>(j)];
     }

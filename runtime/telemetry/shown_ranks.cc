@@ -21,9 +21,12 @@ std::vector<int> ChooseShownRanks(int num_ranks, int ranks_max,
 }
 
 void CountDevice(const v1::DeviceUse& device, std::vector<DeviceKind>* kinds) {
-  const std::string memory = base::FormatBytes(device.memory_bytes());
+  const auto looks_alike = [&](int64_t memory_bytes) {
+    return memory_bytes == device.memory_bytes() ||
+           base::FormatBytes(memory_bytes) == base::FormatBytes(device.memory_bytes());
+  };
   for (DeviceKind& kind : *kinds) {
-    if (kind.name != device.name() || base::FormatBytes(kind.memory_bytes) != memory) continue;
+    if (kind.name != device.name() || !looks_alike(kind.memory_bytes)) continue;
     ++kind.num_ranks;
     return;
   }

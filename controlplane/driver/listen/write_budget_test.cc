@@ -2,8 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
-#include <chrono>
+#include <barrier>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -36,28 +37,26 @@ TEST(WriteBudgetTest, AMessageLargerThanTheBudgetPassesAlone) {
   EXPECT_TRUE(WriteBudget::Share(&budget, kMiB).granted());
 }
 
+// Each thread keeps its share until all have asked for one.
 TEST(WriteBudgetTest, ThreadsTogetherStayWithinIt) {
+  constexpr int kThreads = 8;
+  constexpr int kTurns = 200;
   WriteBudget budget(3 * kMiB);
-  std::atomic<int> writing = 0;
-  std::atomic<int> most = 0;
+  std::barrier all(kThreads);
+  std::array<std::atomic<int>, kTurns> granted = {};
   std::vector<std::thread> threads;
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < kThreads; ++i) {
     threads.emplace_back([&] {
-      for (int turn = 0; turn < 500; ++turn) {
+      for (std::atomic<int>& in_turn : granted) {
+        all.arrive_and_wait();
         const WriteBudget::Share share(&budget, kMiB);
-        if (!share.granted()) continue;
-        const int now = ++writing;
-        int before = most;
-        while (now > before && !most.compare_exchange_weak(before, now)) {
-        }
-        std::this_thread::sleep_for(std::chrono::microseconds(20));
-        --writing;
+        in_turn += share.granted() ? 1 : 0;
+        all.arrive_and_wait();
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_GE(most, 1);
-  EXPECT_LE(most, 3);
+  for (const std::atomic<int>& in_turn : granted) EXPECT_EQ(in_turn, 3);
   EXPECT_TRUE(WriteBudget::Share(&budget, 3 * kMiB).granted());
 }
 

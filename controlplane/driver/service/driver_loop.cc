@@ -217,14 +217,9 @@ void DriverLoop::OnGone(const std::string& node_id, const AgentLink* link) {
 
 void DriverLoop::Run() {
   absl::Duration reports_at;
-  for (;;) {
-    const std::vector<Input> inputs = AwaitInputs(reports_at);
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (stopping_) break;
-    }
+  while (const auto inputs = AwaitInputs(reports_at)) {
     reports_at = clock_.Monotonic() + kReportGap;
-    const absl::Status status = shell_->Round(inputs);
+    const absl::Status status = shell_->Round(*inputs);
     if (status.ok()) continue;
     base::LogError(absl::StrCat("the driver stops; agents and workers go on: ", status.ToString()));
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -240,7 +235,7 @@ void DriverLoop::Run() {
   failed_.notify_all();
 }
 
-std::vector<DriverShell::Input> DriverLoop::AwaitInputs(absl::Duration reports_at) {
+std::optional<std::vector<DriverShell::Input>> DriverLoop::AwaitInputs(absl::Duration reports_at) {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!stopping_ && !is_urgent_) {
     const absl::Duration tick = shell_->next_tick();
@@ -249,7 +244,8 @@ std::vector<DriverShell::Input> DriverLoop::AwaitInputs(absl::Duration reports_a
     if (now >= begin) break;
     wake_.wait_for(lock, absl::ToChronoMicroseconds(begin - now));
   }
-  const size_t count = stopping_ ? 0 : std::min(inputs_.size(), kInputsPerRound);
+  if (stopping_) return std::nullopt;
+  const size_t count = std::min(inputs_.size(), kInputsPerRound);
   std::vector<Input> taken(std::make_move_iterator(inputs_.begin()),
                            std::make_move_iterator(inputs_.begin() + count));
   inputs_.erase(inputs_.begin(), inputs_.begin() + count);

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -95,9 +96,9 @@ class DriverLoop {
                          std::function<absl::StatusOr<T>()> answer);
 
   void Run();
-  // Waits for the next round and returns its inputs; none: the loop stops, or only time has passed.
-  // `reports_at`: no round that has only reports begins before.
-  std::vector<Input> AwaitInputs(absl::Duration reports_at);
+  // Waits for the next round and returns its inputs; nullopt: the loop stops. `reports_at`: no
+  // round that has only reports begins before.
+  std::optional<std::vector<Input>> AwaitInputs(absl::Duration reports_at);
 
   const std::unique_ptr<DriverShell> shell_;
   const base::Clock& clock_;

@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 
+import layouts
+
 DEADLINE_SECONDS = 300
 JOB = """name: bits
 model: {hidden_size: 64, num_hidden_layers: 4, num_attention_heads: 4}
@@ -64,10 +66,7 @@ def train(program, settings, steps):
     """Trains a job and returns the digest of its last checkpoint."""
     with tempfile.TemporaryDirectory(prefix="megascale-bits-") as folder:
         directory = pathlib.Path(folder)
-        text = directory / "text"
-        text.write_text("".join(f"the {i * i % 97}th of {i % 13} lines\n" for i in range(2000)), encoding="utf-8")
-        job = directory / "job.yaml"
-        job.write_text(JOB.replace("TEXT", str(text)), encoding="utf-8")
+        job = layouts.write_job(directory, JOB)
         flags = [flag for setting in (f"train.steps={steps}", *settings) for flag in ("--set", setting)]
         run([program, "local", job, "--job-id", "bits", "--state-dir", directory / "out", *flags])
         last = max((directory / "out/jobs/bits/checkpoints").glob("step-*"))

@@ -31,6 +31,15 @@ LAYOUTS = (
 PARTS = ("compute", "optimizer", "tensor", "pipeline", "data_parallel", "data_wait", "bubble")
 
 
+def write_job(directory, job):
+    """Writes a text, and the job with its path for TEXT, below the folder; returns the job's path."""
+    text = directory / "text"
+    text.write_text("".join(f"the {i * i % 97}th of {i % 13} lines\n" for i in range(2000)), encoding="utf-8")
+    path = directory / "job.yaml"
+    path.write_text(job.replace("TEXT", str(text)), encoding="utf-8")
+    return path
+
+
 class Cluster:
     """A driver and an agent with four slots, in their own folder."""
 

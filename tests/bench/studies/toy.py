@@ -63,10 +63,7 @@ def run(program, steps, interval):
     before = used()
     with tempfile.TemporaryDirectory(prefix="megascale-toy-") as folder:
         directory = pathlib.Path(folder)
-        text = directory / "text"
-        text.write_text("".join(f"the {i * i % 97}th of {i % 13} lines\n" for i in range(2000)), encoding="utf-8")
-        job = directory / "job.yaml"
-        job.write_text(JOB.replace("TEXT", str(text)), encoding="utf-8")
+        job = layouts.write_job(directory, JOB)
         with layouts.Cluster(program, directory) as cluster:
             cluster.run("submit", str(job), "--job-id", "toy", "--retry-for", "30s", "--set", f"train.steps={steps}", "--set",
                         f"checkpoint.interval={interval}")

@@ -43,10 +43,11 @@ struct Suspect {
   // Share of the lost time that comes back without it; for kDataWait the share of the step.
   double share = 0;
   double times_slower = 1;  // than the others
-  // For kOneWorker: its slowdown stands out from those of all others, in two thirds of the steps,
-  // and some of it is computing. It may be late within exchanges only in part of the steps.
+  // For kOneWorker: in two thirds of the steps its slowdown stands out from those of all others,
+  // and part of the slowdown is computing. The worker need not be late within exchanges in all of
+  // these steps.
   bool stands_out = false;
-  // It was found by comparing with older steps, and so many times longer does a step take now.
+  // If found by comparison with older steps: how many times as long a step takes now; else 0.
   double step_times = 0;
   bool has_witnesses = false;  // as in SlowChange
 };

@@ -46,7 +46,7 @@ enum class StallCause {
 struct WaitingRank {
   int rank = 0;
   plan::InstructionId instruction;  // in which it waits
-  std::vector<int> waits_for;       // ranks that have not come
+  std::vector<int> waits_for;       // ranks that have not come, or not left (may be `rank`)
 };
 
 // A rank, or an exchange, for which others wait and which itself waits for no other.
@@ -78,14 +78,14 @@ inline constexpr double kSilentSecondsMin = 1.5;
 StallVerdict ExplainStall(absl::Span<const plan::RankPlan> plans,
                           absl::Span<const RankPosition> positions);
 
-// Returns the machines, other than that of the named rank, on whose word a member of an exchange is
-// named as the one that is behind: those that say that their members have left it. nullopt: the
-// verdict does not rest on the word of others, because it names no member, its process is silent,
-// or all members are on its own machine. `machine_of`: by rank; -1: not known, and not a witness.
+// If the verdict names a member of an exchange as the one that is behind, returns the other
+// machines whose ranks report that they have left the exchange. nullopt: the verdict does not rest
+// on the word of others, because it names no member, its process is silent, or all members are on
+// its own machine. `machine_of`: by rank; -1: not known, and not a witness.
 std::optional<std::vector<int>> Witnesses(const StallVerdict& verdict,
                                           absl::Span<const int> machine_of);
 
-// With fewer witnesses, one machine that lies could have a healthy machine blamed.
+// With fewer witnesses, one machine that lies could put the blame on a healthy one.
 inline constexpr size_t kWitnessesMin = 2;
 
 // Returns the instruction in which a rank stands: the first one of its plan that runs, or else that
@@ -99,8 +99,8 @@ struct StuckMachine {
   bool waits_for_data = false;  // each of them waits for its batch
 };
 
-// Returns the machine of all ranks that may be the cause, where several may be; nullopt: they are
-// on several machines, or on none that is known. `machine_of`: by rank; -1: not known.
+// If several ranks may be the cause and all are on one machine, returns it; nullopt: they are on
+// several machines, or their machines are not known. `machine_of`: by rank; -1: not known.
 std::optional<StuckMachine> MachineOfAllRoots(const StallVerdict& verdict,
                                               absl::Span<const int> machine_of);
 

@@ -30,8 +30,8 @@ struct WhatIfOptions {
   // Delays belong to the work of the operation: a stopped or throttled process starts late. The
   // published analysis leaves them out.
   bool delays_are_work = false;
-  // At most this many workers are replayed one by one for their own slowdown; with more workers it
-  // is the smaller of those of their replica and stage, as published.
+  // At most this many workers are replayed one by one for their own slowdown; with more workers a
+  // worker's slowdown is the smaller of its replica's and its stage's, as published.
   int exact_workers_max = 0;
 };
 
@@ -43,7 +43,7 @@ struct Decomposition {
   std::vector<std::vector<double>> per_step;  // by step, then by part
 };
 
-// How much of the lost time it would recover to give some operations their ideal times.
+// How much of the lost time comes back if some operations have their ideal times.
 struct Recovery {
   double seconds_without = 0;  // mean step with these operations ideal and the others as measured
   double share = 0;            // of (actual - ideal); can exceed 1
@@ -82,8 +82,8 @@ using Choice = std::function<bool(size_t operation)>;
 WhatIf AnalyzeSteps(const OperationGraph& graph, absl::Span<const MeasuredStep> steps,
                     const WhatIfOptions& options = {});
 
-// Returns what it would recover to give the chosen operations their ideal times. Requires: `result`
-// is that of AnalyzeSteps with the same other arguments. Cost: a replay of every step.
+// Returns how much time comes back if the chosen operations have their ideal times. Requires:
+// `result` is that of AnalyzeSteps with the same other arguments. Cost: a replay of every step.
 Recovery FixOperations(const OperationGraph& graph, absl::Span<const MeasuredStep> steps,
                        const WhatIfOptions& options, const WhatIf& result, const Choice& chosen);
 

@@ -11,7 +11,7 @@
 
 namespace megascale::telemetry {
 
-// Longer without progress is worth a word.
+// Ranks that made no progress for longer than this are shown first.
 inline constexpr double kQuietSeconds = 3;
 
 // Chooses at most `ranks_max` of `num_ranks` ranks, those without progress for more than
@@ -25,8 +25,8 @@ struct DeviceKind {
   int64_t memory_bytes = 0;  // of the first such device
   int num_ranks = 0;
 };
-// Counts the device of a rank. Devices are of one kind if they look alike: machines that were
-// bought together differ by some KiB of memory.
+// Counts the device of a rank. Devices are of one kind if their name and their memory as shown to a
+// user are equal: the exact sizes of equal machines differ by some KiB.
 void CountDevice(const v1::DeviceUse& device, std::vector<DeviceKind>* kinds);
 
 }  // namespace megascale::telemetry

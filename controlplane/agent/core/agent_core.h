@@ -134,8 +134,8 @@ class AgentCore {
   // The host process made progress: its failures in a row count from zero again.
   void OnHostProgress(int64_t process_id);
   // Passes all sealed snapshots in the regions of the job's ranks here. Call after a rank's
-  // SnapshotSealed and after a rank ended: a buffer that was being overwritten then has no snapshot
-  // any more.
+  // SnapshotSealed and after a rank ended: a buffer that was being overwritten when the rank ended
+  // no longer holds a snapshot.
   void OnSnapshots(const std::string& job_id, std::vector<checkpoint::SealedSnapshot> held);
 
   // Returns the next actions, in order; empty: there is nothing to do now.
@@ -149,16 +149,17 @@ class AgentCore {
 
   // Returns the whole actual state. `heartbeats`: of live processes, by process id. The report has
   // their ages and phases; rank and pid are filled in, and the texts of stalled ranks are cut to
-  // equal parts of kUnaskedBytesMax, or of half of it if the machine has GPUs.
+  // equal parts of kUnaskedBytesMax for each second of report_interval(), or of half of that if the
+  // machine has GPUs.
   v1::ActualState Report(const std::map<int64_t, telemetry::v1::RankStatus>& heartbeats) const;
 
-  // Takes the texts of stalled ranks out of a report, unless report_interval() has passed since the
-  // last one that had them: another job may change, and be reported, many times a second. The
+  // Removes the texts of stalled ranks from a report if less than report_interval() has passed
+  // since the last report with texts: changes of other jobs can cause many reports a second. The
   // driver keeps a text until its rank makes progress.
   void SpaceTexts(absl::Duration now, v1::ActualState* report);
 
-  // Takes for how long the process keeper has owed an answer; zero: it owes none. From
-  // kKeeperSilenceMin on reports say so of each job, with a warning.
+  // Takes for how long the process keeper has not answered; zero: no answer is due. After
+  // kKeeperSilenceMin the report gives each job a warning about it.
   static constexpr absl::Duration kKeeperSilenceMin = absl::Seconds(5);
   void OnKeeperSilence(absl::Duration silence) { keeper_silence_ = silence; }
 

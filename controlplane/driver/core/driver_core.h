@@ -62,7 +62,7 @@ inline constexpr int kOpenJobsMax = 1000;
 absl::StatusOr<bool> IsNewSubmit(const IndexedState& state,
                                  const megascale::driver::v1::JobSubmitted& submit);
 
-// Returns the NotFound of whoever asks for a job that is not there.
+// Returns the NotFound error for a job id that the driver does not know.
 absl::Status NoSuchJob(absl::string_view job_id);
 
 // Returns whether a cancel must be logged; false: the job is being or has been cancelled.
@@ -80,16 +80,16 @@ absl::StatusOr<bool> IsNewSpareSet(const DriverState& state,
                                    const megascale::driver::v1::NodeSpareSet& spare_set);
 
 // Checks a client's report (ReportSuspect) that a node of a job differs from the others. Sets the
-// kind, and the job's lowest rank on that node; `began_at` becomes `now` at the latest. Returns
-// false if the report repeats one of the last minute, or if the analysis of a stall has already
-// found a suspect. Requires: attempt, node and texts are set. Errors: InvalidArgument, NotFound,
-// FailedPrecondition - as proto/control.proto says for ReportSuspect.
+// kind, and the job's lowest rank on that node; a `began_at` later than `now` becomes `now`.
+// Returns false if the report repeats one of the last minute, or if the analysis of a stall has
+// already found a suspect. Requires: attempt, node and texts are set. Errors: InvalidArgument,
+// NotFound, FailedPrecondition - as proto/control.proto says for ReportSuspect.
 absl::StatusOr<bool> IsNewReport(const IndexedState& state, absl::Time now,
                                  megascale::driver::v1::SuspectFound* found);
 
-// Returns whether a suspicion that is not of a stall may become the job's now: not while the
-// analysis of a stall has found a suspect, nor soon after the same suspicion, because each one is
-// logged.
+// Returns whether a suspicion that does not come from the analysis of a stall may replace the job's
+// current one now. False while that analysis has found a suspect, and soon after the same
+// suspicion, because each one is logged.
 bool MayReplaceSuspicion(const JobRecord& job, const megascale::control::v1::Suspicion& found,
                          absl::Time now);
 

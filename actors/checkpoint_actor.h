@@ -4,9 +4,9 @@
 // run detached. Source: MegaScale section 4.4.
 //
 // Storage that fails (a full disk, an unreachable server) does not stop training. The persister
-// marks it in the snapshot memory, so that workers overwrite snapshots that could not be stored;
-// reports it; and tries again, first after 1 s, later after up to 30 s. The driver decides when it
-// has lasted too long.
+// marks the failure in the snapshot memory, so that workers overwrite snapshots that could not be
+// stored. It reports the failure and tries again, first after 1 s, later after up to 30 s. The
+// driver decides when the failure has lasted too long.
 #pragma once
 
 #include <chrono>
@@ -50,8 +50,9 @@ using PersisterActor = caf::typed_actor<
     caf::reacts_to<WriteCheckpointManifest>,
     // Sent by itself: tries the failed tasks again.
     caf::reacts_to<RetryStorage>,
-    // Deletes the checkpoints that the driver's commits made superfluous; reported as Retained,
-    // after a StorageError if it failed. The message is a serialized link.v1.Retain.
+    // Deletes the checkpoints that the driver's commits made superfluous; reported as Retained. If
+    // the deletion fails, a StorageError comes before Retained. The message is a serialized
+    // link.v1.Retain.
     caf::reacts_to<std::string>>;
 
 struct PersisterOptions {
@@ -59,7 +60,7 @@ struct PersisterOptions {
   std::map<int, std::shared_ptr<base::SharedMemory>> snapshots;  // by rank
   std::function<void(const megascale::link::v1::FromHost&)> report;
   std::string numerics;  // of the ranks' device (device::Description)
-  // The job's tokenizer, which every checkpoint keeps a copy of; null: bytes are tokens.
+  // Has the job's tokenizer, of which every checkpoint keeps a copy; null: bytes are tokens.
   std::shared_ptr<const data::Dataset> dataset;
 };
 

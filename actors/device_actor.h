@@ -1,7 +1,7 @@
-// The device actor: connects this rank's groups. Joining blocks for as long as peers need to start,
-// so it runs detached, on its own thread, and the worker can be told to stop meanwhile. Streams,
-// memory, kernels and communicators lie in the engine::RankEngine that all actors of the worker
-// share.
+// The device actor: connects this rank's groups. Joining blocks for as long as peers need to start.
+// So this actor runs detached, on its own thread, and the worker can be told to stop while it
+// waits. Streams, memory, kernels and communicators lie in the engine::RankEngine that all actors
+// of the worker share.
 //   Parent: worker. Children: none.
 //   Receives: JoinGroups. Sends: GroupsJoined to the worker.
 //   Restart: never alone; its failure ends the attempt.

@@ -6,9 +6,9 @@
 
 namespace megascale::actors {
 
-// Runs until the link to the agent closes, or, for a preflight, until it is reported. Returns the
-// process's exit status. `link_fd` is the inherited socket to the agent, whose first message is the
-// HostAssignment.
+// Runs until the link to the agent closes. A process for a preflight alone ends once it has
+// reported the result. Returns the process's exit status. `link_fd` is the inherited socket to the
+// agent, whose first message is the HostAssignment.
 int RunHost(int link_fd, const MakeDevice& make_device);
 
 }  // namespace megascale::actors

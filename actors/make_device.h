@@ -1,4 +1,5 @@
-// How the processes of a job get the device that its ranks compute on: `cli` knows the kinds.
+// How the processes of a job get the device that its ranks compute on. `cli` implements it, because
+// it knows all kinds of devices.
 #pragma once
 
 #include <functional>
@@ -16,10 +17,10 @@ struct DevicePlace {
   std::string interface;  // the address that the job's tensors use; empty: one machine
 };
 
-// Makes the device that a job asks for. Host processes make those of the machine's ranks as well,
-// and only ask what they are. Errors: InvalidArgument, FailedPrecondition - this program or this
-// machine cannot. Before the job's first preflight has passed, the user has to change the job or
-// the machine.
+// Makes the device that a job asks for. Host processes make the devices of their machine's ranks,
+// too, but only read their descriptions. Errors: InvalidArgument, FailedPrecondition - this program
+// or this machine cannot make the device. If the job's first preflight has not passed yet, the user
+// has to change the job or the machine.
 using MakeDevice = std::function<absl::StatusOr<std::unique_ptr<device::Device>>(
     const megascale::job::v1::JobSpec& spec, const DevicePlace& place)>;
 

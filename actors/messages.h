@@ -1,6 +1,6 @@
 // The messages between the actors of a worker, and of a host. Small structs: commands in the
-// imperative, events in the past. Each but LinkLost carries its attempt. Tensors never travel in
-// messages; they stay in the engine's memory. No message leaves its process.
+// imperative, events in the past. Each message except LinkLost carries its attempt. Tensors never
+// travel in messages; they stay in the engine's memory. No message leaves its process.
 #pragma once
 
 #include <cstdint>
@@ -63,7 +63,7 @@ struct StateLoaded {
   std::string warning;            // as RankEngine::Load returned it
   bool products_refused = false;  // the outcome is that of RankEngine::ChooseProducts
 };
-// A step has ended, for the stage actor and the shard actor together: the worker gets one event.
+// A step has ended. The worker gets one event for the stage actor and the shard actor together.
 struct StepFinished {
   int64_t attempt = 0;
   int64_t step = 0;

@@ -21,21 +21,21 @@ namespace megascale::actors {
 struct PreflightOptions {
   // Called about once a second while text is encoded; may be empty.
   std::function<void(const megascale::agent::v1::Preflight& running)> on_progress = {};
-  // Asks again how much memory of the devices is free. Processes of an attempt before may still be
-  // giving theirs back, so a lack of free memory refuses a job only after some seconds. May be
-  // empty: it is not asked again.
+  // Asks again how much memory of the devices is free. Processes of an earlier attempt may still be
+  // freeing their memory, so the preflight refuses a job for lack of free memory only after
+  // free_bytes_patience. Empty: it does not ask again.
   std::function<std::optional<int64_t>()> free_bytes = {};
   absl::Duration free_bytes_patience = absl::Seconds(15);
-  // Another folder for ceilings and another way to measure, for tests. Unset, and empty functions
-  // in it, stand for the real ones.
+  // For tests: another folder for ceilings and another way to measure. If this is unset, or a
+  // function in it is empty, the real one is used.
   std::optional<CeilingSources> ceilings = std::nullopt;
 };
 
 // Runs the checks. A failed check is a refusal in the result, which ends the job: a person has to
 // fix the cause. Errors: network storage is unreachable (IsAway); try again. Blocking: encodes the
 // text, or reads the data once; measures for half a second, or less on a busy machine, if the rate
-// is neither the device's peak nor known yet. `device` is the one of each of the machine's ranks;
-// its free memory is the least of theirs.
+// is neither the device's peak nor known yet. `device` describes the device of every rank of the
+// machine; its free memory is the least of these devices.
 absl::StatusOr<megascale::agent::v1::Preflight> RunPreflight(
     const megascale::link::v1::HostAssignment& assignment, const device::Description& device,
     PreflightOptions options = {});

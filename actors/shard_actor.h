@@ -16,8 +16,8 @@
 namespace megascale::actors {
 
 using ShardActor = caf::typed_actor<
-    // Agrees on matrix products, then makes initial weights or reads the restore point; answered by
-    // StateLoaded.
+    // Agrees with the other ranks on matrix products, then makes initial weights or reads the
+    // restore point; answered by StateLoaded.
     caf::reacts_to<LoadState>,
     // Launches the shard's instructions of one step, as the stage actor does the stage's.
     caf::reacts_to<StartStep>>;

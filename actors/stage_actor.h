@@ -1,6 +1,6 @@
 // The stage actor: launches the stage's part of this rank's plan: forward, backward, and the
-// transfers of activations and their gradients. It does not know the schedule, and it is not told
-// when the part is done: the engine counts a step's end and tells the worker.
+// transfers of activations and their gradients. It does not know the schedule. It is not told when
+// its part is done, because the engine notices the end of a step and tells the worker.
 //   Parent: worker. Children: none.
 //   Receives: StartStep. Sends: StepFinished to the worker, only if the launch was refused.
 //   Restart: never alone; its failure ends the attempt.
@@ -14,7 +14,8 @@ namespace megascale::actors {
 
 using StageActor = caf::typed_actor<
     // Launches the stage's instructions of one step. Every instruction has a deadline of its own,
-    // so the engine's StepFinished always comes once the shard has launched its own, too.
+    // so the engine's StepFinished always comes once the shard actor has launched its instructions,
+    // too.
     caf::reacts_to<StartStep>>;
 
 struct StageState {

@@ -78,20 +78,21 @@ class WorkerCore {
   bool ended_ = false;
 };
 
-// Returns the failure that a worker or host reports for `status`: a hang for that of its own device
-// (device::IsHang), which the failure detector would have found later. Aborted, Unavailable and
-// DeadlineExceeded blame a peer, unless they carry the errno of the process's own system call;
-// DataLoss means a corrupt copy. Another attempt follows whatever the code, because none of these
-// failures needs a person to act first.
+// Returns the failure that a worker or host reports for `status`. If the process's own device hangs
+// (device::IsHang), that is a hang, which the failure detector would find only later. Aborted,
+// Unavailable and DeadlineExceeded blame a peer, unless they carry the errno of the process's own
+// system call; DataLoss means a corrupt copy. Whatever the code, another attempt follows, because
+// none of these failures needs a person to act first.
 megascale::agent::v1::RankFailure FailureOf(const absl::Status& status);
 
 // As FailureOf, for a check of the user's input (job file, data, numerics): InvalidArgument and
 // FailedPrecondition become a refusal, which ends the job, unless a system call failed.
 megascale::agent::v1::RankFailure FailureOfInput(const absl::Status& status);
 
-// Returns the failure of a process that could not make its device. Before the job's first preflight
-// has passed (`was_there` false), it is as FailureOfInput: the job file asks for a device that this
-// machine does not have. Later the device was there, and may be there again in the next attempt.
+// Returns the failure of a process that could not make its device. If the job's first preflight has
+// not passed yet (`was_there` is false), returns FailureOfInput, because the job file asks for a
+// device that this machine does not have. Otherwise returns FailureOf, because the device was there
+// and may be there again in the next attempt.
 megascale::agent::v1::RankFailure FailureOfDevice(const absl::Status& status, bool was_there);
 
 }  // namespace megascale::actors

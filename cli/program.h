@@ -1,5 +1,5 @@
-// The program from its first line on, for every binary that is it: the one that users run, and
-// those of tests whose workers compute on other devices.
+// The whole program, for each binary: the binary that users run, and the binaries of tests whose
+// workers compute on other devices.
 #pragma once
 
 #include "actors/make_device.h"
@@ -9,8 +9,8 @@
 namespace megascale::cli {
 
 // Runs the command that the arguments name, and returns the process's exit status. `make_device`
-// makes the devices of workers and hosts, `make_tested_devices` those that tests of the machine
-// include, and `read_gpus` reads what GPUs do; empty: none.
+// makes the devices of workers and host processes, `make_tested_devices` the devices that tests of
+// the machine include, and `read_gpus` reads what GPUs do; empty: there are none.
 int RunProgram(int argc, char** argv, const actors::MakeDevice& make_device,
                const machine::MakeDevices& make_tested_devices = {},
                const telemetry::ReadGpus& read_gpus = {});

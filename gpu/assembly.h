@@ -1,6 +1,6 @@
 // Puts a GPU together from its parts: tables of functions, kernels, operators, communicators. For
-// gpu_device.cc, which takes the libraries of this machine, and for tests, which take emulated
-// ones.
+// gpu_device.cc, which uses the libraries of this machine, and for tests, which use emulated
+// libraries.
 #pragma once
 
 #include <functional>
@@ -20,14 +20,14 @@
 
 namespace megascale::gpu {
 
-// All outlive the devices.
+// Everything here must outlive the devices.
 struct GpuTables {
   const cuda::CudaApi* cuda = nullptr;
   const cuda::CublasLtApi* cublas_lt = nullptr;
   const cuda::NcclApi* nccl = nullptr;  // null: ranks exchange through pinned host memory
   const cuda::NvmlApi* nvml = nullptr;  // null: the free memory of GPUs is unknown
   absl::Span<const cuda::KernelImage> images = {};
-  // Algorithms of products that are known for kinds of GPUs; see ops/products/device_table.h.
+  // Measured algorithms of products, by kind of GPU; see ops/products/device_table.h.
   absl::Span<const DeviceTableFile> device_tables = {};
   // For tests: see CudaDeviceOptions::on_allocate.
   std::function<void(const void* block, absl::string_view name)> on_allocate = nullptr;

@@ -1,5 +1,5 @@
-// The devices of jobs with `device: cuda`. The program runs, and plans such jobs, where no CUDA
-// library is: libraries are opened when a device is made.
+// The devices of jobs with `device: cuda`. Libraries are opened only when a device is made, so the
+// program also runs, and plans such jobs, on machines without CUDA libraries.
 #pragma once
 
 #include <memory>
@@ -15,8 +15,8 @@
 namespace megascale::gpu {
 
 struct GpuRequest {
-  int local_rank = 0;       // index of the rank among those of this machine
-  bool may_share = false;   // several ranks may use one GPU; else each needs its own
+  int local_rank = 0;       // index of the rank among the ranks of this machine
+  bool may_share = false;   // whether several ranks may use one GPU
   bool allow_tf32 = false;  // see TrainSpec::allow_tf32
   bool uses_graphs = true;  // see JobSpec::enable_cuda_graph
   // For NCCL: the address that its sockets bind, empty on one machine; and FaultSpec's fields.
@@ -24,12 +24,12 @@ struct GpuRequest {
   std::optional<int> nccl_ib_timeout = {};
   std::optional<int> nccl_ib_retry_count = {};
   absl::Duration start_timeout = absl::Minutes(2);  // of a group of ranks
-  absl::Duration call_timeout = absl::Minutes(2);   // of exchanges that have none of their own
+  absl::Duration call_timeout = absl::Minutes(2);   // of exchanges without a timeout
 };
 
 // Makes the GPU of a rank. Errors: FailedPrecondition - this program was built without CUDA, or the
-// machine lacks a library, a driver or a GPU; the message says which, what was wanted and what was
-// found.
+// machine lacks a library, a driver or a GPU; the message says what is missing, what was wanted and
+// what was found.
 absl::StatusOr<std::unique_ptr<device::Device>> MakeGpuDevice(const GpuRequest& request);
 
 // Makes a device of each GPU of this machine, for tests of the machine. Empty without an NVIDIA

@@ -1,11 +1,11 @@
 // device::ProductTuner of a GPU: measures the algorithms of cuBLASLt with CUDA events, on the
 // stream and in the memory that the products will use. A table's text is AlgorithmTable's.
 //
-// A product is measured on numbers of a fixed seed, since how fast a GPU multiplies depends on the
-// numbers. All algorithms that the library's heuristic names are tried, up to 16, unless a product
-// takes so long that a few must do. Products that a table of this kind of device has
-// (ops/products/device_table.h) are not measured: each algorithm of it is checked, and one that the
-// library refuses here is passed over.
+// A product is measured with numbers from a fixed seed, because the speed of a GPU depends on the
+// numbers. The tuner tries all algorithms that the library's heuristic names, up to 16; if a
+// product takes very long, only the first few. Products that a table of this kind of device has
+// (ops/products/device_table.h) are not measured. Instead the table's algorithms are checked, and
+// an algorithm that the library refuses here is ignored.
 //
 // Private to gpu/assembly.cc and tests. Threads: as device::ProductTuner.
 #pragma once
@@ -23,7 +23,7 @@
 
 namespace megascale::gpu {
 
-// The table by which the operators of a device compute. Threads: any.
+// The table that the operators of a device use. Threads: any.
 class ProductTableInUse {
  public:
   AlgorithmTable Get() const {

@@ -1,5 +1,6 @@
 // The program's grammar: subcommands with options, help, and errors that name the most similar
-// valid name. A thin layer over a parsing library, so that its heavy header is compiled once.
+// valid name. A thin layer over a parsing library, so that the library's heavy header is compiled
+// only once.
 //
 //   CommandLine line("megascale", "trains language models …");
 //   Command* wait = line.Add("wait", "waits until a job has ended");
@@ -9,7 +10,7 @@
 //   wait->Runs([options] { return Wait(*options); });
 //   return line.Run(argc, argv);
 //
-// Options are long, "--name". Threads: one.
+// Options have long names, "--name". Threads: one.
 #pragma once
 
 #include <cstdint>
@@ -51,12 +52,14 @@ class Command {
 
   void Flag(const std::string& name, bool* value, const std::string& help);
   void Text(const std::string& name, std::string* value, const std::string& help);
-  // As Text, for a name; an empty one is a mistake: a script's variable was not set.
+  // As Text, for a name. An empty name is a mistake, because a script's variable was probably not
+  // set.
   void Name(const std::string& name, std::string* value, const std::string& help);
-  // As Text, for a path or an address; an empty value is a mistake and does not mean the default.
+  // As Text, for a path or an address. An empty value is a mistake; it does not stand for the
+  // default.
   void Path(const std::string& name, std::string* value, const std::string& help);
   void Integer(const std::string& name, int64_t* value, const std::string& help);
-  // As Integer, without a default: unset means what `help` says.
+  // As Integer, without a default. `help` says what happens if it is unset.
   void OptionalInteger(const std::string& name, std::optional<int64_t>* value,
                        const std::string& help);
   void Number(const std::string& name, double* value, const std::string& help);
@@ -68,7 +71,7 @@ class Command {
   void Words(const std::string& name, std::vector<std::string>* values, const std::string& help);
   // A required positional argument; not empty.
   void Positional(const std::string& name, std::string* value, const std::string& help);
-  // A positional argument that may be left out, but not be empty.
+  // A positional argument that may be left out, but may not be empty.
   void OptionalPositional(const std::string& name, std::string* value, const std::string& help);
 
   // Positional arguments, one or more, each a path.
@@ -90,10 +93,10 @@ class Command {
 
  private:
   friend class CommandLine;
-  // Returns the command that the parsed words chose; null: they name no command.
+  // Returns the command that the parsed words name; null: they name no command.
   const Command* Chosen() const;
   void Collect(std::vector<const Command*>* all) const;
-  // Refuses "--data [a,b]", which the library would split at the comma.
+  // Refuses "--data [a,b]", because the library would split it at the comma.
   absl::Status CheckWords(const std::vector<std::string>& words) const;
 
   CLI::App* app_;
@@ -120,16 +123,16 @@ class CommandLine {
   std::string Completion(absl::string_view shell, const std::string& version) const;
 
   // Fills in the variables from the words after the program's name, without running the command.
-  // Errors: InvalidArgument - a mistake, with the text that Run would print; also for --help.
+  // Errors: InvalidArgument - a mistake, or --help; the message is the text that Run would print.
   absl::Status Parse(const std::vector<std::string>& words);
 
-  // Parses, runs the chosen command's action and returns its exit code; kExitUsage, with one line
-  // on standard error, for a mistake; kExitGood after --help. Output that could not be written is a
-  // failure: see FinishOutput.
+  // Parses, runs the chosen command's action and returns its exit code. Returns kExitUsage, with
+  // one line on standard error, for a mistake, and kExitGood after --help. If output could not be
+  // written, that is a failure: see FinishOutput.
   int Run(int argc, char** argv);
 
  private:
-  // As Parse, except that --help is an exception of the library.
+  // As Parse, but lets the library throw its exception for --help.
   absl::Status ParseOrThrow(const std::vector<std::string>& words);
   int Dispatch(int argc, char** argv);
 

@@ -1,5 +1,5 @@
 // The text of --help: a manual page of one command, or of the program. Headings are bold on a
-// terminal with colour, else plain text.
+// terminal with colour, otherwise plain text.
 #pragma once
 
 #include <string>

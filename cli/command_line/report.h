@@ -34,13 +34,13 @@ int ExitCodeOf(const absl::Status& status);
 // Returns kExitGood for a job that succeeded, else kExitFailed.
 int ExitCodeOf(const control::v1::Job& job);
 
-// Flushes standard output, and notes the error if that fails.
+// Flushes standard output. If that fails, records the error for OutputFailed and FinishOutput.
 void FlushOutput();
 // Flushes standard output at the program's end. Returns `exit_code`. If output could not be
-// written, reports why on standard error and returns kExitFailed in place of kExitGood. A closed
-// pipe is not reported, because its reader has read all it wanted.
+// written, reports why on standard error and returns kExitFailed instead of kExitGood. A closed
+// pipe is not reported, because its reader has read as much as it wanted.
 int FinishOutput(int exit_code);
-// True if standard output could not be written: following a job or a log is pointless now.
+// True if standard output could not be written. Then it is pointless to follow a job or a log.
 bool OutputFailed();
 
 enum class JsonLayout { kPretty, kOneLine };
@@ -58,66 +58,67 @@ class JsonObject {
   std::string body_;
 };
 
-// Returns a node's state as it matters for placement: "alive", "evicted (memory errors)" …
+// Returns a node's state as far as placement depends on it: "alive", "evicted (memory errors)" …
 std::string NodeStateText(const control::v1::NodeView& node);
 
 // Returns a table with columns as wide as they need to be; the last column is not padded.
 std::string FormatTable(const std::vector<std::vector<std::string>>& rows);
 
-// Returns a table of where the time of steps went, with a line for each stage; "": no stages.
+// Returns a table of how the steps' time was spent, with a line for each stage; "": no stages.
 std::string StageTimesTable(
     const google::protobuf::RepeatedPtrField<control::v1::StageTime>& stages);
 
 // Returns `path` as an absolute path, relative to the current directory; "" stays "".
 std::string AbsolutePath(const std::string& path);
 
-// Returns `text` so that a shell reads it as one word: quoted, if need be.
+// Returns `text`, quoted if necessary, so that a shell reads it as one word.
 std::string ShellWord(absl::string_view text);
 
-// Returns a path to type into a shell: relative if it is below the current directory, and never an
-// option or a name that the shell looks up on the PATH.
+// Returns a path to type into a shell: relative if it is below the current directory. A shell never
+// takes it for an option or for a name that it looks up on the PATH.
 std::string PathToType(const std::string& path);
 
-// Opens `path` to read. A pipe must have somebody who writes into it, or get one soon.
-// Blocking: on such a pipe, for seconds. Errors: DeadlineExceeded - nobody writes into the pipe;
-// those of the file. No error has the path in it.
+// Opens `path` to read. If it is a pipe, a process must write into it, or begin to do so soon.
+// Blocking: for seconds if no process writes into the pipe yet. Errors: DeadlineExceeded - no
+// process writes into the pipe; those of the file. Error messages do not have the path.
 absl::StatusOr<base::UniqueFd> OpenInputFile(const std::string& path);
 
-// Refuses an output file that is one of the inputs, which writing it would destroy; `option`: the
-// name of the option that gave it.
+// Refuses an output file that is also an input file, because writing would destroy the input.
+// `option`: the name of the option that gave the output file.
 absl::Status CheckKeepsInputs(const std::string& option, const std::string& output,
                               const std::vector<std::string>& inputs);
 
 // A kind of file that a command writes.
 struct OutputKind {
   std::string name;  // "an SVG picture"
-  // Returns true if the file is of this kind: then a command may replace it by a new one.
+  // Returns true if the file is of this kind, so that a command may replace it by a new one.
   std::function<bool(const std::string& path)> is_of_kind;
 };
 // Returns the kind of files that begin with `begin`.
 OutputKind KindThatBegins(std::string name, const std::string& begin);
-// The pictures and the traces for ui.perfetto.dev that commands draw.
+// The pictures, and the traces for ui.perfetto.dev, that commands write.
 OutputKind SvgPicture();
 OutputKind PerfettoFile();
 
 // Adds --force, for output options.
 void AddForceOption(Command* command, bool* force);
 
-// Refuses an output file that exists and is not of this kind, unless `force`. An empty file holds
-// nothing, and pipes, devices and "" replace nothing. `option`: the option that gave it. Check
-// before anything else is done. Errors: InvalidArgument.
+// Refuses an output file that exists and is not of this kind, unless `force`. Accepts an empty
+// file, pipes, devices and "", because nothing would be lost. `option`: the option that gave the
+// file. Call it before anything else is done. Errors: InvalidArgument.
 absl::Status CheckReplaces(const std::string& option, const std::string& path,
                            const OutputKind& kind, bool force);
-// As CheckReplaces, where no existing file is replaced: what was made with it depends on it.
+// As CheckReplaces, but refuses every existing file, because other files may depend on it.
 absl::Status CheckIsNew(const std::string& option, const std::string& path, bool force);
 
-// True if `path` is this program's standard output: "-", or the file that it is connected to
-// ("/dev/stdout"). Then a command must print nothing else, or it would be mixed with the file.
+// True if `path` is this program's standard output: "-", or the file to which standard output is
+// connected ("/dev/stdout"). Then a command must print nothing else, because it would be mixed with
+// the file.
 bool IsStandardOutput(const std::string& path);
 
 // Writes `data` to `path`. Writes into standard output, pipes, devices and the target of a symbolic
 // link; replaces a regular file atomically.
-// Blocking: on a pipe, until somebody reads it. Errors: those of the file, with its path.
+// Blocking: on a pipe, until a process reads it. Errors: those of the file, with its path.
 absl::Status WriteOutputFile(const std::string& path, absl::string_view data);
 
 }  // namespace megascale::cli

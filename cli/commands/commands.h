@@ -8,7 +8,8 @@
 
 namespace megascale::cli {
 
-// Adds all commands, in the order in which --help shows them. The others as RunProgram has them.
+// Adds all commands, in the order in which --help shows them. The other arguments are as in
+// RunProgram.
 void AddCommands(CommandLine* line, const actors::MakeDevice& make_device,
                  const machine::MakeDevices& make_tested_devices,
                  const telemetry::ReadGpus& read_gpus);

@@ -21,13 +21,15 @@ struct FollowOptions {
   FollowStyle style = FollowStyle::kLive;  // form of standard output
   Interrupt* interrupt = nullptr;          // a new signal makes FollowJob return; may be null
   bool needs_output = false;  // FollowJob returns when standard output cannot be written
-  bool needs_ranks = false;   // the result has all ranks of the job; else, unless in JSON, a few
+  bool needs_ranks = false;   // the result has all ranks, not only a few; kJson implies it
   // Returns new lines to show with the job; called before each display; may be empty.
   std::function<std::vector<std::string>()> take_notes;
   absl::Duration timeout = absl::InfiniteDuration();
-  // How the driver is reached, for commands in messages, and how long to wait for its first answer.
+  // How the driver is reached, for the commands in messages, and how long to wait for the driver's
+  // first answer.
   ConnectionFlags connection;
-  // How long the driver may stay away after it has answered once; then it is an error.
+  // How long the driver may be unreachable after it has answered once. A longer absence is an
+  // error.
   absl::Duration absence_max = absl::Seconds(60);
 };
 

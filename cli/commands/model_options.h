@@ -1,4 +1,4 @@
-// The options of a command that uses a trained model, without a driver: generate, evaluate.
+// The options of commands that use a trained model without a driver: generate, evaluate.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct ModelOptions {
   std::string format = "text";
 };
 
-// `what`: what --checkpoint may name.
+// `what`: help text that says what --checkpoint may name.
 inline void AddModelOptions(Command* command, ModelOptions* options, const std::string& what) {
   command->Path("--checkpoint", &options->checkpoint, what);
   command->Integer("--threads", &options->threads, "threads to compute with; 0: one for each core");

@@ -1,5 +1,5 @@
-// The common part of `submit` and `local`: it reads a job file named on the command line and makes
-// the request to the driver.
+// The common part of `submit` and `local`: reads the job file that the command line names, and
+// makes the request to the driver.
 #pragma once
 
 #include <string>
@@ -27,7 +27,7 @@ struct JobFlags {
 // Adds FILE, --set, --data and how to read it, --job-id, --from and --allow-changed.
 void AddJobOptions(Command* command, JobFlags* flags);
 
-// Where a job runs: on another machine, whose files this one may not see, or here.
+// Where a job runs: on other machines, whose files this machine may not see, or on this machine.
 enum class JobPlace { kElsewhere, kHere };
 
 // Reads and checks the job file, and --from as far as this machine sees it. Errors:
@@ -35,11 +35,11 @@ enum class JobPlace { kElsewhere, kHere };
 absl::StatusOr<control::v1::SubmitJobRequest> MakeSubmitRequest(const JobFlags& flags,
                                                                 JobPlace place);
 
-// Returns that the job had ended before this command gave it to the driver again.
+// Returns an error which says that the job had ended before this command submitted it again.
 absl::Status EndedBefore(const control::v1::Job& job);
 
-// True if the job was submitted before this command began: this is no retry of its own submit,
-// whose answer was lost.
+// True if the job was submitted before this command began, and so not by an earlier try of this
+// command whose answer was lost.
 bool IsOlder(const control::v1::Job& job, absl::Duration running_for);
 
 // Returns "<name>-<8 random hexadecimal digits>".

@@ -32,8 +32,8 @@ void AddConnectionOptions(Command* command, ConnectionFlags* flags);
 // Adds --retry-for, for `submit` and for commands that only read.
 void AddRetryOption(Command* command, ConnectionFlags* flags);
 
-// Returns how calls wait for a driver that does not answer: for --retry-for, and one line on
-// standard error says so. `should_stop` may be empty.
+// Returns how calls wait for a driver that does not answer: they wait for --retry-for, and say so
+// in one line on standard error. `should_stop` may be empty.
 client::RetryOptions RetryOf(const ConnectionFlags& flags,
                              const std::function<bool()>& should_stop = {});
 
@@ -45,21 +45,23 @@ absl::StatusOr<std::unique_ptr<client::JobClient>> Connect(
 control::v1::CancelJobRequest MakeCancelRequest(const std::string& job_id, absl::Duration grace,
                                                 bool checkpoint);
 
-// Prints that the job goes on without this program, and how to cancel it.
+// Prints that the job continues without this program, and how to cancel the job.
 void PrintDetached(const std::string& job_id, const ConnectionFlags& flags);
 
-// Returns a command to type next: "megascale <words>" with the options in `flags` that were given.
-// Settings from the environment are left out, because the next command reads them, too.
+// Returns a command that the user can type next: "megascale <words>" with the options in `flags`
+// that were given. Leaves out settings from the environment, because the next command reads them,
+// too.
 std::string NextCommand(const std::string& words, const ConnectionFlags& flags);
 
-// Returns `text` with these options added to each command in backquotes that asks the driver. The
-// driver's messages name commands, but not how this client reaches it.
+// Returns `text` with the options of `flags` added to each command in backquotes that calls the
+// driver. The driver's messages name commands, but the driver does not know how this client reaches
+// it.
 std::string CompleteCommands(absl::string_view text, const ConnectionFlags& flags);
-// As CompleteCommands, for the message of a job that is shown to people.
+// As above, for the message of a job that is shown to people.
 control::v1::Job CompleteCommands(control::v1::Job job, const ConnectionFlags& flags);
 
-// Reports the error of a call to the driver, with commands that work as they are printed, and
-// returns its exit code.
+// Reports the error of a call to the driver, with its commands completed by CompleteCommands, and
+// returns the error's exit code.
 int ReportCallError(const absl::Status& status, const ConnectionFlags& flags);
 
 }  // namespace megascale::cli

@@ -21,20 +21,21 @@ namespace megascale::cli {
 
 struct Diagnosis {
   Findings findings;
-  int rank = -1;        // of the verdict; -1: it names no single rank
-  int64_t attempt = 0;  // in which `rank` did it
+  int rank = -1;        // of the verdict; -1: the verdict names no single rank
+  int64_t attempt = 0;  // the attempt in which `rank` was the cause
   std::string node;
-  // The verdict names the machine of this rank, not the rank. -1: it names no machine alone.
+  // If the verdict names a machine, a rank on it; if it names a link, the rank at the beginning of
+  // the link; otherwise -1.
   int rank_on_node = -1;
-  int peer = -1;  // of a link: the rank at its other end
+  int peer = -1;  // if the verdict names a link: the rank at its other end
   std::string peer_node;
-  // The rank is named on the word of one other machine.
+  // Whether the evidence of at most one other machine names the rank.
   bool has_one_witness = false;
-  // The job stands still, and which rank is the cause may show once its process has been silent for
-  // longer.
+  // The job stands still, and the rank that is the cause may become known when its process has been
+  // silent for longer.
   bool is_undecided = false;
   std::vector<int> stacks_of;                         // ranks whose stacks are worth reading
-  std::vector<std::string> notes;                     // about the evidence; for standard error
+  std::vector<std::string> notes;                     // about evidence; for standard error
   nlohmann::json details = nlohmann::json::object();  // further members of the JSON
   std::string picture;                                // SVG; "": there is none
 };
@@ -47,25 +48,26 @@ Diagnosis DiagnoseSteps(const diagnose::OperationGraph& graph,
                         const diagnose::History& history = {});
 
 struct DiagnoseOptions {
-  int64_t num_steps = 0;  // the newest ones of the job
-  // About how many operations are replayed: older steps are left out. The default takes about ten
-  // seconds.
+  int64_t num_steps = 0;  // number of the job's newest steps
+  // Approximate limit on the replayed operations; older steps beyond it are left out. The default
+  // takes about ten seconds.
   double replayed_max = 5e8;
-  // Does not wait for anything, and instead of an analysis of more than `replayed_max` operations
-  // names the command that makes it.
+  // Does not wait for anything. If the analysis would need more than `replayed_max` operations,
+  // names the command for it instead.
   bool is_brief = false;
 };
 
-// Says why a job is slow or stuck; of a job without running ranks, what the driver knows. Blocking:
-// unless brief, up to three seconds more if it cannot tell which rank has stopped, because the
-// driver hears of a silent process about a second later. Errors: those of calls to the driver.
+// Says why a job is slow or stuck; for a job without running ranks, says what the driver knows.
+// Blocking: unless brief, waits up to three seconds more if it cannot tell which rank has stopped,
+// because the driver learns of a silent process about a second later. Errors: those of calls to the
+// driver.
 absl::StatusOr<Diagnosis> DiagnoseJob(EvidenceSource* source, const DiagnoseOptions& options);
 
 // `status` does not read the spans of a larger job, because that takes seconds.
 inline constexpr int kBriefRanksMax = 256;
 
-// Returns the line that `status` shows of a job: the verdict of a brief diagnosis, or the command
-// that makes it if the job is large. "": the job does not train, or nothing could be read.
+// Returns the line that `status` shows for a job: the verdict of a brief diagnosis, or for a large
+// job the command that makes a diagnosis. "": the job does not train, or nothing could be read.
 std::string BriefVerdict(EvidenceSource* source, const megascale::control::v1::Job& job);
 
 }  // namespace megascale::cli

@@ -1,5 +1,5 @@
-// From where a diagnosis gets its evidence: a live job, or a file that was saved from one, so that
-// the same verdict is made again later, elsewhere and in tests.
+// The source of a diagnosis's evidence: a live job, or a file with the saved evidence of a job.
+// From a file, the same verdict can be made again later, elsewhere and in tests.
 #pragma once
 
 #include <cstdint>
@@ -23,38 +23,39 @@ class EvidenceSource {
 
   // Errors: those of calls to the driver.
   virtual absl::StatusOr<control::v1::Job> Job() = 0;
-  // Returns the machines as the driver sees them; none if they cannot be read.
+  // Returns the machines as the driver sees them; empty if they cannot be read.
   virtual control::v1::GetClusterResponse Cluster() = 0;
   // Passes the spans of each rank, from a step on. Errors: as JobClient::Spans.
   virtual absl::Status Spans(
       int64_t first_step,
       const std::function<void(const control::v1::StreamSpansResponse&)>& add) = 0;
-  // Returns evidence about ranks; empty: all. What cannot be read is not known.
+  // Returns evidence about `ranks`; empty: all ranks. Leaves out evidence that cannot be read.
   virtual std::vector<control::v1::StreamEvidenceResponse> Evidence(
       telemetry::v1::EvidenceKind kind, absl::Span<const int> ranks) = 0;
-  // Returns the first error that a rank logged in an attempt (first_error.h); "": it logged none,
-  // or its log cannot be read in time.
+  // Returns the first error that a rank logged in an attempt (first_error.h); "": the rank logged
+  // no error, or its log cannot be read in time.
   virtual std::string FirstErrorOf(int rank, int64_t attempt) = 0;
-  // Lets time pass. Saved evidence stays as it is: does nothing.
+  // Waits for `duration`. With saved evidence it does nothing, because that does not change.
   virtual void Wait(absl::Duration duration) = 0;
 };
 
-// Reads from the driver. `client` must outlive it.
+// Reads from the driver. `client` must outlive the result.
 std::unique_ptr<EvidenceSource> LiveEvidence(client::JobClient* client, std::string job_id);
 
-// Reads what diagnosing a job needs into a file: gzip of lines of JSON, one for each answer. The
-// file holds the names of machines and of the job's files, and no training data. Errors: those of
-// calls to the driver and of writing.
+// SaveEvidence writes all evidence that a diagnosis needs to a file: gzip of lines of JSON, one for
+// each answer. The file has the names of machines and of the job's files, but no training data.
+// Errors: those of calls to the driver and of writing.
 struct SaveOptions {
   int64_t num_steps = 0;  // the newest ones
-  // The first error of this rank, which a diagnosis names, is saved as well. -1: it names none.
+  // The rank that the diagnosis names, whose first error is saved as well. -1: the diagnosis names
+  // no rank.
   int rank = -1;
   int64_t attempt = 0;  // of the error
 };
 absl::Status SaveEvidence(EvidenceSource* source, const SaveOptions& options,
                           const std::string& path);
 
-// Reads such a file, plain or gzip. Errors: NotFound; InvalidArgument - something else is in it.
+// Reads such a file, plain or gzip. Errors: NotFound; InvalidArgument - the file has other content.
 absl::StatusOr<std::unique_ptr<EvidenceSource>> SavedEvidence(const std::string& path);
 
 }  // namespace megascale::cli

@@ -1,6 +1,6 @@
-// The first error that a process wrote into its log: later ones are often its consequences.
-// Source: Jiang et al., NSDI '24 (MegaScale), section 5: the first error names the cause.
-// Threads: plain data; one at a time.
+// The first error that a process wrote into its log. Later errors are often its consequences.
+// Source: Jiang et al., NSDI '24 (MegaScale), section 5: the first error names the cause. Threads:
+// plain data; one at a time.
 #pragma once
 
 #include <string>
@@ -14,9 +14,10 @@ class FirstError {
   // Adds the next whole lines of the log.
   void Add(absl::string_view lines);
 
-  // Returns the first line that reports an error, printable and cut to 300 bytes; "": none yet.
-  // A line of our own logs reports an error if its level is E. Other text, as libraries write it,
-  // does if it says "error", "fatal", "assert", "abort", "terminate called", or "signal".
+  // Returns the first line that reports an error, printable and cut to 300 bytes; "": there is none
+  // yet. A line of our own logs reports an error if its level is E. A line of other text, which
+  // libraries write, reports an error if it has "error", "fatal", "assert", "abort", "terminate
+  // called", or "signal".
   const std::string& line() const { return line_; }
 
  private:

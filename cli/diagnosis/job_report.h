@@ -12,33 +12,35 @@
 
 namespace megascale::cli {
 
-// Returns after how long without progress a job stands still. `step_seconds`: of its whole steps;
-// 0: it has none yet, and a first step may take long.
+// Returns the time without progress after which a job counts as standing still. `step_seconds`:
+// duration of its whole steps; 0: it has no whole step yet, and a first step may take long.
 double StallLimitSeconds(const job::v1::FaultSpec& fault, double step_seconds);
 
-// The cause of a job that failed, as a word for programs.
+// The cause word (Findings::cause) of a job that failed.
 inline constexpr char kFailedRank[] = "failed_rank";
 
 // Returns a diagnosis for a job without spans to read. A job that was cancelled has not failed,
-// whatever failed in it earlier.
+// even if an earlier attempt failed.
 Diagnosis DiagnoseState(const control::v1::Job& job, const std::string& why_no_spans);
 
-// A machine that does not answer counts as silent from then on: agents report every second.
+// A machine that has not answered for this long counts as silent, because agents report every
+// second.
 inline constexpr double kSilentMachineSecondsMin = 2.5;
 
-// Returns a diagnosis that names the machine whose agent is silent and of whose ranks nothing is
-// known; nullopt if there is none, or several. `is_known`: by rank, whether its spans were read.
+// Returns a diagnosis that names the one machine whose agent is silent and whose ranks' spans could
+// not be read; nullopt if there is no such machine, or several. `is_known`: by rank, whether its
+// spans were read.
 std::optional<Diagnosis> DiagnoseSilence(const control::v1::Job& job,
                                          const control::v1::GetClusterResponse& cluster,
                                          const std::vector<bool>& is_known);
 
-// Adds numbers that are off the road, and what the driver did about a suspect. If nothing else is
-// the matter, the first number is the verdict.
+// Adds warnings about unusual numbers of the training, and what the driver did about a suspect. If
+// there is no other cause, the first warning is the verdict.
 void AddNumbers(const control::v1::Job& job, Diagnosis* diagnosis);
 
-// Adds what the named rank says of itself, and whether it saves a checkpoint. If no rank is named:
-// whether all ranks do that wait for no other rank. Such a job waits for storage, or is not stuck
-// at all. `waiting`: ranks that wait for others.
+// Adds what the named rank reports about itself, and whether it saves a checkpoint. If no rank is
+// named, adds whether all ranks that wait for no other rank save a checkpoint. Then the job waits
+// for storage, or is not stuck at all. `waiting`: ranks that wait for others.
 void AddReport(const control::v1::Job& job, absl::Span<const int> waiting, Diagnosis* diagnosis);
 
 }  // namespace megascale::cli

@@ -21,8 +21,9 @@ struct JobTrace {
 // Errors: InvalidArgument - `num_steps`, the value of --steps, is not from 1 to 1000.
 absl::Status CheckStepsTraced(int64_t num_steps);
 
-// Returns the newest `num_steps` whole steps and those that run. Errors: FailedPrecondition - no
-// rank runs, none has begun a step, or their spans cannot be read; those of calls to the driver.
+// Returns the newest `num_steps` whole steps and the running steps. Errors: FailedPrecondition - no
+// rank runs, no rank has begun a step, or the ranks' spans cannot be read; those of calls to the
+// driver.
 absl::StatusOr<JobTrace> TraceJob(EvidenceSource* source, const control::v1::Job& job,
                                   int64_t num_steps);
 

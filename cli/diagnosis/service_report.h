@@ -1,5 +1,5 @@
-// Verdicts that spans do not give: a driver or a process keeper that does not answer, storage that
-// takes no checkpoints, and a rank that begins collectives late. Pure functions.
+// Verdicts that spans do not give: a driver or a keeper that does not answer, storage that accepts
+// no checkpoints, and a rank that begins collectives late. Pure functions.
 #pragma once
 
 #include <string>
@@ -11,27 +11,27 @@
 
 namespace megascale::cli {
 
-// True if a call failed because the driver did not answer. gRPC reports a certificate that either
-// side refuses in the same way.
+// True if a call failed because the driver did not answer. If either side refuses the other's
+// certificate, gRPC reports that in the same way.
 bool IsSilence(const absl::Status& status);
 
-// Returns the verdict on a driver that did not answer. `address`: as it was asked.
+// Returns the verdict on a driver that did not answer. `address`: the address that was called.
 Diagnosis DiagnoseSilentDriver(const absl::Status& status, const std::string& job_id,
                                const std::string& address);
 
-// A machine cannot store checkpoints: makes this the verdict, if the job trains and no other rank
-// or machine is named; else adds it to the evidence. Does nothing if storage works.
+// If a machine cannot store checkpoints: makes this the verdict if the job trains and the diagnosis
+// names no other rank or machine; otherwise adds it to the evidence. Does nothing if storage works.
 void AddStorageFailure(const control::v1::Job& job, Diagnosis* diagnosis);
 
-// The process keeper of a machine does not answer its agent: makes this the verdict, if the job
-// trains and no other rank or machine is named; else adds it to the evidence. Does nothing if all
-// answer.
+// If the keeper of a machine does not answer its agent: makes this the verdict if the job trains
+// and the diagnosis names no other rank or machine; otherwise adds it to the evidence. Does nothing
+// if all keepers answer.
 void AddSilentKeeper(const control::v1::Job& job, Diagnosis* diagnosis);
 
-// True if a verdict leaves open which rank makes collectives slow.
+// True if the verdict does not tell which rank makes collectives slow.
 bool LeavesOpenWhoIsLate(const Diagnosis& diagnosis);
 
-// Names the rank that begins collectives late, if the evidence of their communicators tells.
+// Names the rank that begins collectives late, if the communicators' evidence shows it.
 // `responses`: kind exchanges, of all ranks of the job.
 void AddLateRank(absl::Span<const control::v1::StreamEvidenceResponse> responses,
                  const std::string& job_id, Diagnosis* diagnosis);

@@ -9,13 +9,13 @@
 
 namespace megascale::cli {
 
-// Returns the ranks whose stacks are worth reading: the named one, if any (>= 0), and up to 15 more
-// to compare it with, those that do not wait first. `waiting`: ranks that wait for others.
+// Returns the ranks whose stacks should be read: the rank `named`, if any (>= 0), and up to 15 more
+// for comparison, first the ranks that do not wait. `waiting`: ranks that wait for others.
 std::vector<int> RanksToRead(int num_ranks, int named, absl::Span<const int> waiting);
 
-// Adds the stacks, like ones of several ranks together: the groups that not all ranks have to the
-// text, those of the named rank first, and all of them to the JSON. What could not be read becomes
-// a note.
+// Adds the stacks; equal stacks of several ranks form a group. The text gets the groups that not
+// all ranks have, first those of the named rank. The JSON gets all groups. Stacks that could not be
+// read become notes.
 void AddStacks(absl::Span<const control::v1::StreamEvidenceResponse> responses,
                Diagnosis* diagnosis);
 

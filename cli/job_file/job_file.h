@@ -22,10 +22,10 @@ struct JobFileOptions {
 };
 
 // Parses the text of a job file into a complete, valid specification. Applies `options`, makes
-// paths absolute (relative to the current directory, not to that of the file), fills in the
-// defaults and checks the rules. An error names the place where the field
-// was given: in the file, or by which option. Errors: InvalidArgument - all mistakes; rules about
-// several fields are checked once each field is valid by itself.
+// paths absolute (they are relative to the current directory, not to the file's directory), fills
+// in the defaults and checks the rules. An error names the place where the field was given: in the
+// file, or by an option. Errors: InvalidArgument - all mistakes; rules about several fields are
+// checked only if each field is valid by itself.
 absl::StatusOr<job::v1::JobSpec> LoadJobText(const std::string& file_name, const std::string& text,
                                              const JobFileOptions& options);
 
@@ -33,8 +33,8 @@ absl::StatusOr<job::v1::JobSpec> LoadJobText(const std::string& file_name, const
 absl::StatusOr<job::v1::JobSpec> LoadJobFile(const std::string& path,
                                              const JobFileOptions& options);
 
-// Returns YAML that LoadJobText reads back as `spec`. It has the fields in the order of the
-// schema, with all numbers, and without empty texts, lists and sections.
+// Returns YAML that LoadJobText reads back as `spec`. The fields are in the order of the schema,
+// with all numbers, but without empty texts, lists and sections.
 std::string ToYaml(const job::v1::JobSpec& spec);
 
 }  // namespace megascale::cli

@@ -1,5 +1,6 @@
-// Reads the text of a job file, and values of --set, into a specification: without defaults,
-// without rules about values. Only job_text.cc sees the YAML library. Private to this folder.
+// Reads the text of a job file, and values of --set, into a specification, without filling in
+// defaults or checking rules about values. Only job_text.cc includes the YAML library. Private to
+// this folder.
 //
 //   JobFileFindings findings;
 //   ASSIGN_OR_RETURN(JobSpec spec, ParseJobText("job.yaml", text, &findings));
@@ -23,22 +24,23 @@ inline constexpr size_t kJobFileBytesMax = 1 << 20;
 
 // What reading a text finds besides the specification.
 struct JobFileFindings {
-  // The place where each field was given ("job.yaml:3:5" or "--set train.steps=9"), by the field's
-  // path; only fields whose value could be read.
+  // By a field's path: the place where the field was given ("job.yaml:3:5" or "--set
+  // train.steps=9"). Has only fields whose value could be read.
   std::map<std::string, std::string> given;
   std::vector<std::string> mistakes;  // in the order of the text
 };
 
 // Parses the text of a job file. `file_name` is the name in messages. Fields that cannot be read
 // become mistakes of `findings`, at most 20, and stay unset. Limits: 1 MiB, one document, the YAML
-// library's nesting of 500. Aliases cannot blow up, because only known fields are followed. Errors:
-// InvalidArgument - the text is no YAML of this form, so that nothing could be read.
+// library's nesting of 500. Nested aliases cannot use much memory, because only known fields are
+// followed. Errors: InvalidArgument - the text is not YAML of this form, so that nothing could be
+// read.
 absl::StatusOr<job::v1::JobSpec> ParseJobText(const std::string& file_name, const std::string& text,
                                               JobFileFindings* findings);
 
 // Sets one field from "model.hidden_size=128"; the value is YAML ("data.files=[/a, /b]"), checked
-// as in a file. Errors: InvalidArgument, beginning with "--set <assignment>: "; further mistakes in
-// a section go to `findings`.
+// as in a file. Errors: InvalidArgument - the first mistake, after "--set <assignment>: "; if the
+// value is a section, further mistakes go to `findings`.
 absl::Status ApplyOverride(const std::string& assignment, job::v1::JobSpec* spec,
                            JobFileFindings* findings);
 

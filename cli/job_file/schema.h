@@ -1,4 +1,5 @@
-// What reading and writing job files know of proto/job.proto. Private to this folder.
+// Properties of proto/job.proto that the reading and writing of job files need. Private to this
+// folder.
 #pragma once
 
 #include <string>
@@ -9,7 +10,7 @@ namespace megascale::cli {
 
 bool IsDuration(const google::protobuf::FieldDescriptor& field);
 
-// True for a field that has fields.
+// True for a field that itself has fields.
 bool IsSection(const google::protobuf::FieldDescriptor& field);
 
 // "POSITION_EMBEDDING_ROTARY" -> "rotary". Every enum's first value is PREFIX_UNSPECIFIED.

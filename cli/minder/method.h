@@ -10,11 +10,11 @@
 
 namespace megascale::cli {
 
-// All words; the first is the default.
+// Returns all words; the first is the default.
 std::vector<std::string> MinderMethods();
 
-// Returns the detector's options of a method. Errors: InvalidArgument - no such word; the message
-// lists all.
+// Returns the detector's options for a method. Errors: InvalidArgument - there is no such word; the
+// message lists all words.
 absl::StatusOr<minder::DetectorOptions> OptionsOfMethod(absl::string_view method);
 
 }  // namespace megascale::cli

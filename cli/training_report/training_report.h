@@ -14,7 +14,7 @@ namespace megascale::cli {
 
 struct TrainingReport {
   std::string checkpoint;      // directory
-  bool has_tokenizer = false;  // else every byte is a token
+  bool has_tokenizer = false;  // otherwise every byte is a token
   HeldOutLoss held_out;
   std::string not_measured;     // why held_out is unset; empty: it is set
   double xz_bits_per_byte = 0;  // for the same bytes; 0: xz is not installed
@@ -23,11 +23,11 @@ struct TrainingReport {
 
 // Loads the job's last checkpoint, measures the held-out loss and samples text. Held-out text that
 // is too short to measure (less than a window) is not an error, because the job has trained.
-// Errors: those of Inference::Load and Inference::Sample.
+// Errors: those of Inference::Load, TextGenerator::Open and TextGenerator::Generate.
 absl::StatusOr<TrainingReport> MakeTrainingReport(const control::v1::Job& job,
                                                   EvaluateOptions options);
 
-// Returns the losses from metrics.jsonl in the job's folder, or `seen` if that cannot be read.
+// Returns the losses from metrics.jsonl in the job's folder, or `seen` if the file cannot be read.
 std::vector<CurvePoint> LossesOf(const control::v1::Job& job, const std::vector<CurvePoint>& seen);
 
 void PrintCurve(const std::vector<CurvePoint>& losses, bool has_tokenizer);

@@ -17,14 +17,15 @@ class GpuHistory {
  public:
   explicit GpuHistory(std::string job_id) : job_id_(std::move(job_id)) {}
 
-  // Adds a machine's samples, oldest first. After a step back only the newer samples count.
+  // Adds a machine's samples, oldest first. If the job went back to an earlier step, later steps of
+  // older samples no longer count.
   void Add(const telemetry::v1::Evidence& evidence);
 
-  // Returns what was sampled last before the end of the step, on each machine whose samples reach
-  // from before this step to its end.
+  // Returns a summary of the last samples before the step was completed, over the machines with
+  // samples from before the completion and from after it.
   GpuSummary At(int64_t step) const;
 
-  // Returns the newest step that a sample knows; 0: there are no samples.
+  // Returns the newest completed step in the samples; 0: there are no samples.
   int64_t newest_step() const;
 
  private:

@@ -1,4 +1,5 @@
-// What the GPUs of one or more machines do, in a few columns. What no GPU tells stays empty. Pure.
+// What the GPUs of one or more machines do, in a few columns. A value that no GPU reports stays
+// empty. Pure.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@ namespace megascale::cli {
 
 struct GpuSummary {
   int count = 0;
-  std::optional<double> busy_share;           // mean of the GPUs that tell it
+  std::optional<double> busy_share;           // mean of the GPUs that report it
   std::optional<int64_t> memory_used_bytes;   // sum
   std::optional<int64_t> memory_bytes;        // sum
   std::optional<double> temperature_celsius;  // the highest
@@ -33,7 +34,7 @@ GpuSummary SummaryOf(absl::Span<const telemetry::v1::GpuSample* const> gpus);
 std::vector<std::string> GpuColumns();
 std::vector<std::string> GpuCells(const GpuSummary& summary);
 
-// A value for programs, in the unit that its name says; empty: not known.
+// A value for programs, in the unit that its name says; nullopt: unknown.
 struct GpuValue {
   absl::string_view name;
   std::optional<double> value;

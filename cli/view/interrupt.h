@@ -1,4 +1,4 @@
-// Counts Ctrl-C and SIGTERM, so that the program polls for them and is not ended by them.
+// Counts Ctrl-C and SIGTERM, so that they do not end the program; the program polls the count.
 #pragma once
 
 #include "runtime/base/fd.h"
@@ -7,7 +7,7 @@ namespace megascale::cli {
 
 // While an object exists, SIGINT and SIGTERM are blocked and counted. Make it in the main thread
 // before any other thread starts, because threads inherit the blocked signals. Processes that a
-// ProcessKeeper starts do not inherit them.
+// ProcessKeeper starts do not inherit the blocked signals.
 class Interrupt {
  public:
   Interrupt();

@@ -1,5 +1,5 @@
-// Shows a running job: as a block that is redrawn on a terminal, as plain lines elsewhere. Pure
-// functions of a Job make the text; LiveView puts it on the screen.
+// Shows a running job: on a terminal as a block that is redrawn, elsewhere as plain lines. Pure
+// functions of a Job make the text, and LiveView writes it.
 #pragma once
 
 #include <cstdio>
@@ -26,8 +26,9 @@ std::string StateLine(const control::v1::Job& job);
 // Returns "31,204 tokens/s, MFU 41.2 % of 430 GFLOP/s"; "": the rate is not known yet.
 std::string RateText(const control::v1::Job& job);
 
-// Returns what is wrong, since when the machine differs if that is known, and what the driver did:
-// "machine n3 differs: compute share 0.97, where 0.41 is usual, since 2026-11-26 11:20:05 (told)".
+// Returns what is wrong, since when the machine differs (if that is known), and what the driver
+// did: "machine n3 differs: compute share 0.97, where 0.41 is usual, since 2026-11-26 11:20:05
+// (told)".
 std::string SuspicionText(const control::v1::Suspicion& suspicion);
 
 // Returns the time until the last step, at the present rate; negative: unknown.
@@ -40,32 +41,33 @@ absl::Duration TimeLeft(const control::v1::Job& job);
 // take longer, because their matrix products are small.
 std::string TrainingTimeEstimate(const control::v1::Job& job);
 
-// Returns the job's time account in one line: the share of its time that became steps that count,
-// and the parts of at least 0.1 % that were lost, the largest first. "": it has no account.
+// Returns the job's time account in one line: the share of its time that became steps that were
+// kept, and the lost parts of at least 0.1 %, the largest first. "": the job has no account.
 std::string GoodputLine(const control::v1::Job& job);
 
 // Returns the lines of the block: job and state, progress bar, loss and rates, checkpoint and
-// culprit, and a line for each of at most `workers_max` workers, those without progress first, then
-// the number of workers left out. No line is wider than the terminal, and there are no more lines
-// than its height: a low terminal shows fewer workers, and the last line says what has no room.
+// culprit, and a line for each of at most `workers_max` workers, first the workers without
+// progress, then the number of workers left out. No line is wider than the terminal, and there are
+// no more lines than its height. A low terminal shows fewer workers, and the last line says what is
+// left out.
 std::vector<std::string> RenderJob(const control::v1::Job& job, const Terminal& terminal,
                                    int workers_max);
 
-// Returns details of the last failure that its line in RenderJob leaves out: the rest of its
-// evidence, with the last lines of the first failing rank's log, and the failures that followed
-// from it. Lines are not cut.
+// Returns the details that RenderJob's line about the last failure leaves out: the rest of the
+// failure's evidence, with the last lines of the first failing rank's log, and its consequences.
+// Lines are not cut.
 std::vector<std::string> RenderFailure(const control::v1::Job& job);
 
-// As RenderJob, with these details below the line of the last failure.
+// As RenderJob, with RenderFailure's lines below the line about the last failure.
 std::vector<std::string> RenderWholeJob(const control::v1::Job& job, const Terminal& terminal,
                                         int workers_max);
 
 // Returns a line for each of the job's warnings. RenderJob leaves them out once the job has ended.
 std::vector<std::string> WarningLines(const control::v1::Job& job);
 
-// Reports a job as plain lines as things happen: every change of state or attempt, every new
-// checkpoint and warning of a job that has not ended, and progress at the first step, every 10 s,
-// and at the last step.
+// Reports the events of a job as plain lines: every change of state or attempt, every new
+// checkpoint and warning until the job has ended, and progress at the first step, every 10 s, and
+// at the last step.
 class PlainLog {
  public:
   // Returns the lines that `job`, seen at `now`, adds. Requires: `now` never decreases.
@@ -91,8 +93,8 @@ class LiveView {
   LiveView(std::function<Terminal()> look, std::FILE* out)
       : look_(std::move(look)), terminal_(look_()), out_(out) {}
 
-  // Redraws the block, at most ten times a second unless the state changed, or adds plain lines.
-  // The block of a job that has ended stays.
+  // On a terminal redraws the block, at most ten times a second unless the state changed; elsewhere
+  // adds plain lines. The block of a job that has ended stays.
   void Show(const control::v1::Job& job, absl::Duration now);
   // Redraws the block if the terminal's size has changed.
   void FollowSize();
@@ -109,7 +111,7 @@ class LiveView {
   PlainLog plain_;
   control::v1::Job job_;           // the job that is shown
   std::vector<int> widths_drawn_;  // widths of the block's lines, while it may be redrawn
-  bool in_one_row_ = false;        // the cursor is in the block, not below it
+  bool in_one_row_ = false;        // whether the cursor is in the block, not below it
   bool drawn_ = false;
   absl::Duration drawn_at_;
 };

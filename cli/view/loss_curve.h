@@ -23,12 +23,12 @@ struct CurvePoint {
 struct CurveOptions {
   int width = 72;       // columns of the plot, without labels; >= 2
   int height = 12;      // rows of the plot; >= 2
-  bool unicode = true;  // Braille dots and box lines; else ASCII
+  bool unicode = true;  // Braille dots and box lines; otherwise ASCII
 };
 
-// Returns the lines from top to bottom. Points may be in any order; steps that share a column are
-// averaged, columns without a step are bridged, values that are not finite are left out. Without
-// points it returns one line that says so.
+// Returns the lines from top to bottom. Points may be in any order. Steps that share a column are
+// averaged, columns without a step are bridged, and values that are not finite are left out.
+// Without points it returns one line that says so.
 std::vector<std::string> DrawCurve(const std::vector<CurvePoint>& points,
                                    const CurveOptions& options);
 

@@ -12,7 +12,7 @@
 namespace megascale::cli {
 
 struct Terminal {
-  bool interactive = false;  // it is a terminal: lines may be redrawn
+  bool interactive = false;  // a terminal, so lines may be redrawn
   bool color = false;        // never with NO_COLOR
   bool unicode = false;      // the locale or the terminal shows UTF-8
   int width = 100;           // columns
@@ -23,7 +23,7 @@ struct Terminal {
 Terminal DetectTerminal(int fd);
 
 // Returns `text` in bold or a colour ("31" red, "32" green, "33" yellow, "1" bold) if `terminal`
-// has colour, else unchanged.
+// has colour, otherwise unchanged.
 std::string Colored(const Terminal& terminal, absl::string_view code, absl::string_view text);
 
 // Returns "31,204".
@@ -36,7 +36,7 @@ std::string ShortDuration(absl::Duration duration);
 // become spaces.
 std::string CutToWidth(absl::string_view text, int width);
 
-// As CutToWidth; text that is cut ends in "…", within `width`.
+// As CutToWidth, but text that is cut ends in "…", which counts for `width`.
 std::string ShortenToWidth(absl::string_view text, int width);
 
 // Wraps `text` into lines of at most `width` columns (>= 4), broken at spaces where possible; all

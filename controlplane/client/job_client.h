@@ -5,7 +5,7 @@
 //   Unauthenticated - driver or client refuses the other's certificate, only one of them uses TLS,
 //     or a Unix socket belongs to another user; the message says which and what to do.
 //   PermissionDenied - the certificate's role does not allow the call.
-//   DeadlineExceeded - the driver did not answer; the outcome is unknown, the same call may be
+//   DeadlineExceeded - the driver did not answer; the outcome is unknown, and the same call may be
 //     repeated.
 //   Any other error comes from the driver.
 #pragma once
@@ -63,7 +63,7 @@ class JobClient {
   static absl::StatusOr<std::unique_ptr<JobClient>> Create(const ClientOptions& options);
   ~JobClient();
 
-  // Submits a job. Tries again with the same job id, so that the job is submitted once. Errors:
+  // Submits a job. Every retry has the same job id, so the job is submitted only once. Errors:
   // InvalidArgument, AlreadyExists.
   absl::StatusOr<control::v1::Job> Submit(const control::v1::SubmitJobRequest& request,
                                           const RetryOptions& retry);
@@ -71,8 +71,8 @@ class JobClient {
   // As Get, with Job.stage_times if they can be measured; takes longer.
   absl::StatusOr<control::v1::Job> Measure(const std::string& job_id);
   // Returns summaries of the `limit` jobs that were submitted last, or of all (0), in the order of
-  // submission. Asks for one page after the other; of a driver that is too old to begin with the
-  // newest job, for all of them.
+  // submission. Asks for one page after the other. A driver that is too old to begin with the
+  // newest job is asked for all jobs.
   absl::StatusOr<control::v1::ListJobsResponse> List(int64_t limit = 0);
   // Returns a part of the job's loss log.
   absl::StatusOr<control::v1::ListStepsResponse> Steps(
@@ -87,14 +87,15 @@ class JobClient {
 
   // Passes the job now and after every change. Returns OK once the job has ended. `ranks_max`: as
   // in proto/control.proto.
-  // Blocking: until then, until should_stop, or until the driver goes away (Unavailable).
+  // Blocking: until the job has ended, should_stop returns true, or the driver goes away
+  // (Unavailable).
   absl::Status Watch(const std::string& job_id,
                      const StreamCallbacks<control::v1::WatchJobResponse>& callbacks,
                      int ranks_max = 0);
-  // Passes log lines. Returns OK at their end; with `follow`, once the job has ended. If the driver
-  // goes away in the middle, waits for it or its successor and goes on at the same place: no line
-  // is lost or comes twice. Blocking: until then, until should_stop, or until the driver has been
-  // away for longer than absence_max (Unavailable).
+  // Passes log lines. Returns OK at the end of the logs; with `follow`, once the job has ended. If
+  // the driver goes away in the middle, waits for it or its successor and continues at the same
+  // place: no line is lost or comes twice. Blocking: until then, until should_stop returns true, or
+  // until the driver has been away for longer than absence_max (Unavailable).
   absl::Status Logs(const control::v1::StreamLogsRequest& request,
                     const StreamCallbacks<control::v1::StreamLogsResponse>& callbacks,
                     const LogsOptions& options = {});

@@ -1,8 +1,8 @@
 // A web server that only reads. It runs on threads of its own, one for each connection, at most
-// `connections_max`; further connections are closed at once. A request is at most 32 KiB, has to be
-// complete after 10 s, and its answer read after 30 s; an event has to be read after 30 s. After
-// that the connection is closed. Every answer forbids scripts and frames of other sites. A longer
-// answer than kAnswerBytesMax is not sent: the client gets the status 503.
+// `connections_max`; further connections are closed at once. A request is at most 32 KiB. It has to
+// be complete within 10 s, and the client has to read its answer within 30 s and each event within
+// 30 s. Otherwise the connection is closed. Every answer forbids scripts and frames of other sites.
+// An answer that is longer than kAnswerBytesMax is not sent: the client gets the status 503.
 //
 //   HttpOptions options;
 //   options.address = "127.0.0.1:7078";

@@ -1,6 +1,5 @@
 // Decides which HTTP requests are served. Pure. Threads: any number may use one guard.
-//
-// A page of another site must not be able to read from this server through the user's browser:
+// A page of another site must not be able to read from this server through the user's browser. So
 // `Host` must name this server, which stops DNS rebinding; `Origin`, if it is there, must be this
 // server's; and each request needs the token, in a cookie that browsers send from this site only,
 // or as a bearer token. A link with `?token=` sets the cookie and leads to the same path without

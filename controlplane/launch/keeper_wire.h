@@ -1,5 +1,5 @@
-// The messages between a ProcessKeeper and its helper process. Both are the same program, so plain
-// structs suffice; they are checked all the same before use. Private to this folder.
+// The messages between a ProcessKeeper and its helper process. Both processes run the same program,
+// so plain structs suffice; they are still checked before use. Private to this folder.
 #pragma once
 
 #include <cstddef>

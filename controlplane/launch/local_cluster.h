@@ -1,7 +1,7 @@
 // A whole cluster on this machine: one driver and some agents as real processes, over Unix sockets
 // in an owner-only run directory; no port is opened. Restarts a driver or agent that dies. However
-// the calling process ends, kill -9 included, its process keeper ends the rest and removes the run
-// directory.
+// the calling process ends, kill -9 included, its process keeper ends all other processes and
+// removes the run directory.
 //
 //   // The first thing in main, because it forks.
 //   ASSIGN_OR_RETURN(auto cluster, LocalCluster::Start(options));
@@ -21,10 +21,11 @@
 
 namespace megascale::launch {
 
-// A driver or agent died and will be started again. With infinite backoff it will not, and only
-// Stop is left to call: either the "process keeper" died, and all processes with it, or three
-// drivers in a row ended by themselves before one had listened, so that the next one would, too. A
-// single one may have met the lock or the port of a cluster that is just ending.
+// A driver or agent died and will be started again. If the backoff is infinite, it will not be
+// started again, and only Stop is left to call. Either the "process keeper" died, and all processes
+// with it; or three drivers in a row ended by themselves before any driver had listened, so that
+// the next one would do the same. One or two such ends are no reason to stop: the lock or the port
+// may still belong to a cluster that is just ending.
 struct ClusterRestart {
   std::string process;     // "driver", "agent n0"
   std::string how;         // "killed by signal 9 (Killed)"
@@ -62,8 +63,8 @@ class LocalCluster {
   std::string driver_address() const;
   std::string run_directory() const;
 
-  // Ends the agents (SIGINT: without a drain), then the driver (SIGTERM), each with SIGKILL after
-  // 5 s, then removes the run directory.
+  // Ends the agents (SIGINT: without a drain), then the driver (SIGTERM), and kills those that
+  // still run after 5 s (SIGKILL). Then removes the run directory.
   // Blocking: at most about 20 s. Idempotent.
   void Stop();
 

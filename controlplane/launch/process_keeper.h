@@ -60,28 +60,29 @@ class ProcessKeeper {
 
   // Starts a child in a process group of its own; stdin is /dev/null. Returns its process id.
   // Blocking: until it runs, at most 10 s. Errors: NotFound, PermissionDenied - the program;
-  // Unavailable - the keeper is gone; DeadlineExceeded - the keeper does not answer, and has not
-  // answered a ping for as long: then at once.
+  // Unavailable - the keeper is gone; DeadlineExceeded - the keeper does not answer in this time;
+  // returned at once if the keeper has owed the answer to a ping for as long.
   absl::StatusOr<pid_t> Spawn(const SpawnRequest& request);
 
   // Sends `signal` to the child's process group. It is not an error if the child is already reaped.
   absl::Status Kill(int64_t token, int signal);
 
-  // Asks the keeper for a sign of life, unless it owes one. The answer makes exits_fd readable, and
-  // TakeExits takes it. `now`: monotonic.
+  // Asks the keeper for a sign of life, unless it already owes an answer. The answer makes exits_fd
+  // readable, and TakeExits takes it. `now`: monotonic.
   void Ping(absl::Duration now);
-  // Returns for how long the keeper has owed an answer: it is stopped, hangs, or its machine is
-  // overloaded. Zero: it owes none. Call after TakeExits, which may have the answer.
+  // Returns for how long the keeper has owed an answer, because it is stopped, hangs, or its
+  // machine is overloaded. Zero: it owes no answer. Call after TakeExits, which takes answers that
+  // have come.
   absl::Duration SilenceAt(absl::Duration now) const;
 
   // Readable when TakeExits has something, or when the keeper is gone.
   int exits_fd() const { return exits_.get(); }
 
-  // Returns the exits since the last call. The rest of each child's process group is killed by
-  // then. Errors: Unavailable - the keeper is gone, and all children with it.
+  // Returns the exits since the last call. All other processes of each such child's process group
+  // have been killed. Errors: Unavailable - the keeper is gone, and all children with it.
   absl::StatusOr<std::vector<ProcessExit>> TakeExits();
 
-  // Kills all children and waits until they are reaped and the keeper is gone, at most 10 s.
+  // Kills all children; waits until they are reaped and the keeper is gone. Blocking: at most 10 s.
   void Stop();
 
   pid_t pid() const { return pid_; }

@@ -7,14 +7,15 @@
 
 namespace megascale::page {
 
-// Returns the calls of communicators that the rank is in, those that stand still for longest first,
-// and the newest ones that it has completed, newest first; at most kExchangesMax of each.
+// Returns the calls of communicators that the rank is in, sorted by how long no byte has moved, the
+// longest first; and the newest calls that it has completed, newest first. At most kExchangesMax of
+// each.
 inline constexpr int kExchangesMax = 64;
 nlohmann::json ExchangesJson(const telemetry::v1::Evidence& evidence);
 
 // Returns the newest kSamplesMax seconds of a machine as arrays of equal length, oldest first. The
-// array "seconds" is the time of each before now, 0 or less. Network rates are sums over
-// interfaces.
+// array "seconds" has the time of each sample relative to now, 0 or less. Network rates are sums
+// over interfaces.
 inline constexpr int kSamplesMax = 900;
 nlohmann::json MachineMetricsJson(const telemetry::v1::Evidence& evidence);
 

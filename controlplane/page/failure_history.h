@@ -1,7 +1,7 @@
-// Which failures the jobs had, seen from outside: a job is looked at again and again, and what
-// changes tells when an attempt failed and when the next one trained. Pure. Threads: one at a time.
-//
-// It begins when the driver begins: of a failure before that, only the cause is known. Times are as
+// Which failures the jobs had, seen from outside. A job is looked at again and again; from what
+// changed, this class derives when an attempt failed and when the next attempt trained. Pure.
+// Threads: one at a time.
+// It begins when the driver begins. Of an earlier failure, only the cause is known. Times are as
 // exact as the time between two looks.
 #pragma once
 
@@ -20,15 +20,15 @@ struct ObservedFailure {
   int64_t num_consequences = 0;
   int64_t noticed_unix_seconds = 0;  // 0: before the first look
   int64_t last_step = 0;             // newest completed step when the driver noticed
-  // From that step's completion, or from the first look, until the driver noticed the failure; so
-  // it includes the part of a step that was computed before. -1: unknown.
+  // From that step's completion, or from the first look, until the driver noticed the failure. So
+  // it includes the part of the next step that was computed before the failure. -1: unknown.
   double detection_seconds = -1;
   double recovery_seconds = -1;  // until the next attempt completed a step; -1: not yet, or unknown
 };
 
 class FailureHistory {
  public:
-  // At most this many failures of a job are kept, the newest.
+  // The newest failures of a job are kept, at most this many.
   static constexpr size_t kFailuresMax = 50;
 
   // `now`: monotonic. `wall`: the time of day, for people.
@@ -38,7 +38,7 @@ class FailureHistory {
 
   // Oldest first.
   std::vector<ObservedFailure> Of(const std::string& job_id) const;
-  // By failure class: how many failures it has seen of the job.
+  // By failure class: how many failures of the job happened since the first look.
   std::map<int, int64_t> CountsOf(const std::string& job_id) const;
 
  private:

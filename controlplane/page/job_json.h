@@ -1,5 +1,6 @@
 // What the page shows of jobs and machines, as JSON. Pure functions. Names and messages come from
-// users and from other machines: control characters are shown, and the page puts them in as text.
+// users and from other machines, so control characters are made visible, and the page inserts all
+// of it as text.
 #pragma once
 
 #include <cstddef>
@@ -33,12 +34,12 @@ nlohmann::json StepColumns(const control::v1::Job& job,
                            absl::Span<const telemetry::v1::StepRecord> steps);
 
 // Machines that are not well come first, then those that a running job suspects. "left_out" counts
-// those that would make the answer too long.
+// the machines that were left out, because the answer would be too long.
 nlohmann::json MachinesJson(const control::v1::GetClusterResponse& cluster,
                             absl::Span<const control::v1::Job> jobs);
 
-// Appends the element unless the list would then be longer than `bytes_max` as text; `num_bytes`:
-// how long it is, 0 for an empty one. Returns whether it did.
+// Appends the element, unless the list as text would then be longer than `bytes_max`. `num_bytes`:
+// the length of the list as text so far; 0 for an empty list. Returns whether it was appended.
 inline constexpr size_t kListBytesMax = 900'000;
 bool AppendWithin(size_t bytes_max, nlohmann::json element, nlohmann::json* list,
                   size_t* num_bytes);

@@ -1,6 +1,6 @@
 // The spans of running jobs that the heat map and the timeline show. They are read from the agents
-// when a client asks, at most every few seconds, and from as many ranks as fit in the driver's
-// memory. The plans that the spans belong to are made once for each job.
+// when a client asks, at most every few seconds, and only from as many ranks as the driver has
+// memory for. The plans that the spans belong to are made once for each job.
 //
 //   JobTraces traces({.source = &source, .clock = &clock, .stop = &stop});
 //   ASSIGN_OR_RETURN(const std::shared_ptr<const Trace> trace, traces.ForHeatMap(job, 5));
@@ -48,14 +48,14 @@ class JobTraces {
   };
   explicit JobTraces(const Options& options) : options_(options) {}
 
-  // Returns the newest steps, about `num_steps` of them, of all ranks or, of a large job, of some.
-  // Errors: FailedPrecondition - the job has ended, no rank has begun a step, or a replica has too
-  // many instructions; those of trace::StagePlans::Create and PageSource::Spans.
+  // Returns the newest steps, about `num_steps` of them, of all ranks; for a large job, of some
+  // ranks. Errors: FailedPrecondition - the job has ended, no rank has begun a step, or a replica
+  // has too many instructions; those of trace::StagePlans::Create and PageSource::Spans.
   absl::StatusOr<std::shared_ptr<const Trace>> ForHeatMap(const control::v1::Job& job,
                                                           int64_t num_steps);
-  // The same, of at least the ranks that the timeline of `rank` along `axis` shows. Requires: the
-  // job's mesh has both. Errors: as above, for the instructions of this rank instead of a
-  // replica's.
+  // As ForHeatMap, for at least the ranks that the timeline of `rank` along `axis` shows. Requires:
+  // the job's mesh has this rank and this axis. Errors: as ForHeatMap, except that the limit is on
+  // the instructions of this rank instead of those of a replica.
   absl::StatusOr<std::shared_ptr<const Trace>> ForTimeline(const control::v1::Job& job,
                                                            int64_t num_steps, plan::Axis axis,
                                                            int rank);

@@ -1,5 +1,5 @@
-// The mesh of a job as JSON: its axes, with the words in which the page speaks of them. The page's
-// scripts know no axis by name, so a further axis needs words here only. Pure functions.
+// The mesh of a job as JSON: its axes, with the words that the page uses for them. The page's
+// scripts know no axis by name, so a new axis needs words only here. Pure functions.
 #pragma once
 
 #include <string>
@@ -11,10 +11,10 @@
 
 namespace megascale::page {
 
-// Returns {"axes": [...]}, the one whose neighbours have the most distant ranks first. Each has its
-// "name" and "size"; "stride", the difference between the ranks of two neighbours; and words:
-// "position" ("stage", as in "stage 3"), "plural" ("pipeline stages"), "members" ("the stages of a
-// replica"), and "flow", what its neighbours do for each other, perhaps empty.
+// Returns {"axes": [...]}, first the axis with the greatest "stride". Each axis has its "name" and
+// "size"; "stride", the difference between the ranks of two neighbours; and words: "position"
+// ("stage", as in "stage 3"), "plural" ("pipeline stages"), "members" ("the stages of a replica"),
+// and "flow", what neighbours on the axis do for each other, perhaps empty.
 nlohmann::json MeshJson(const plan::Mesh& mesh);
 
 // Returns the axis of this name. Errors: InvalidArgument - the mesh has no such axis.

@@ -1,7 +1,7 @@
-// The page and the measurements that the driver serves over HTTP: answers requests from what a
-// PageSource tells. It reads the jobs at an interval of its own, however many clients there are,
-// and keeps the newest spans of a job for some seconds, so that clients cannot make the driver
-// work more than one reader does. No answer is longer than about 1 MB.
+// The page and the measurements that the driver serves over HTTP: answers requests with what a
+// PageSource returns. It reads the jobs at an interval of its own, and keeps the newest spans of a
+// job for some seconds. So many clients make the driver work no more than one reader does. No
+// answer is longer than about 1 MB.
 //
 //   Page page({.source = &source, .clock = &base::RealClock()});
 //   page.Start();
@@ -31,9 +31,9 @@ class Page {
 
   // Reads jobs and machines from now on, in a thread of its own.
   void Start();
-  // Ends what Answer is reading, soon; no call may follow. The destructor does it, too.
+  // Makes a read that Answer has begun end soon; no call may follow. The destructor does it, too.
   void Stop();
-  // Reads them once. For tests, instead of Start.
+  // Reads jobs and machines once. For tests, instead of Start.
   void Poll();
 
   http::Response Answer(const http::Request& request);

@@ -21,15 +21,15 @@ class PageSource {
   virtual absl::StatusOr<control::v1::GetClusterResponse> Cluster() = 0;
   // Errors of the following: NotFound - no such job.
   virtual absl::StatusOr<control::v1::Job> GetJob(const std::string& job_id) = 0;
-  // Calls `emit` for each rank that is asked for, until it returns false.
+  // Calls `emit` for each rank that is asked for, until `emit` returns false.
   virtual absl::Status Spans(
       const control::v1::StreamSpansRequest& request,
       const std::function<bool(const control::v1::StreamSpansResponse&)>& emit) = 0;
-  // Returns what the rank's agent keeps about it or, for metrics, about its machine. Errors: those
-  // of the agent, too; FailedPrecondition - the job does not run.
+  // Returns what the rank's agent keeps about the rank or, for metrics, about its machine. Errors:
+  // FailedPrecondition - the job does not run; and those of the agent.
   virtual absl::StatusOr<telemetry::v1::Evidence> Evidence(const std::string& job_id, int rank,
                                                            telemetry::v1::EvidenceKind kind) = 0;
-  // Calls `emit` for the lines that a rank wrote in the newest attempt, until it returns false.
+  // Calls `emit` for the lines that a rank wrote in the newest attempt, until `emit` returns false.
   virtual absl::Status Logs(
       const std::string& job_id, int rank,
       const std::function<bool(const control::v1::StreamLogsResponse&)>& emit) = 0;

@@ -17,10 +17,10 @@ struct ExportedJobs {
   FailureHistory failures;
 };
 
-// Jobs that have not ended come first, then the newest; of machines, those that are not well. Jobs
-// beyond kExportedJobsMax are left out. If the text would be longer than kExportedBytesMax,
-// machines are left out, and jobs only if no machine is left. `megascale_jobs_left_out` and
-// `megascale_nodes_left_out` count them.
+// Jobs that have not ended come first, then the newest jobs; machines that are not well come before
+// the others. Jobs beyond kExportedJobsMax are left out. If the text would be longer than
+// kExportedBytesMax, machines are left out, and jobs only if no machine is left.
+// `megascale_jobs_left_out` and `megascale_nodes_left_out` count what was left out.
 inline constexpr size_t kExportedJobsMax = 200;
 inline constexpr size_t kExportedBytesMax = 1'000'000;
 std::string PrometheusText(const ExportedJobs& exported);

@@ -1,7 +1,7 @@
 // Which versions of the agents' protocol this program speaks. Its newest is
 // agent::v1::PROTOCOL_VERSION_CURRENT. docs/versions.md has the rule: a program speaks its own
-// version and that of the minor release before it, and of two versions that meet the newer one
-// knows whether it speaks the older one.
+// version and that of the minor release before it. When two programs meet, the newer one knows
+// whether it speaks the version of the older one.
 #pragma once
 
 #include "absl/status/status.h"

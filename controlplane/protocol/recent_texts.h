@@ -1,6 +1,6 @@
 // The texts that say what stalled ranks did last (telemetry.v1.RankStatus.recent), in the reports
 // of agents. An agent leaves them out of most of its reports, because they are long; its driver
-// keeps those that it knows. Pure. Threads: any; a report is used by one at a time.
+// keeps the texts that it has received. Pure. Threads: any; only one at a time may use a report.
 #pragma once
 
 #include <string>
@@ -20,7 +20,8 @@ bool LacksRecentTexts(const megascale::agent::v1::ActualState& before,
                       const megascale::agent::v1::ActualState& report);
 
 // Copies the texts of an earlier report to the ranks of `report` that have no text and have made no
-// progress since: they run in the same process, and their last progress is at least as long ago.
+// progress since then: such a rank runs in the same process, and its last progress is at least as
+// long ago as in the earlier report.
 void KeepRecentTexts(const megascale::agent::v1::ActualState& before,
                      megascale::agent::v1::ActualState* report);
 

@@ -19,8 +19,8 @@ struct CertificateRequest {
   Role role = Role::kUser;
   std::string name;                // common name and file name: letters, digits, '.', '-', '_'
   std::vector<std::string> hosts;  // DNS names and addresses; a driver's needs at least one
-  // The end of its validity, at most that of the authority's certificate. The validity begins an
-  // hour ago, because clocks differ.
+  // The end of its validity, at most the end of the validity of the authority's certificate. The
+  // validity begins an hour before now, because clocks differ.
   absl::Time not_after;
 };
 

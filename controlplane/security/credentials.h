@@ -1,4 +1,4 @@
-// Makes the credentials of all gRPC connections, on both sides: it decides which transport an
+// Makes the credentials of all gRPC connections, on both sides. They decide which transport an
 // address gets, and which role may call which service. Unix sockets are plaintext; loopback
 // addresses are plaintext with `insecure`; everything else is mutual TLS.
 #pragma once

@@ -1,7 +1,8 @@
 // Connections to a driver as gRPC channels. gRPC would send its first bytes to any process that
-// listens on a Unix socket's path. So this class makes these connections itself, checks the folder,
-// the socket and the process at the other end (runtime/base/socket), and hands them to gRPC. gRPC
-// makes TCP connections, and its credentials check the other end. Threads: any.
+// listens on a Unix socket's path. So this class makes the connections to Unix sockets itself,
+// checks the folder, the socket and the process at the other end (runtime/base/socket), and hands
+// the connections to gRPC. gRPC makes TCP connections, and its credentials check the other end.
+// Threads: any.
 #pragma once
 
 #include <memory>
@@ -38,18 +39,18 @@ class DriverChannel {
   ~DriverChannel();
 
   // Returns a channel. TCP: one channel for all calls, which connects when it is used and
-  // reconnects when it breaks. Unix: a channel over a new connection; useless once that breaks.
-  // Blocking: at most queue_timeout. Errors: Unavailable - no process listens on the socket, or its
-  // queue is full; Unauthenticated - the folder, the socket or the listening process belongs to
-  // another user; the message says who, who was expected and what to do.
+  // reconnects when it breaks. Unix: a channel over a new connection, which is useless once the
+  // connection breaks. Blocking: at most queue_timeout. Errors: Unavailable - no process listens on
+  // the socket, or its queue is full; Unauthenticated - the folder, the socket or the listening
+  // process belongs to another user; the message says who, who was expected and what to do.
   absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect();
 
-  // Skips gRPC's own wait: after a call that found no driver over TCP, the next call connects at
-  // once. For callers that wait between attempts themselves.
+  // Skips gRPC's own wait after a call that found no driver over TCP, so that the next call
+  // connects at once. For callers that wait between attempts themselves.
   void ConnectSoon() const;
 
-  // Returns the error that Connect would return for a Unix socket now, without sending anything; OK
-  // for TCP.
+  // Returns the error that Connect would return now for a Unix socket, but sends nothing. Returns
+  // OK for TCP.
   absl::Status Check();
 
  private:

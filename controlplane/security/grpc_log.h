@@ -1,5 +1,5 @@
 // Controls gRPC's own lines on standard error, where a failed handshake is a line of C++ file
-// names. Process-wide, as gRPC's log is: call one of these functions once, before any channel or
+// names. gRPC's log is process-wide, so call one of these functions once, before any channel or
 // server is made. They do nothing if the environment sets GRPC_VERBOSITY, which is for debugging
 // gRPC.
 #pragma once

@@ -17,7 +17,7 @@
 
 namespace megascale::security {
 
-// No PEM file of ours is larger.
+// The maximum size of a PEM file of this program.
 inline constexpr size_t kPemBytesMax = 1 << 20;
 
 template <auto Free>

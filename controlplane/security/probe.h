@@ -1,5 +1,5 @@
 // Finds out why a channel cannot be made. gRPC reports "unavailable" for everything that goes wrong
-// before the first call; this repeats the handshake and names the reason.
+// before the first call; the probe repeats the handshake and names the reason.
 #pragma once
 
 #include "absl/status/status.h"

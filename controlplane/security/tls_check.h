@@ -1,5 +1,5 @@
-// Checks a program's own PEM files before they are used, so that a mistake is one clear line and
-// not a failed handshake. Threads: any.
+// Checks a program's own PEM files before they are used, so that a mistake in them gives one clear
+// line instead of a failed handshake. Threads: any.
 #pragma once
 
 #include "absl/status/status.h"

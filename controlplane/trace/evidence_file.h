@@ -1,6 +1,7 @@
-// What a diagnosis was made from, in a file: gzip of lines of JSON, one for each answer of the
-// driver. `megascale diagnose --save` writes it of a job that runs, and the driver of one that has
-// ended. The file holds the names of machines and of the job's files, and no training data.
+// The evidence for a diagnosis, in a file: gzip of lines of JSON, one line for each answer of the
+// driver. `megascale diagnose --save` writes it for a job that runs, and the driver writes it for a
+// job that has ended. The file holds the names of machines and of the job's files, and no training
+// data.
 // Pure functions.
 #pragma once
 
@@ -23,16 +24,17 @@ struct EvidenceFile {
   std::vector<control::v1::StreamLogsResponse> logs;  // the first error of a rank, if any
 };
 
-// A file has no more bytes, unpacked.
+// The maximum size of a file, unpacked.
 inline constexpr size_t kEvidenceBytesMax = size_t{1} << 28;
 
-// Returns the content of a file that has at most `bytes_max` bytes, unpacked. Errors:
-// ResourceExhausted - it would be larger.
+// Returns the content of a file with this evidence. Errors: ResourceExhausted - it would have more
+// than `bytes_max` bytes, unpacked.
 absl::StatusOr<std::string> PackEvidence(const EvidenceFile& file,
                                          size_t bytes_max = kEvidenceBytesMax);
 
 // Reads the content of a file, plain or gzip. Errors: InvalidArgument - it has more than
-// `bytes_max` bytes, unpacked, something else is in it, or a job that no driver takes.
+// `bytes_max` bytes, unpacked; it is damaged or no evidence; or its job is one that no driver
+// accepts.
 absl::StatusOr<EvidenceFile> UnpackEvidence(absl::string_view content,
                                             size_t bytes_max = kEvidenceBytesMax);
 

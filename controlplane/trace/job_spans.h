@@ -30,7 +30,7 @@ namespace megascale::trace {
 inline constexpr int64_t kClockNanosMax = int64_t{1} << 60;
 
 // Which ranks have a plan with instructions. The plans of all ranks of a large job take much
-// memory; a reader of few ranks needs only theirs.
+// memory; a reader of few ranks needs only the plans of these ranks.
 enum class PlannedRanks { kAll, kRead };
 
 // The plan of a step for each stage of a job: all that JobSpans takes from the specification.
@@ -56,14 +56,15 @@ class StagePlans {
   int64_t steps_max_ = 0;
 };
 
-// Returns a number for each rank's machine, the same for all ranks on it; -1: it has none.
+// Returns for each rank the number of its machine, the same for all ranks on one machine; -1: the
+// rank has no machine.
 std::vector<int> MachineOfRanks(const megascale::control::v1::Job& job);
 
 class JobSpans {
  public:
-  // Makes an object without spans, for a job with this resolved specification. `ranks`: has these
-  // alone, ascending; empty: all ranks of the job. Ranks that are left out count as absent: nobody
-  // is seen to wait for them. Cost: memory for the plans of the ranks that it has.
+  // Makes an object without spans, for a job with this resolved specification. `ranks`: the ranks
+  // that the object has, ascending; empty: all ranks of the job. Ranks that are left out count as
+  // absent: no rank is seen to wait for them. Cost: memory for the plans of the ranks that it has.
   // Errors: InvalidArgument - the specification cannot be planned, or has no such rank.
   static absl::StatusOr<JobSpans> Create(const megascale::job::v1::JobSpec& spec,
                                          absl::Span<const int> ranks = {},
@@ -90,7 +91,7 @@ class JobSpans {
   const std::vector<plan::RankPlan>& plans() const { return plans_; }
   const std::vector<timeline::RankSpans>& ranks() const { return ranks_; }  // the driver's clock
   const std::vector<RankName>& names() const { return names_; }
-  // Returns the rank's index in these; -1: it has no such rank.
+  // Returns the rank's index in plans(), ranks() and names(); -1: it has no such rank.
   int IndexOf(int rank) const;
 
   // Why the spans of some ranks could not be read.

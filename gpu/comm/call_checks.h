@@ -1,5 +1,5 @@
-// What is wrong with a call is found before anything is enqueued, with the rules and the words of
-// comm::HostCommunicator. Errors, of all: InvalidArgument.
+// Checks a call before anything is enqueued, with the rules and the error messages of
+// comm::HostCommunicator. Errors of all checks: InvalidArgument.
 #pragma once
 
 #include <string>

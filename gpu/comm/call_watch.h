@@ -1,8 +1,9 @@
 // The calls that were enqueued on a stream and have not ended. CUDA events before and after each
-// call tell when the stream has come to it and when it has left it; asking them never waits.
+// call tell when the stream has reached the call and when the call has ended. Querying an event
+// never waits.
 //
-// Threads: Begin and End on the stream's thread, the others on any. Neither holds a lock while it
-// records an event, which waits where a stream is full.
+// Threads: Begin and End on the stream's thread, the others on any thread. Begin and End hold no
+// lock while they record an event, because that waits if the stream is full.
 #pragma once
 
 #include <cstddef>
@@ -41,19 +42,19 @@ class CallWatch {
   CallWatch(const CallWatch&) = delete;
   CallWatch& operator=(const CallWatch&) = delete;
 
-  // Mark where a call begins on the stream and where it ends. Errors: of CUDA.
+  // Mark where a call begins on the stream and where it ends. Errors: those of CUDA.
   absl::Status Begin(const Call& call);
   absl::Status End();
 
-  // Forgets calls that have ended, and returns the one that the stream is in. `now`: monotonic.
-  // Errors: Internal - the device failed.
+  // Forgets calls that have ended, and returns the call that the stream is executing, if any.
+  // `now`: monotonic. Errors: Internal - the device failed.
   struct Running {
     Call call;
-    absl::Duration since;  // when a look first found the stream there
+    absl::Duration since;  // when Look first found that the call had begun
   };
   absl::StatusOr<std::optional<Running>> Look(absl::Duration now);
 
-  // Returns the oldest call that a look has not found to have ended.
+  // Returns the oldest call whose end no Look has found yet.
   std::optional<Call> Oldest() const;
 
  private:

@@ -1,9 +1,9 @@
 // NCCL for one group, from its start to its end: enqueues calls, watches them, and ends everything
-// at the first failure. NcclCommunicator decides what a call is; rules and errors stand in
-// nccl_communicator.h.
+// at the first failure. NcclCommunicator decides what a call does; nccl_communicator.h explains
+// rules and errors.
 //
-// Threads: Start, then Run on the stream's thread; Abort and Fail on any. A thread of the session
-// looks at the calls under way every few milliseconds.
+// Threads: Start, then Run on the stream's thread; Abort and Fail on any thread. A thread of the
+// session checks the running calls every few milliseconds.
 #pragma once
 
 #include <condition_variable>
@@ -28,22 +28,21 @@ namespace megascale::cuda {
 class NcclSession {
  public:
   explicit NcclSession(const NcclOptions& options);
-  // Waits for the calls under way and ends NCCL with the peers; after a failure, or after
-  // `close_timeout`, without them.
+  // Waits for the running calls and ends NCCL together with the peers; after a failure, or after
+  // `close_timeout`, ends it without the peers.
   ~NcclSession();
 
-  // Called once, before all else. After an error the session can only be destroyed.
+  // Call it once, before everything else. After an error the session can only be destroyed.
   absl::Status Start();
 
-  // Enqueues `work` as the call `call`. Errors: what
-  // ended the session, now or before.
+  // Enqueues `work` as the call `call`. Errors: the failure that ended the session, now or before.
   using Work = absl::FunctionRef<ncclResult_t(ncclComm_t)>;
   absl::Status Run(const Call& call, Work work);
 
   // Returns OK, or the status with which the session failed.
   absl::Status failure() const;
 
-  // Fails with Aborted.
+  // Fails the session with Aborted and the message of `reason`.
   void Abort(const absl::Status& reason);
 
   comm::HostCommunicator& host() const { return host_; }
@@ -52,7 +51,7 @@ class NcclSession {
   cudaStream_t stream() const { return options_.stream; }
 
  private:
-  // The call that a rank is in, as it tells the others.
+  // The call that a rank is in, as the rank reports it to the others.
   struct Report;
 
   absl::Status Fail(const absl::Status& status);
@@ -73,14 +72,14 @@ class NcclSession {
 
   // Returns why a peer is gone, or OK.
   absl::Status FindGonePeer();
-  // Returns `error` of NCCL's with what the host communicator knows about its cause.
+  // Returns NCCL's `error`, with what the host communicator knows about the cause.
   absl::Status Explain(const absl::Status& error, const Call* call);
 
   const NcclOptions options_;
   const NcclApi& nccl_;
   const CudaApi& cuda_;
   comm::HostCommunicator& host_;
-  NcclProgress progress_;  // ends after NCCL, which calls it
+  NcclProgress progress_;  // destroyed after NCCL, which calls it
   NcclHandle handle_;
   CallWatch calls_;
   int device_ = 0;

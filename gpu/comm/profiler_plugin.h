@@ -1,16 +1,19 @@
-// Shows how far NCCL's calls have come, as HostCommunicator shows its own: from the events that
-// NCCL gives to a profiler plugin. The plugin is part of the program: with
-// NCCL_PROFILER_PLUGIN=STATIC_PLUGIN NCCL looks for its table in the program itself, which must
-// therefore export it (BUILD.bazel does, for the linker), and no file has to be found.
+// Shows the progress of NCCL's calls, as HostCommunicator shows the progress of its calls. It uses
+// the events that NCCL reports to a profiler plugin. The plugin is part of the program. With
+// NCCL_PROFILER_PLUGIN=STATIC_PLUGIN, NCCL looks for the plugin's table in the program itself
+// instead of a file, so the program must export the table (by a linker option in BUILD.bazel).
 //
-// Only what goes over a network is shown: NCCL reports no transfers between GPUs that reach each
-// other's memory, and none of calls in a CUDA graph. Of a piece counts as
-//   ready: the GPU has made it; transmitted: the network has it; delivered: the network has
-//   confirmed it; received: it has come. Pieces to come are not counted, so all of them may be
-//   delivered while the GPU does not make the next one.
+// It shows only what goes over a network: NCCL reports neither transfers between GPUs that reach
+// each other's memory nor calls in a CUDA graph. The states of a piece are
+//   ready: the GPU has made it;
+//   transmitted: the network has it;
+//   delivered: the network has confirmed it;
+//   received: it has arrived.
+// Future pieces are not counted, so all counted pieces may be delivered while the GPU does not make
+// the next one.
 //
-// Cost: NCCL's proxy thread takes a lock that nobody holds for long, and writes a few words into
-// shared memory, for each piece (up to some MiB).
+// Cost: for each piece (up to some MiB), NCCL's proxy thread takes a lock that nobody holds for
+// long, and writes a few words into shared memory.
 #pragma once
 
 #include <memory>
@@ -27,22 +30,22 @@ namespace megascale::cuda {
 class NcclProgress {
  public:
   struct Options {
-    comm::CallProgress* progress = nullptr;  // outlives the object; null: nothing is shown
+    comm::CallProgress* progress = nullptr;  // outlives the object; null: shows nothing
     std::string name;                        // the communicator's in NCCL: ncclConfig_t::commName
     int rank = 0;                            // in the communicator
     std::vector<int> world_ranks;            // by rank in the communicator
   };
-  // Requires: in this process no other object has this name and rank. NCCL's communicator is made
-  // after it, and may end after it.
+  // Requires: in this process no other object has this name and rank. The NCCL communicator must be
+  // made after this object, and may be destroyed after it.
   explicit NcclProgress(Options options);
   ~NcclProgress();
   NcclProgress(const NcclProgress&) = delete;
   NcclProgress& operator=(const NcclProgress&) = delete;
 
-  // What NCCL launches from now on belongs to `call`.
+  // From now on, calls that NCCL launches belong to `call`.
   void Launch(const Call& call);
 
-  // What the plugin shares with the object. Private to profiler_plugin.cc.
+  // State that the plugin shares with the object. Private to profiler_plugin.cc.
   class Shared;
 
  private:

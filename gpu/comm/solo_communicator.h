@@ -8,7 +8,7 @@
 
 namespace megascale::cuda {
 
-// Uses `host` for the group's name alone. Requires: the group has one rank.
+// Uses only `options.host`'s name of the group. Requires: the group has one rank.
 std::unique_ptr<comm::Communicator> MakeSoloCommunicator(const NcclOptions& options);
 
 }  // namespace megascale::cuda

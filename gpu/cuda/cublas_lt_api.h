@@ -31,11 +31,11 @@ struct CublasLtApi {
   MEGASCALE_CUBLAS_LT_FUNCTIONS(MEGASCALE_TABLE_MEMBER)
 };
 
-// The oldest cuBLASLt that serves, as cublasLtGetVersion counts.
+// The oldest supported cuBLASLt, in the format of cublasLtGetVersion.
 constexpr size_t kCublasLtVersionMin = 130000;
 
 // Returns the table of the library on this machine, which it opens at the first call. Errors:
-// FailedPrecondition, one line - no library, or an older one.
+// FailedPrecondition, one line - there is no library, or it is older.
 absl::StatusOr<const CublasLtApi*> LoadCublasLt();
 
 // Returns the table of the first of `files` that can be opened.

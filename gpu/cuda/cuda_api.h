@@ -1,19 +1,19 @@
-// The functions of the CUDA runtime that the program uses, as a table. A real one comes from the
-// library on this machine; tests fill the same table with an emulator (gpu/emulator). Names,
-// arguments and contracts are CUDA's own.
+// The functions of the CUDA runtime that the program uses, as a table. The program fills the table
+// from the library on this machine; tests fill it with the functions of an emulator (gpu/emulator).
+// Names, arguments and contracts are CUDA's own.
 //
 //   ASSIGN_OR_RETURN(const CudaApi* cuda, LoadCuda());
 //   RETURN_IF_ERROR(ToStatus(*cuda, cuda->cudaMalloc(&memory, bytes), "cudaMalloc"));
 //
-// Never include cuda_runtime.h or call ::cudaMalloc: that would need the library to start at all.
-// Threads: any.
+// Never include cuda_runtime.h or call ::cudaMalloc, because then the program could not even start
+// without the library. Threads: any.
 #pragma once
 
-// Its templates overload the functions, which then have no one type.
+// The templates of cuda_runtime.h overload the functions, so that decltype(&function) is ambiguous.
 #ifdef __CUDA_RUNTIME_H__
 #error "include gpu/cuda/cuda_api.h first; nccl.h comes from gpu/cuda/nccl_api.h"
 #endif
-// The table's names would be those of other functions.
+// With this macro, the table's names would mean other functions.
 #ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
 #error "the program has no default stream: undefine CUDA_API_PER_THREAD_DEFAULT_STREAM"
 #endif
@@ -63,14 +63,15 @@ struct CudaApi {
   MEGASCALE_CUDA_FUNCTIONS(MEGASCALE_TABLE_MEMBER)
 };
 
-// The oldest CUDA that serves, as cudaRuntimeGetVersion counts.
+// The oldest supported CUDA, in the format of cudaRuntimeGetVersion.
 constexpr int kCudaVersionMin = 13000;
 
 // Returns the table of the library on this machine, which it opens at the first call. Errors:
-// FailedPrecondition, one line - no library or driver, or one that is older than CUDA 13.0.
+// FailedPrecondition, one line - the library or the driver is missing or older than CUDA 13.0.
 absl::StatusOr<const CudaApi*> LoadCuda();
 
-// The two halves of LoadCuda. Returns the table of the first of `files` that can be opened.
+// The two halves of LoadCuda. LoadCudaFrom returns the table of the first of `files` that can be
+// opened.
 absl::StatusOr<CudaApi> LoadCudaFrom(const std::vector<std::string>& files);
 absl::Status CheckCudaDriver(const CudaApi& cuda);
 

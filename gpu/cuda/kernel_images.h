@@ -1,4 +1,4 @@
-// The kernels of gpu/kernels as nvcc made them, embedded in the program.
+// The kernels of gpu/kernels as compiled by nvcc, embedded in the program.
 #pragma once
 
 #include <cstddef>

@@ -4,7 +4,7 @@
 //   ASSIGN_OR_RETURN(Kernel* norm, library->Find("NormForwardF32"));
 //   RETURN_IF_ERROR(library->Launch(stream, norm, {.grid = dim3(rows), .threads = 256}, params));
 //
-// Threads: any, each with the library's device as its current one.
+// Threads: any; the library's device must be the current device of each.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@ class Kernel {
   const std::string name_;
   const cudaKernel_t handle_;
   std::mutex mutex_;
-  size_t shared_bytes_max_;  // that the device was told to allow; guarded by mutex_
+  size_t shared_bytes_max_;  // limit set on the device so far; guarded by mutex_
 };
 
 struct LaunchOptions {
@@ -46,11 +46,11 @@ struct LaunchOptions {
 
 class KernelLibrary {
  public:
-  // Loads `images`, which must outlive the library, as `cuda` must. Errors: Internal - the device
-  // refused an image; the message has its name.
+  // Loads `images`. `images` and `cuda` must outlive the library. Errors: Internal - the device
+  // refused an image; the message has the image's name.
   static absl::StatusOr<std::unique_ptr<KernelLibrary>> Load(const CudaApi* cuda,
                                                              absl::Span<const KernelImage> images);
-  // Requires: no kernel of it runs.
+  // Requires: no kernel of the library runs.
   ~KernelLibrary();
   KernelLibrary(const KernelLibrary&) = delete;
   KernelLibrary& operator=(const KernelLibrary&) = delete;
@@ -58,8 +58,8 @@ class KernelLibrary {
   // Returns the kernel of this name. Errors: NotFound - no image has it. Cost: a map's look-up.
   absl::StatusOr<Kernel*> Find(absl::string_view name);
 
-  // Launches a kernel with one parameter, a struct by value, which is copied before the call
-  // returns. Errors: Internal - the device failed before, or refused the shape.
+  // Launches a kernel whose one parameter is a struct by value. The struct is copied before the
+  // call returns. Errors: Internal - the device failed before, or refused the shape.
   template <typename Params>
   absl::Status Launch(cudaStream_t stream, Kernel* kernel, const LaunchOptions& options,
                       const Params& params) {
@@ -71,13 +71,13 @@ class KernelLibrary {
     const absl::StatusOr<Kernel*> kernel = Find(name);
     return kernel.ok() ? LaunchWith(stream, *kernel, options, &params) : kernel.status();
   }
-  // The same for a struct whose type only the caller of the caller knows.
+  // The same for a caller that does not know the type of the struct.
   absl::Status LaunchWith(cudaStream_t stream, Kernel* kernel, const LaunchOptions& options,
                           const void* params);
 
  private:
   explicit KernelLibrary(const CudaApi* cuda) : cuda_(*cuda) {}
-  // Blocks get more shared memory than every device allows only where a kernel asks for it.
+  // Makes the device allow a kernel's blocks more shared memory than the default, if they need it.
   absl::Status AllowSharedMemory(Kernel* kernel, size_t bytes);
 
   const CudaApi& cuda_;

@@ -1,11 +1,12 @@
-// Opens a shared library of CUDA and finds its functions. What cannot be used is refused with one
-// line that says which library, what was wanted, and what was found.
+// Opens a shared library of CUDA and finds its functions. If the library cannot be used, the error
+// is one line that says which library, what was wanted, and what was found.
 //
 //   ASSIGN_OR_RETURN(Library library, Library::Open({.name = "NCCL", .files = {"libnccl.so.2"}}));
 //   RETURN_IF_ERROR(library.Resolve(symbols));
 //   RETURN_IF_ERROR(library.CheckVersion(version >= 22700, "2.19.3"));
 //
-// A library stays open until the process ends: its threads and handlers would survive a dlclose.
+// A library stays open until the process ends, because its threads and handlers would survive a
+// dlclose.
 #pragma once
 
 #include <string>
@@ -24,7 +25,7 @@ struct Symbol {
   void** member;
 };
 
-// For a table that is defined by a list of functions: `function` is one of them.
+// For a table that is defined by a list of functions; `function` is an element of the list.
 #define MEGASCALE_TABLE_MEMBER(function) decltype(&::function) function = nullptr;
 #define MEGASCALE_TABLE_SYMBOL(function) \
   ::megascale::cuda::Symbol{#function, reinterpret_cast<void**>(&table.function)},

@@ -31,11 +31,11 @@ struct NcclApi {
   MEGASCALE_NCCL_FUNCTIONS(MEGASCALE_TABLE_MEMBER)
 };
 
-// The oldest NCCL that serves, the first for CUDA 13, as ncclGetVersion counts.
+// The oldest supported NCCL, the first for CUDA 13, in the format of ncclGetVersion.
 constexpr int kNcclVersionMin = 22700;
 
 // Returns the table of the library on this machine, which it opens at the first call. Errors:
-// FailedPrecondition, one line - no library, or an older one.
+// FailedPrecondition, one line - there is no library, or it is older.
 absl::StatusOr<const NcclApi*> LoadNccl();
 
 // Returns the table of the first of `files` that can be opened.

@@ -1,6 +1,6 @@
 // The functions of the NVIDIA driver's management library that tell how much of a GPU's memory is
 // free. CUDA's own cudaMemGetInfo would first make a context, which takes hundreds of MiB of that
-// memory. The toolkit may lack the library's header, so its few types stand here.
+// memory. The toolkit may lack the library's header, so the few types are declared here.
 //
 //   const NvmlApi* nvml = LoadNvml();           // null: this machine has no such library
 //   if (nvml != nullptr) free_bytes = FreeBytes(*nvml, "0000:3b:00.0");
@@ -29,8 +29,8 @@ struct NvmlApi {
   int (*nvmlDeviceGetMemoryInfo)(void* device, NvmlMemory* memory) = nullptr;
 };
 
-// Returns the table of the driver's library, which it opens and initialises at the first call; null
-// if that fails: the memory is then not known.
+// Returns the table of the driver's library, which it opens and initialises at the first call.
+// Returns null if that fails; then the free memory is unknown.
 const NvmlApi* LoadNvml();
 // The same from the first of `files` that can be opened. Errors: FailedPrecondition, one line.
 absl::StatusOr<NvmlApi> LoadNvmlFrom(const std::vector<std::string>& files);

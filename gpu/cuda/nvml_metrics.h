@@ -1,7 +1,7 @@
 // The functions of the NVIDIA driver's management library that tell what GPUs do, and their values
-// as samples. The toolkit may lack the library's header, so its few types and numbers stand here.
-// A table of its own: a library that lacks one of these functions still tells the free memory.
-// Threads: any. Blocking: the library asks the driver.
+// as samples. The toolkit may lack the library's header, so the few types and numbers are declared
+// here. This table is separate from nvml_api.h's, so that a library that lacks one of these
+// functions can still tell the free memory. Threads: any. Blocking: the library asks the driver.
 #pragma once
 
 #include <string>

@@ -1,11 +1,11 @@
 // Streams and events of a CUDA device. A stream has three parts: the thread of stream::Stream,
 // whose tasks issue work; CUDA's stream, in which the work is ordered; and a second thread, which
-// waits for CUDA's events in order and brings notifications. (CUDA's own host functions are not
-// called any more after an error, and so could not bring it.)
+// waits for CUDA's events in order and calls notifications. (CUDA's host functions could not
+// replace the second thread: after an error, CUDA no longer calls them.)
 //
-// Errors: a device that has failed stays so. The first error that a call on this stream returned,
-// or that the device reports when it is waited for, is what Notify and Finish bring from then on:
-// of a failed device it is not known which work had ended before. Internal - the device failed;
+// Errors: after a failure, a device stays failed. Notify and Finish report the first error that a
+// call on this stream returned, or that the device reported during a wait, from then on, because it
+// is unknown which work had ended before the failure. Internal - the device failed;
 // ResourceExhausted - an operator found no memory for its workspace.
 #pragma once
 
@@ -34,7 +34,8 @@ class CudaStream final : public stream::Stream {
     const cuda::CudaApi* cuda = nullptr;  // outlives the stream
     int device = 0;                       // the index of its device
     bool uses_graphs = false;             // for the operators' work
-    // Counts the notifications that the device has come to; outlives the stream. Null: not counted.
+    // Counts the notifications that the device has reached; outlives the stream. Null: they are not
+    // counted.
     std::atomic<uint64_t>* num_ended = nullptr;
   };
   // Errors: ResourceExhausted - the system refused a thread; Internal - CUDA refused a stream.
@@ -46,36 +47,38 @@ class CudaStream final : public stream::Stream {
   void Notify(Notification notification) override;
   // From CUDA's events, without waiting for the device.
   absl::Duration NotifiedAt() const override { return notified_at_; }
-  // Waits for notifications that were asked for before, as well.
+  // Also waits for notifications that were requested before.
   absl::Status Finish() override;
   absl::Status FinishWhile(absl::FunctionRef<absl::Status()> may_wait) override;
   void TakeErrorOf(const stream::Stream& other) override;
   std::unique_ptr<stream::Event> MakeEvent() override;
 
-  // For operators and communicators, which issue work of their own on this stream's thread.
+  // The following methods are for operators and communicators, which issue their work on this
+  // stream's thread.
 
-  // What operators give to this stream. All other calls of the stream issue it first.
+  // Returns the work that operators give to this stream. All other calls of the stream first issue
+  // this work.
   StreamWork& work() { return *work_; }
-  // CUDA's stream. Who puts something on it issues work() first.
+  // Returns CUDA's stream. Before you put something on it, issue work().
   cudaStream_t handle() const { return stream_; }
   int device() const { return device_; }
-  // Takes note of the result of a call that issued work to this stream; the first error stays.
+  // Records the result of a call that issued work to this stream; keeps the first error.
   void Issued(const absl::Status& status);
 
  private:
   // A notification that waits for its event.
   struct Pending {
-    cudaEvent_t event = nullptr;  // null: CUDA refused one
+    cudaEvent_t event = nullptr;  // null: CUDA refused an event
     Notification notification = nullptr;
   };
 
   CudaStream(const Options& options, std::string name);
   absl::Status Start();
-  // Returns an event from those that are not in use, or a new one.
+  // Returns an event that is not in use, or a new event.
   absl::StatusOr<cudaEvent_t> TakeEvent();
   void AddPendingLocked(Pending pending);
   void RunNotifications();
-  // Sets notified_at_. `event`: the one that the notification waited for.
+  // Sets notified_at_. `event`: the event that the notification waited for.
   void TakeTime(cudaEvent_t event);
   absl::Status error() const;
 
@@ -104,9 +107,10 @@ class CudaStream final : public stream::Stream {
   std::thread notifier_;
 };
 
-// An event of CudaStreams of one device. It has one event of CUDA's, which each generation records
-// anew: a wait for a generation may so wait for a later one that was recorded meanwhile. That later
-// work was issued before the wait and cannot depend on it, and waiting longer is allowed.
+// An event of CudaStreams of one device. It has one CUDA event, which each generation records
+// again. So a wait for a generation may wait for a later generation that was recorded in the
+// meantime. The later work was issued before the wait and cannot depend on it, so the wait only
+// takes longer, which is allowed.
 class CudaEvent final : public stream::Event {
  public:
   explicit CudaEvent(const cuda::CudaApi* cuda) : cuda_(*cuda) {}

@@ -1,6 +1,6 @@
-// Memory of the emulated devices, and pinned memory of the host. Device memory is given out by
-// addresses in a window of the address space that is never backed by memory; the devices find the
-// bytes in a second window, of which only allocated blocks can be touched.
+// Memory of the emulated devices, and pinned memory of the host. The addresses of device memory lie
+// in a window of the address space that is never backed by memory. The devices find the bytes in a
+// second window, in which only allocated blocks can be accessed.
 //
 // Threads: any.
 #pragma once
@@ -26,7 +26,7 @@ class EmulatedMemory {
 
   // Returns a block of device memory whose bytes are all 0xff; null: the window has no room.
   void* Allocate(int device, size_t bytes);
-  // Whether `address` was a block, which is freed.
+  // Frees the block at `address`; returns false if there is none.
   bool Free(void* address);
   void Name(const void* address, absl::string_view name);
 
@@ -36,9 +36,9 @@ class EmulatedMemory {
   // Bytes of a device's blocks.
   size_t used_bytes(int device) const;
 
-  // Returns where the bytes are for the devices: device memory in its working window, host memory
-  // where it is. Errors: InvalidArgument - they begin in a block and go beyond it, or in the window
-  // outside of any block.
+  // Returns the address at which the devices find the bytes: for device memory in the second
+  // window, for host memory `address` itself. Errors: InvalidArgument - the bytes begin in a block
+  // and go beyond it, or begin in the window outside of any block.
   absl::StatusOr<std::byte*> Find(const void* address, size_t bytes) const;
   // Whether an address lies in the window of device memory.
   bool IsDevice(const void* address) const;
@@ -47,13 +47,13 @@ class EmulatedMemory {
   struct Block {
     int device = 0;
     size_t bytes = 0;
-    std::byte* pages = nullptr;  // the block's first page, in the window that is given out
+    std::byte* pages = nullptr;  // the block's first page, in the first window
     size_t pages_bytes = 0;
     std::unique_ptr<std::string> name = nullptr;
   };
   using Blocks = std::map<const std::byte*, Block>;
 
-  // Returns room for pages and the page behind them that stays untouchable; null: there is none.
+  // Returns room for the pages and for an inaccessible page after them; null: there is no room.
   std::byte* FindRoom(size_t pages_bytes);
   void CommitLocked(const std::byte* address, const Block& block);
   static absl::Status CheckInside(const Blocks& blocks, const std::byte* address, size_t bytes,
@@ -62,7 +62,7 @@ class EmulatedMemory {
   mutable std::mutex mutex_;
   Blocks blocks_;              // by the address that was given out
   Blocks host_blocks_;         // the same for pinned memory
-  std::byte* next_ = nullptr;  // where the search for room begins: freed addresses rest for a while
+  std::byte* next_ = nullptr;  // where the search for room begins; delays reuse of addresses
   int num_made_ = 0;
 };
 

@@ -1,5 +1,6 @@
-// A function with a stack of its own that stops and goes on when it says so. Switching costs tens
-// of nanoseconds, which thousands of threads of a block need. For x86-64; AddressSanitizer is told.
+// A function with its own stack, which runs until it yields, and continues when it is resumed.
+// Switching takes tens of nanoseconds, which is fast enough for blocks with thousands of threads.
+// For x86-64. Tells AddressSanitizer about its stack.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +8,7 @@
 
 namespace megascale::emulator {
 
-// Threads: one at a time, all calls on the thread that calls Resume.
+// Threads: one at a time; the function runs on the thread that calls Resume.
 class Fiber {
  public:
   Fiber();
@@ -15,8 +16,8 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  // Begins anew with `entry(argument)`. Requires: the last one ended or is given up for good, with
-  // no destructor of its frames run.
+  // Begins again with `entry(argument)`. Requires: the previous function has ended, or is abandoned
+  // without running the destructors of its frames.
   void Start(void (*entry)(void*), void* argument);
   // Runs until the function yields or ends; returns whether it has ended.
   bool Resume();

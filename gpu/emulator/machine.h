@@ -1,8 +1,8 @@
 // The emulated machine behind EmulatedCuda(): queues of streams, events, graphs, and the thread
-// that does the devices' work. Private to this folder; emulated_cuda.h is what others use.
+// that does the devices' work. Private to this folder; other folders use emulated_cuda.h.
 //
-// Errors are returned as CUDA returns them. What CUDA leaves open, and what a program of ours never
-// needs, is refused with a line on stderr.
+// Errors are returned as CUDA returns them. Calls whose behaviour CUDA leaves undefined, and calls
+// that our programs never need, are refused with a line on stderr.
 #pragma once
 
 #include <algorithm>
@@ -39,16 +39,16 @@ struct Mark {
 
 struct Event;
 
-// Work as it is issued, or kept in a graph. Exactly one of the first three is set.
+// Work as it is issued, or kept in a graph. Exactly one of the first three members is set.
 struct Node {
   Work work = nullptr;
   std::function<void(Done)> start = nullptr;
-  Event* record = nullptr;    // of a graph: records the event each time
+  Event* record = nullptr;    // in a graph: each launch records the event
   bool is_host_copy = false;  // `work` copies between host and device
 };
 
 struct Graph {
-  std::vector<Node> nodes = {};  // in the order in which they were captured, which the launch keeps
+  std::vector<Node> nodes = {};  // in the order of their capture, in which a launch runs them
 };
 
 struct Stream;
@@ -59,7 +59,8 @@ struct Capture {
   std::thread::id thread = {};
   bool is_valid = true;
   std::vector<Node> nodes = {};
-  // Streams that joined by waiting for an event; true: the last work of it was waited for since.
+  // Streams that joined by waiting for an event; true: another stream has waited for the joined
+  // stream's last work.
   std::map<Stream*, bool> joined = {};
 };
 
@@ -102,7 +103,7 @@ class Machine {
   const EmulatedOptions& options() const { return options_; }
   EmulatedMemory& memory() { return memory_; }
   int64_t num_work() const;
-  // Calls of the host, since the machine began.
+  // Numbers of the host's calls since the machine was made.
   struct Calls {
     std::atomic<int64_t> allocations = 0;     // of device or pinned memory
     std::atomic<int64_t> launches = 0;        // of kernels, also while they are captured
@@ -111,10 +112,11 @@ class Machine {
     std::atomic<int64_t> graph_launches = 0;
   };
   Calls& calls() { return calls_; }
-  // The error that a device has failed with, if it has.
+  // Returns the error with which a device has failed, or cudaSuccess.
   cudaError_t ErrorOf(int device) const;
 
-  // Memory. `device`: the current one of the calling thread. Freeing waits for the device's work.
+  // Memory. `device`: the current device of the calling thread. Free and FreeHost wait for the
+  // device's work.
   cudaError_t Allocate(int device, void** address, size_t bytes);
   cudaError_t Free(int device, void* address);
   cudaError_t FreeHost(int device, void* address);
@@ -149,10 +151,10 @@ class Machine {
   cudaError_t Instantiate(Graph* graph, Graph** executable);
   cudaError_t LaunchGraph(Graph* executable, Stream* stream);
   cudaError_t DestroyGraph(Graph* graph);
-  // Returns the mode of the calling thread, and sets it.
+  // Sets the mode of the calling thread and returns the previous mode.
   static cudaStreamCaptureMode ExchangeCaptureMode(cudaStreamCaptureMode mode);
 
-  // Refuses a call that may not be made while a stream is captured; that ends the capture.
+  // Refuses a call that may not be made while a stream is captured; the refusal ends the capture.
   cudaError_t CheckMayBlock();
 
  private:
@@ -168,7 +170,8 @@ class Machine {
   cudaError_t IssueLocked(Lock& lock, Stream* stream, Node node);
   cudaError_t IssueChecked(Stream* stream, const char* what, Node node);
   void WaitUntilIdle(Lock& lock, int device);
-  // Waits for the work that a thread with the current device `device` waits for when it frees.
+  // Waits for the work for which a thread with the current device `device` must wait when it frees
+  // memory.
   void AwaitFree(int device);
 
   // The machine's thread.
@@ -190,7 +193,7 @@ class Machine {
   std::set<Event*> events_;
   std::set<Graph*> graphs_;
   std::set<Capture*> captures_;
-  std::set<const Kernel*> kernels_;                            // that a handle was given out for
+  std::set<const Kernel*> kernels_;                            // for which a handle was given out
   std::set<std::pair<int, const Kernel*>> loaded_;             // that a device has launched
   std::map<std::pair<int, const Kernel*>, int> shared_bytes_;  // that a launch may ask for
   std::vector<cudaError_t> errors_;                            // of devices that have failed
@@ -201,7 +204,7 @@ class Machine {
   std::thread thread_;
 };
 
-// Says on stderr why a call was refused, or why a device failed.
+// Writes to stderr why a call was refused, or why a device failed.
 void LogRefusal(absl::string_view what);
 
 }  // namespace megascale::emulator

@@ -1,7 +1,7 @@
-// The bookkeeping that finds races on a block's shared memory: for each byte who wrote and who read
-// it last, and between which barriers. Two accesses by different threads, at least one of which
-// writes, must be ordered: by a barrier of the block, or by one of the warp where both are of one
-// warp.
+// The bookkeeping that finds races on a block's shared memory. It records for each byte which
+// thread wrote it last and which thread read it last, and between which barriers. Two accesses by
+// different threads, at least one of which writes, must be ordered by a barrier of the block; a
+// barrier of the warp is enough if the two threads are in the same warp.
 #pragma once
 
 #include <cstddef>
@@ -22,27 +22,27 @@ struct Moment {
 // Threads: one.
 class SharedMemoryWatch {
  public:
-  // Begins a block: `bytes` bytes that nobody has written.
+  // Begins a block with `bytes` bytes, none of which has been written.
   void Reset(size_t bytes);
 
-  // Each returns what is wrong with the access of [first, first + bytes), or "".
+  // Read and Write return what is wrong with the access to [first, first + bytes), or "".
   std::string Read(size_t first, size_t bytes, const Moment& now);
   std::string Write(size_t first, size_t bytes, const Moment& now);
-  // The bytes are being copied into: until EndCopy nobody may touch them.
+  // A copy into these bytes begins. Until EndCopy, no thread may access them.
   std::string BeginCopy(size_t first, size_t bytes, const Moment& now);
-  // The copies are there, as if `now` had written them.
+  // The copy has ended, as if the thread of `now` had written the bytes.
   void EndCopy(size_t first, size_t bytes, const Moment& now);
 
  private:
   struct Byte {
     Moment write = {};
     Moment read = {};    // the last one
-    uint64_t block = 0;  // of the state: another block's is as good as none
+    uint64_t block = 0;  // block of this state; the state of another block is ignored
     bool is_written = false;
     bool is_read = false;
     bool is_copied_to = false;
-    bool reads_of_many = false;   // several threads, since the last barrier of the block
-    bool reads_of_warps = false;  // of several warps
+    bool reads_of_many = false;   // several threads read since the last block barrier
+    bool reads_of_warps = false;  // threads of several warps read since then
   };
 
   Byte& At(size_t index);

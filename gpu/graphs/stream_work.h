@@ -1,25 +1,26 @@
 // The work that operators give to a CUDA stream. It is held back until something else needs the
-// stream (an exchange, a copy, an event), and then launched as one CUDA graph: that costs host and
-// device less than a launch for each kernel.
+// stream (an exchange, a copy, an event), and then launched as one CUDA graph. That takes less time
+// on host and device than a launch for each kernel.
 //
 //   StreamWork work({.cuda = cuda, .stream = stream, .device = 0, .uses_graphs = true,
 //                    .on_error = report});
 //   work.Add(&FillZero, FillZeroArguments{cuda, gradients, bytes});  // many of these
 //   work.Issue();                                                    // before an exchange
 //
-// A graph is found by what is in it: the functions that were added since the last Issue, and every
-// byte of their arguments. Whatever decides an address or a number (the chunk, the slot, the
-// bucket, the buffer) is in these bytes, so work that differs anywhere has another graph, and a
-// graph never runs with arguments of an earlier step. What changes from step to step while its
-// address stays, such as the learning rate, is in device memory.
+// A graph's key is its content: the functions that were added since the last Issue, and every byte
+// of their arguments. Everything that decides an address or a number (the chunk, the slot, the
+// bucket, the buffer) is in these bytes. So work that differs anywhere has another graph, and a
+// graph never runs with arguments of an earlier step. Values that change from step to step at the
+// same address, such as the learning rate, are in device memory.
 //
-// The first time, work is launched without a graph: libraries then load and allocate what they
-// need, which a capture forbids. The second time it is captured, in thread-local mode, so that
-// other threads may do as they like, and launched. From the third time on nothing is allocated. If
-// a graph cannot be made, for lack of memory, say, the stream's work is launched without graphs
-// from then on.
+// The first time, work is launched without a graph, because libraries then load and allocate what
+// they need, which a capture forbids. The second time, it is captured and launched. The capture is
+// in thread-local mode, so that it does not restrict other threads. From the third time on, nothing
+// is allocated. If a graph cannot be made, for example for lack of memory, the stream's work is
+// launched without graphs from then on.
 //
-// Threads: the stream's; Finish and the destructor on any, while no other thread uses the object.
+// Threads: the stream's thread; Finish and the destructor on any thread, while no other thread uses
+// the object.
 #pragma once
 
 #include <cstddef>
@@ -41,11 +42,12 @@ namespace megascale::gpu {
 
 class StreamWork {
  public:
-  // A sequence of fewer launches gains nothing from a graph. One of more becomes several graphs, so
-  // that the device does not wait until the host has come to the end of it.
+  // A sequence of fewer than kLaunchesMin calls gains nothing from a graph. A sequence of more than
+  // kLaunchesMax becomes several graphs, so that the device can begin before the host has added the
+  // whole sequence.
   static constexpr int kLaunchesMin = 4;
   static constexpr int kLaunchesMax = layout::kCudaGraphLaunchesMax;
-  // Graphs take device memory. Work beyond so many is launched without them.
+  // Graphs take device memory. After this many graphs, other work is launched without a graph.
   static constexpr size_t kGraphsMax = layout::kCudaGraphsMax;
 
   struct Options {
@@ -53,21 +55,21 @@ class StreamWork {
     cudaStream_t stream = nullptr;
     int device = 0;            // the stream's
     bool uses_graphs = false;  // false: each call is launched when it is added
-    // Receives the first error; all later work is dropped then.
+    // Receives the first error; after it all later work is dropped.
     std::function<void(const absl::Status& status)> on_error = nullptr;
   };
   explicit StreamWork(Options options);
-  // Destroys the graphs; drops what was not issued.
+  // Destroys the graphs; drops work that was not issued.
   ~StreamWork();
   StreamWork(const StreamWork&) = delete;
   StreamWork& operator=(const StreamWork&) = delete;
 
-  // Puts work on `stream`: kernels, copies, fills or calls of a library, which `arguments` alone
-  // decide. Two calls with equal arguments put the same work there, and nothing that they need is
-  // freed before the object, or before Finish.
+  // Puts work on `stream`: kernels, copies, fills or calls of a library. `arguments` alone decide
+  // the work, so two calls with equal arguments put the same work on the stream. Nothing that they
+  // need may be freed before Finish, or before this object is destroyed.
   using Call = absl::Status (*)(const void* arguments, cudaStream_t stream);
 
-  // Adds a call. `Arguments` are copied; equal ones have equal bytes.
+  // Adds a call. Copies `arguments`; equal arguments have equal bytes.
   template <typename Arguments>
   void Add(Call call, const Arguments& arguments) {
     AddWith(call, arguments, {});
@@ -84,10 +86,11 @@ class StreamWork {
     return reinterpret_cast<const char*>(&arguments) + RoundUp(sizeof(arguments));
   }
 
-  // Launches what was added. Called before anything else is put on the stream, or waits for it.
+  // Launches what was added. Call it before anything else is put on the stream, or waits for the
+  // stream.
   void Issue();
 
-  // Issues, and waits for the stream: before something is freed that the work uses.
+  // Issues the work and waits for the stream. Call it before something that the work uses is freed.
   void Finish();
 
  private:
@@ -103,7 +106,7 @@ class StreamWork {
   };
 
   void AddBytes(Call call, absl::string_view arguments, absl::string_view more);
-  // Makes room for `bytes` zeros behind the work, and returns their place.
+  // Appends `bytes` zeros to `added_`, and returns their address.
   char* Grow(size_t bytes);
   absl::Status Launch();
   absl::Status PlayAfter(const absl::Status& graph_failure);
@@ -115,9 +118,9 @@ class StreamWork {
   std::string added_;  // headers and arguments, each at a multiple of kAlignment
   int num_added_ = 0;
   bool has_failed_ = false;
-  bool has_no_graphs_ = false;           // one could not be made: no other is tried
+  bool has_no_graphs_ = false;           // a graph could not be made; no other is tried
   absl::flat_hash_set<size_t> digests_;  // of work that was launched without a graph
-  absl::flat_hash_map<std::string, cudaGraphExec_t> graphs_;  // by what is in them
+  absl::flat_hash_map<std::string, cudaGraphExec_t> graphs_;  // by their content
 };
 
 }  // namespace megascale::gpu

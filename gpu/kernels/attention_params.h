@@ -18,15 +18,15 @@ struct AttentionParams {
   AttentionMatrix d_out;          // the rest: backward only
   AttentionMatrix d_q, d_k, d_v;  // written
   float* delta;                   // [B, H, T]: d_out . out of each row
-  // [B, T] or null: the position at which each query's document begins, before which it sees no
-  // key; it does not decrease within a sequence.
+  // [B, T] or null: the position at which each query's document begins. The query sees no key
+  // before it. The position does not decrease within a sequence.
   const int32_t* document_begins;
   int32_t seq, heads, kv_heads, head_dim;
-  int32_t window;  // a query at t sees keys in (t - window, t]; 0: all up to t
+  int32_t window;  // a query at t sees keys in (t - window, t]; 0: all keys up to t
   float scale;     // of the scores: 1 / sqrt(D)
 };
 
-// What one block of the kernels on tensor cores works on.
+// The tiles of one block of the kernels on tensor cores.
 constexpr int kAttentionThreads = 128;
 constexpr int kAttentionRows = 64;  // query rows of a block, or key rows in AttentionBackwardKeys
 constexpr int kAttentionKeys = 64;  // keys of a tile that forward reads

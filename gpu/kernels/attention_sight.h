@@ -6,9 +6,9 @@
 
 namespace megascale::kernels {
 
-// Returns the first key that the query at `query` sees; the last one is at its own position. It
-// does not decrease with the query. Queries behind the sequence count as its last.
-// `first_token`: of the sequence.
+// Returns the first key that the query at `query` sees; the last such key is at the query's own
+// position. The result does not decrease with the query. Queries beyond the sequence count as the
+// sequence's last query. `first_token`: of the sequence.
 MEGASCALE_DEVICE int FirstKey(const AttentionParams& params, int64_t first_token, int query) {
   const int in_window = params.window == 0 ? 0 : max(0, query - params.window + 1);
   if (params.document_begins == nullptr) return in_window;
@@ -17,7 +17,7 @@ MEGASCALE_DEVICE int FirstKey(const AttentionParams& params, int64_t first_token
   return max(in_window, begin);
 }
 
-// Returns the query behind the last one that sees the key at `key`, by bisection.
+// Returns one more than the last query that sees the key at `key`, by bisection.
 MEGASCALE_DEVICE int EndOfQueries(const AttentionParams& params, int64_t first_token, int key) {
   const int end = params.window == 0 ? params.seq : min(params.seq, key + params.window);
   if (params.document_begins == nullptr) return end;

@@ -1,15 +1,15 @@
 // Tiles of bf16 in shared memory, and products of tiles on tensor cores, for the kernels of
-// attention. A warp computes 16 rows of a product; registers hold fragments as mma.m16n8k16 has
-// them: of a result [16, 8] a lane has, in row lane / 4, the columns 2 * (lane % 4) and the next,
-// then the same columns of row lane / 4 + 8.
+// attention. A warp computes 16 rows of a product. Registers hold fragments in the layout of
+// mma.m16n8k16: of a result [16, 8] a lane has, in row lane / 4, the columns 2 * (lane % 4) and 2 *
+// (lane % 4) + 1, then the same columns of row lane / 4 + 8.
 #pragma once
 
 #include "gpu/kernels/vocabulary.h"
 
 namespace megascale::kernels {
 
-// Rows of kCols elements. The 16-byte chunks of a row are permuted by its number, so that the eight
-// rows that a matrix load reads at once lie in different banks.
+// Rows of kCols elements. The 16-byte chunks of a row are permuted by the row's number, so that the
+// eight rows that a matrix load reads at once lie in different banks.
 template <int kCols>
 class Tile {
  public:
@@ -23,7 +23,7 @@ class Tile {
   Shared<BFloat16> data_;
 };
 
-// Begins to copy kRows rows, each kCols elements of device memory; rows from `num_valid` on become
+// Begins to copy kRows rows of kCols elements from device memory; rows from `num_valid` on become
 // zeros.
 template <int kRows, int kCols>
 MEGASCALE_DEVICE void CopyTile(const Tile<kCols>& to, const Global<const BFloat16>& from,
@@ -35,15 +35,15 @@ MEGASCALE_DEVICE void CopyTile(const Tile<kCols>& to, const Global<const BFloat1
   }
 }
 
-// A [16, 16] at (row, col) of a tile.
+// Loads the first factor A [16, 16] from (row, col) of a tile.
 template <int kCols>
 MEGASCALE_DEVICE void LoadA(uint32_t (&a)[4], const Tile<kCols>& tile, int row, int col,
                             Where where = Where::current()) {
   LoadMatrices(a, tile.At(row + Lane() % 16, col + Lane() / 16 * 8), where);
 }
 
-// d [16, kN] += A [16, kCols] B^T, where the rows of A begin at `row` of its tile and B is the
-// first kN rows of another.
+// d [16, kN] += A [16, kCols] B^T, where the rows of A begin at `row` of `a_tile` and B is the
+// first kN rows of `b_tile`.
 template <int kN, int kCols>
 MEGASCALE_DEVICE void MultiplyByTransposed(float (&d)[kN / 8][4], const Tile<kCols>& a_tile,
                                            int row, const Tile<kCols>& b_tile,
@@ -83,8 +83,8 @@ MEGASCALE_DEVICE void MultiplyByTile(float (&d)[kCols / 8][4], const uint32_t (&
   }
 }
 
-// Rounds a result [16, kN] to the first factor of the next product: its fragments have the same
-// places.
+// Rounds a result [16, kN] to the first factor of the next product; the fragments of both have the
+// same layout.
 template <int kN>
 MEGASCALE_DEVICE void RoundToA(uint32_t (&a)[kN / 16][4], const float (&d)[kN / 8][4]) {
   MEGASCALE_UNROLL
@@ -99,7 +99,7 @@ MEGASCALE_DEVICE int RowOf(int i) { return Lane() / 4 + i / 2 * 8; }
 MEGASCALE_DEVICE int ColOf(int n, int i) { return n * 8 + Lane() % 4 * 2 + i % 2; }
 
 // Writes a result [16, kCols], each row times its factor, to rows `row`, row + 1 … of device
-// memory; those from `num_valid` on are left out.
+// memory; rows from `num_valid` on are left out.
 template <int kCols>
 MEGASCALE_DEVICE void WriteRows(const Global<BFloat16>& to, int64_t stride, int row, int num_valid,
                                 const float (&d)[kCols / 8][4], const float (&factors)[2]) {

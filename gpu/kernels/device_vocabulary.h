@@ -1,11 +1,11 @@
-// The vocabulary on a device: see vocabulary.h. Seen by nvcc only.
+// The vocabulary on a device: see vocabulary.h. For nvcc only.
 #pragma once
 
 #include <cuda_bf16.h>
 
 #include <cstdint>
 
-// `threads_max`: of a block; the compiler gives each thread its share of the registers.
+// `threads_max`: of a block. The compiler gives each thread an equal share of the registers.
 #define MEGASCALE_KERNEL(name, Params, threads_max)         \
   extern "C" __global__ void __launch_bounds__(threads_max) \
       name(const __grid_constant__ Params params)
@@ -39,7 +39,7 @@ class Pointer {
   T* data_;
 };
 
-// `void` pointers of parameters become typed ones here.
+// Converts the `void` pointers of parameters to typed pointers.
 template <typename T>
 class Global : public Pointer<T> {
  public:
@@ -47,7 +47,7 @@ class Global : public Pointer<T> {
   template <typename Void>
   MEGASCALE_DEVICE explicit Global(Void* data) : Pointer<T>(static_cast<T*>(data)) {}
   MEGASCALE_DEVICE Global operator+(int64_t n) const { return Global(this->data() + n); }
-  // By one instruction: the compiler would take the store of a struct apart.
+  // Stores by one instruction. The compiler would split the store of a struct.
   template <int N>
   MEGASCALE_DEVICE void Store(int64_t i, const Pack<T, N>& pack) const {
     if constexpr (sizeof(pack) == 16) {
@@ -106,7 +106,7 @@ MEGASCALE_DEVICE uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Copies kBytes (4, 8 or 16) to shared memory without registers; zeros where not `is_valid`.
+// Copies kBytes (4, 8 or 16) to shared memory without registers; writes zeros if not `is_valid`.
 template <int kBytes, typename T>
 MEGASCALE_DEVICE void CopyAsync(const Shared<T>& to, const Global<const T>& from,
                                 bool is_valid = true) {
@@ -127,8 +127,9 @@ MEGASCALE_DEVICE void WaitCopies(Where = {}) {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kGroupsLeft) : "memory");
 }
 
-// Lane i gives the address of 8 elements, a row of matrix i / 8; register j receives from matrix j
-// the elements 2 * (lane % 4) and the next of row lane / 4, or, transposed, of column lane / 4.
+// Lane i gives the address of 8 elements, which are a row of matrix i / 8. Register j receives from
+// matrix j the elements 2 * (lane % 4) and 2 * (lane % 4) + 1 of row lane / 4, or, transposed, of
+// column lane / 4.
 MEGASCALE_DEVICE void LoadMatrices(uint32_t (&to)[4], const Shared<BFloat16>& row, Where = {}) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -151,7 +152,8 @@ MEGASCALE_DEVICE void MultiplyAdd(float (&d)[4], const uint32_t (&a)[4], const u
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Within two units in the last place: a division that is rounded exactly costs ten instructions.
+// The error is at most two units in the last place. An exactly rounded division would cost ten
+// instructions.
 MEGASCALE_DEVICE float Reciprocal(float x) { return __fdividef(1.0f, x); }
 MEGASCALE_DEVICE double SinPi(double x) { return sinpi(x); }
 MEGASCALE_DEVICE double CosPi(double x) { return cospi(x); }

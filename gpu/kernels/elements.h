@@ -1,6 +1,6 @@
-// Moves a few neighbouring elements of a row at a time: 16 bytes at once where the tensor is
-// aligned and the row has them all, else element by element. Which elements a thread owns never
-// depends on that, so sums have the same order either way.
+// Moves a few neighbouring elements of a row at a time: 16 bytes at once if the tensor is aligned
+// and the row has all of these elements, otherwise element by element. In both cases a thread owns
+// the same elements, so sums have the same order.
 #pragma once
 
 #include "gpu/kernels/rows_params.h"
@@ -20,7 +20,7 @@ MEGASCALE_DEVICE Global<T> RowOf(const Rows& matrix, int64_t row) {
 // Up to N elements of a row, from `first` on.
 struct Piece {
   int64_t first;
-  int count;      // those that the row has: 0 to N
+  int count;      // elements that the row has: 0 to N
   bool is_whole;  // all N, and aligned
 };
 
@@ -38,8 +38,8 @@ MEGASCALE_DEVICE Piece MyPiece(const RowSplit& split) {
   return PieceAt<N>((block * NumThreads() + ThreadIndex()) * N, split.cols, split.is_aligned);
 }
 
-// Returns the elements of `piece`, and zeros for those that the row lacks. Load all that a thread
-// needs before converting any of it, so that the loads are under way at the same time.
+// Returns the elements of `piece`, and zeros for elements that the row lacks. Load everything that
+// a thread needs before you convert any of it, so that the loads run at the same time.
 template <int N, typename T>
 MEGASCALE_DEVICE Pack<T, N> LoadPiece(const Global<const T>& row, const Piece& piece) {
   static_assert(N * sizeof(T) <= 16);

@@ -21,7 +21,7 @@ struct AddScaledParams {
   RowSplit split;
 };
 
-// `split` is that of `out`, [N, I]. With SwiGLU, `in` is [N, 2I]: the gate, then up.
+// `split` divides `out`, [N, I]. With SwiGLU, `in` is [N, 2I]: the gate, then up.
 struct ActivationParams {
   Rows in, out;
   RowSplit split;

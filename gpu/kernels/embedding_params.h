@@ -13,7 +13,7 @@ struct EmbeddingParams {
   Rows token_weight;              // [V, C]
   Rows position_weight;           // [T max, C]; its data may be null
   Rows out;                       // [N, C]
-  int64_t first_token, num_rows;  // the part of the vocabulary: V rows from that token on
+  int64_t first_token, num_rows;  // part of the vocabulary: V rows from first_token on
   int64_t seq;
   const int32_t* document_begins;  // [N], from which positions count; or null
   RowSplit split;
@@ -27,7 +27,7 @@ struct DocumentPositionsParams {
   int64_t seq;
 };
 
-// What a sort of the tokens writes: their indices in ascending order of token, then index.
+// A sort of the tokens writes their indices, in ascending order of token, then index.
 struct TokenOrderParams {
   const int32_t* tokens;   // [N]
   int32_t* sorted_tokens;  // [N]

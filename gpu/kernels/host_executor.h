@@ -1,6 +1,6 @@
-// What the words of host_vocabulary.h need on the host: kernels by name, and the running thread's
-// place, memory and barriers. The program that runs the kernels defines these functions; in tests
-// it is the emulator (gpu/emulator/block_executor.h). Seen by tests only.
+// What host_vocabulary.h needs on the host: kernels by name, and the running thread's place, memory
+// and barriers. The program that runs the kernels defines these functions; in tests that is the
+// emulator (gpu/emulator/block_executor.h). For tests only.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ struct Kernel {
   void (*run)(const void* params);
 };
 
-// Adds a kernel to those of the program; `kernel` lives as long as the program.
+// Adds a kernel to the kernels of the program; `kernel` must live as long as the program.
 class Registration {
  public:
   explicit Registration(const Kernel* kernel);
@@ -40,13 +40,13 @@ struct Place {
 };
 const Place& Here();
 
-// A place in the source, and that of the caller which passed its own on.
+// A place in the source, and the place of the caller if the caller passed its place on.
 struct Site {
   Where here;
   Where caller;
 };
 
-// What a thread does with shared memory. Each looks for conflicts.
+// What a thread does with shared memory. Each of these functions looks for conflicts.
 enum class Access : uint8_t { kRead, kWrite };
 std::byte* TouchShared(size_t offset, size_t bytes, size_t alignment, Access access);
 void StartCopy(size_t to, const void* from, size_t bytes, bool is_valid);
@@ -56,14 +56,14 @@ void WaitCopies(int groups_left, const Site& site);
 void SyncThreads(const Site& site);
 void SyncWarp(const Site& site);
 
-// Waits until all lanes of the warp have come here; then `meet` is called once with what each of
-// them gave.
+// Waits until all lanes of the warp have called it. Then `meet` is called once, with the `lane`
+// argument of each lane.
 using Meet = void (*)(void* const* lanes);
 void MeetLanes(void* lane, Meet meet, const char* what, const Site& site);
 void LoadMatrices(uint32_t* to, size_t row, bool transposed, const Site& site);
 void MultiplyAdd(float* d, const uint32_t* a, const uint32_t* b, const Site& site);
 
-// Where the host finds the byte at an address of the device.
+// Returns where the host finds the byte at an address of the device.
 const void* Translate(const void* address, size_t bytes, size_t alignment);
 
 }  // namespace megascale::kernels::host

@@ -1,5 +1,5 @@
-// The vocabulary of kernels on the host: vocabulary.h explains the words, host_executor.h has what
-// they need there. Seen by tests only.
+// The vocabulary of kernels on the host: vocabulary.h explains the words, and host_executor.h
+// declares what they need on the host. For tests only.
 #pragma once
 
 #include <algorithm>
@@ -56,7 +56,7 @@ class Global {
   T* data_;
 };
 
-// An element of shared memory: reading and writing it are looked at.
+// An element of shared memory, whose reads and writes are checked.
 template <typename T>
 class SharedElement {
  public:

@@ -12,7 +12,7 @@ namespace megascale::kernels {
 constexpr int kNormElements = 32;
 constexpr int kNormThreadsMax = 512;
 constexpr int kNormColumnsMax = kNormThreadsMax * kNormElements;
-// Rows of a block where a row takes one warp. A row that takes several has the block for itself.
+// Rows of a block if a row takes one warp. A row that takes several warps has a block of its own.
 constexpr int kNormRowsOfBlock = 4;
 
 struct NormParams {
@@ -39,10 +39,11 @@ struct NormBackwardParams {
   bool is_aligned;  // as above
 };
 
-// Shared memory of a block of NormForward; that of NormBackward begins with it.
+// Shared memory of a block of NormForward. NormBackward has the same at the beginning of its shared
+// memory.
 constexpr int kNormScratchFloats = 4 * kNormThreadsMax / 32;
-// For elements of `element_bytes` bytes: a row of x and of d_out, and later kNormElements sums of
-// each thread.
+// Shared memory of a block of NormBackward for elements of `element_bytes` bytes. It holds a row of
+// x and of d_out, and later kNormElements sums of each thread.
 constexpr int NormBackwardBytes(int threads, int element_bytes) {
   return static_cast<int>(sizeof(float)) * kNormScratchFloats +
          2 * kNormElements * element_bytes * threads;

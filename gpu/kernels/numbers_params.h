@@ -9,8 +9,8 @@ struct SumOfSquaresParams {
   const float* x;  // [size]
   int64_t size;
   bool is_aligned;   // x at a multiple of 16 bytes
-  double* partials;  // [blocks] out; unused by a single block
-  double* out;       // [1]: a single block adds to it
+  double* partials;  // [blocks] out; unused if there is one block
+  double* out;       // [1]: added to if there is one block
 };
 
 struct AddPartialsParams {
@@ -25,7 +25,7 @@ struct AddTotalParams {
   double* out;  // [1]: added to
 };
 
-// What a block found.
+// The result of one block.
 struct NotFinite {
   int64_t index;  // row * cols + col; kNoIndex: all elements are finite
   double value;

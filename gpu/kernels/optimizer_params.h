@@ -1,5 +1,5 @@
-// Arguments of the kernels in optimizer.cu. A list of slices lies inside of a kernel's argument, of
-// at most 4 KB.
+// Arguments of the kernels in optimizer.cu. A kernel's argument has at most 4 KB, and contains the
+// list of slices.
 #pragma once
 
 #include <cstddef>
@@ -10,13 +10,13 @@ namespace megascale::kernels {
 constexpr size_t kParamsBytesMax = 4096;
 constexpr int kSlicesMax = 63;  // of a launch
 
-// Blocks take a fixed number of elements, so that each belongs to one slice.
+// Blocks take a fixed number of elements, so that each block belongs to one slice.
 constexpr int kOptimizerThreads = 256;
 constexpr int kOptimizerPack = 4;  // elements of fp32 in 16 bytes
 constexpr int kPacksPerThread = 8;
 constexpr int kElementsPerBlock = kOptimizerThreads * kOptimizerPack * kPacksPerThread;
 
-// Places in the vector of a step's numbers; those of runtime/ops/step_numbers.h.
+// Places in the vector of a step's numbers, equal to those of runtime/ops/step_numbers.h.
 enum StepNumberPlace : uint8_t {
   kLearningRatePlace,
   kStepPlace,
@@ -54,8 +54,8 @@ struct AdamWFactorsParams {
 // Where the blocks of a slice begin, and how its elements lie in packs.
 struct SliceBlocks {
   int32_t first_block;
-  // Elements from a pack's boundary to the first one; -1: its tensors lie differently, and are read
-  // by elements.
+  // Number of elements from a pack's boundary to the slice's first element; -1: the slice's tensors
+  // do not all have the same skew, and are read element by element.
   int32_t skew;
 };
 
@@ -91,7 +91,7 @@ struct TrustSlice {
 };
 // The argument of TrustFactors and TrustStep.
 struct TrustStepParams {
-  TrustFactor* factors;  // [num_slices]: written by the first, read by the second
+  TrustFactor* factors;  // [num_slices]: TrustFactors writes, TrustStep reads
   int32_t num_slices;
   TrustSlice slices[kSlicesMax];
 };

@@ -1,20 +1,19 @@
-// Reads and writes a few neighbouring elements at once, where some of them may lie outside of the
-// tensor.
+// Reads and writes a few neighbouring elements at once. Some of them may lie outside of the tensor.
 #pragma once
 
 #include "gpu/kernels/vocabulary.h"
 
 namespace megascale::kernels {
 
-// The place of a pack in a vector of `size` elements: it begins at element `first`, which may be
-// before the vector, and may end behind it.
+// The place of a pack in a vector of `size` elements. The pack begins at element `first`, which may
+// be before the vector, and may end after the vector.
 struct PackPlace {
   int64_t first;
   int64_t size;
   bool is_aligned;  // whether the address of `first` is a multiple of the pack's bytes
 };
 
-// Returns kNum elements; those outside of the vector are `outside`.
+// Returns kNum elements; elements outside of the vector are `outside`.
 template <int kNum, typename T>
 MEGASCALE_DEVICE Pack<T, kNum> LoadPack(const Global<const T>& x, const PackPlace& place,
                                         T outside) {

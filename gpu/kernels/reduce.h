@@ -25,8 +25,8 @@ MEGASCALE_DEVICE T ReduceWarp(T value, Combine combine, Where where = Where::cur
   return value;
 }
 
-// Returns, on every thread, the combination of the values of all threads of the block. `scratch`
-// has room for kLanes elements, which the block has not used before.
+// Returns, on every thread, the combination of the values of all threads of the block. Requires:
+// `scratch` has room for kLanes elements, and the block has not used it before.
 template <typename T, typename Combine>
 MEGASCALE_DEVICE T ReduceBlockOnce(T value, Combine combine, Shared<T> scratch,
                                    Where where = Where::current()) {

@@ -1,4 +1,4 @@
-// What the arguments of kernels say about matrices, and about the blocks that share their rows.
+// Parts of the arguments of kernels: matrices, and how blocks share the rows of a matrix.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ struct Rows {
   int64_t stride;
 };
 
-constexpr int kRowThreads = 256;  // of a block that works on a part of a row, at most
+constexpr int kRowThreads = 256;  // maximum of a block that works on a part of a row
 
 // How blocks share the rows of a matrix: `blocks_of_row` blocks for each row, a pack of 16 bytes
 // for each thread.

@@ -1,7 +1,7 @@
-// The words that kernels are written in. nvcc gives them the device's meaning
-// (device_vocabulary.h); the host's compiler, for tests, that of an emulator which checks every
-// access to shared memory and every barrier (host_vocabulary.h). A kernel that keeps
-// to these words runs in both without a change.
+// The words in which kernels are written. For nvcc they mean operations of the device
+// (device_vocabulary.h). For the host's compiler, in tests, they mean operations of an emulator
+// that checks every access to shared memory and every barrier (host_vocabulary.h). A kernel that
+// uses only these words runs on both without a change.
 //
 //   MEGASCALE_KERNEL(ScaleF32, ScaleParams, 256) {        // `params` is its argument
 //     Global<const float> x(params.x);
@@ -29,10 +29,10 @@
 //
 //   MEGASCALE_UNROLL before a loop whose indices are places of registers
 //
-// Rules: blocks have whole warps; words with all lanes are met by all 32. A function that waits
-// takes `Where where = Where::current()` and passes it on, so that the emulator can tell its
-// callers apart: SyncThreads(where). Never `auto` for an element of Shared: on the host it is a
-// reference that looks at each access.
+// Rules: blocks have whole warps. Words for all lanes must be executed by all 32 lanes. A function
+// that waits takes `Where where = Where::current()` and passes it on, as in SyncThreads(where), so
+// that the emulator can tell the function's callers apart. Never use `auto` for an element of
+// Shared, because on the host it would be a reference that checks each access.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +52,7 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-// N elements that are moved at once; N * sizeof(T) is 2, 4, 8 or 16.
+// N elements that are moved together; N * sizeof(T) is 2, 4, 8 or 16.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T at[N];
@@ -70,7 +70,7 @@ constexpr int kLanes = 32;
 
 namespace megascale::kernels {
 
-// The same number in fp32, and its rounding to the element type of a tensor.
+// Conversions from the element type of a tensor to fp32, and back with rounding.
 MEGASCALE_DEVICE float ToFloat(float x) { return x; }
 template <typename T>
 MEGASCALE_DEVICE T FromFloat(float x);
@@ -83,7 +83,7 @@ MEGASCALE_DEVICE BFloat16 FromFloat<BFloat16>(float x) {
   return ToBFloat16(x);
 }
 
-// Two bfloat16 in one register, the first in the low half: what MultiplyAdd takes.
+// Packs two bfloat16 into one register, the first in the low half, as MultiplyAdd needs them.
 MEGASCALE_DEVICE uint32_t PackBFloat16(float first, float second) {
   return static_cast<uint32_t>(ToBFloat16(first).bits) |
          (static_cast<uint32_t>(ToBFloat16(second).bits) << 16);

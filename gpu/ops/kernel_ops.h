@@ -1,4 +1,4 @@
-// ops::Ops made of our own kernels and of a library's matrix products, all in the order of one
+// An ops::Ops that uses our own kernels and a library's matrix products, all in the order of one
 // stream.
 #pragma once
 
@@ -12,13 +12,14 @@ namespace megascale::gpu {
 
 // Makes matrix products in the order of the launcher's stream.
 struct ProductMaker {
-  // Computes a product with the epilogues that `fuses` names, and without others.
+  // Computes a product with the epilogue for which `fuses` returns true, and without other
+  // epilogues.
   std::function<void(const ops::MatMulArgs& args)> multiply;
   // Whether `multiply` computes the epilogue of these arguments, too; null: never.
   std::function<bool(const ops::MatMulArgs& args)> fuses = nullptr;
 };
 
-// `compute`: kF32 or kBF16. Threads: those of `launcher`.
+// `compute`: kF32 or kBF16. Threads: as `launcher`.
 std::unique_ptr<ops::Ops> MakeKernelOps(tensor::DType compute, std::unique_ptr<Launcher> launcher,
                                         ProductMaker products);
 

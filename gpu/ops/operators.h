@@ -1,7 +1,7 @@
-// The operators that launch kernels of our own, one function each: they choose kernels, grids and
+// The operators that launch our own kernels, one function each. They choose kernels, grids and
 // workspace. Contracts, shapes and dtypes are those of ops::Ops (runtime/ops/ops.h), with bf16 or
 // fp32 as the compute type. Grids that decide the order of a sum follow from shapes alone, never
-// from the device, so that the bits are those of any device.
+// from the device, so that the bits are the same on every device.
 //
 // Private to gpu/ops and gpu/assembly.cc, which also uses Cast; others use kernel_ops.h.
 #pragma once

@@ -1,5 +1,5 @@
-// What launch functions need to know about rows: whether kernels may move 16 bytes of them at once,
-// and how many blocks a row takes. Private to gpu/ops.
+// What launch functions need to know about rows: whether kernels may move 16 bytes of a row at
+// once, and how many blocks a row takes. Private to gpu/ops.
 #pragma once
 
 #include <algorithm>

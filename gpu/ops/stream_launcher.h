@@ -1,4 +1,4 @@
-// The Launcher of a CUDA stream, and the operators of a device made with it.
+// The Launcher of a CUDA stream.
 #pragma once
 
 #include <functional>
@@ -12,9 +12,10 @@
 
 namespace megascale::gpu {
 
-// Launches the kernels of `kernels` as a part of a stream's `work`. All must outlive it. `on_error`
-// receives the first error of its own, such as a workspace that the device has no memory for: the
-// stream's work is then worth nothing. Threads: one, the stream's.
+// Launches the kernels of `kernels` as a part of a stream's `work`. `cuda`, `kernels` and `work`
+// must outlive the launcher. `on_error` receives the first error of the launcher itself, such as a
+// lack of device memory for a workspace; then the results of the stream's work are invalid.
+// Threads: only the stream's thread.
 std::unique_ptr<Launcher> MakeStreamLauncher(
     const cuda::CudaApi* cuda, cuda::KernelLibrary* kernels, StreamWork* work,
     std::function<void(const absl::Status& status)> on_error);

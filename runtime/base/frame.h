@@ -1,6 +1,7 @@
 // Length-prefixed messages with file descriptors over a socket pair: the link between an agent and
 // its processes. A frame is 4 bytes of length (little endian), then that many bytes; descriptors
-// are sent with its first bytes, because the kernel passes at most 253 of them at once.
+// are spread over the first bytes of the frame, because the kernel passes at most 253 with one
+// message.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +35,8 @@ absl::Status SendFrame(int socket, const std::string& payload, const std::vector
 
 // Receives one frame. Blocking: at most `timeout` (infinite: absl::InfiniteDuration()).
 // Errors: Unavailable - the other end is gone; DeadlineExceeded; DataLoss - the length is absurd.
-// Descriptors that this process may not open (ulimit -n) are missing: the receiver counts them.
+// Descriptors that this process may not open (ulimit -n) are missing from the frame, so the caller
+// must check how many came.
 absl::StatusOr<Frame> ReceiveFrame(int socket, absl::Duration timeout);
 
 }  // namespace megascale::base

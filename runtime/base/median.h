@@ -7,8 +7,8 @@
 
 namespace megascale::base {
 
-// Returns the middle one of the values, which one of them really is: of an even number the greater
-// of the two in the middle. 0: there are no values.
+// Returns the middle value, which is always an element of `values`: of an even number of values,
+// the greater of the middle two. 0: there are no values.
 inline double UpperMedian(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);

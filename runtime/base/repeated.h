@@ -5,7 +5,7 @@
 
 namespace megascale::base {
 
-// Drops the elements of which `is_dropped` holds; the others stay in order.
+// Drops the elements for which `is_dropped` is true; the others stay in order.
 template <typename Elements, typename Predicate>
 void EraseIf(Elements* elements, const Predicate& is_dropped) {
   elements->erase(std::remove_if(elements->begin(), elements->end(), is_dropped), elements->end());

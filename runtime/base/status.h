@@ -23,7 +23,8 @@ absl::Status ErrnoStatus(int error, absl::string_view what);
 
 // Returns the errno from which ErrnoStatus made a status; 0: another status. Annotate keeps it.
 int ErrnoOf(const absl::Status& status);
-// Returns `status` with that errno attached, for an errno that was sent separately; 0: unchanged.
+// Returns `status` with the errno `error` attached, for an errno that was sent separately; 0:
+// returns `status` unchanged.
 absl::Status WithErrno(absl::Status status, int error);
 // Whether a status is ResourceExhausted for lack of memory, rather than of disk or descriptors.
 bool IsOutOfMemory(const absl::Status& status);

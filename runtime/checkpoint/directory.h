@@ -30,8 +30,7 @@ absl::StatusOr<std::vector<megascale::agent::v1::CheckpointId>> ListStepDirector
     const std::string& root);
 
 // Lists the complete checkpoints in `root` (their manifest can be read), newest first. Errors:
-// NotFound
-// - no such directory.
+// NotFound - there is no such directory.
 absl::StatusOr<std::vector<megascale::checkpoint::v1::CheckpointSummary>> ListCheckpoints(
     const std::string& root);
 

@@ -21,12 +21,12 @@ inline constexpr absl::string_view kNumericsVersion = "3";
 // "area" or "area.field". The areas are the units that a user may allow to change: device, model,
 // optimizer, batch, precision, seed, layout, threads_per_rank, instruction_set, onednn,
 // megascale_numerics; and products, which a manifest adds (product_table.h). Fields that the job
-// does not set are left out. So are the number of steps, paths, retention and intervals: a job may
-// be prolonged and moved.
+// does not set are left out. So are the number of steps, paths, retention and intervals, because a
+// job may be prolonged and moved.
 megascale::checkpoint::v1::NumericsFingerprint MakeNumericsFingerprint(
     const megascale::job::v1::JobSpec& spec, absl::string_view instruction_set);
 
-// What a user may allow to change: the areas, and "data".
+// Returns what a user may allow to change: the areas, and "data".
 std::vector<absl::string_view> NumericsAreas();
 
 // Whether the user allows the job to differ in `area` from the checkpoint that it begins from.
@@ -37,8 +37,9 @@ bool AllowsChange(const Names& names, absl::string_view area) {
                      [&](const auto& name) { return name == area || name == "all"; });
 }
 
-// Returns OK if both are equal, except for areas in `allow_changed` (or "all"). Errors:
-// FailedPrecondition - one line: which field changed, its two values, and the flag that allows it.
+// Returns OK if both fingerprints are equal, except for areas in `allow_changed` (or "all").
+// Errors: FailedPrecondition - one line: which field changed, its two values, and the flag that
+// allows it.
 absl::Status CompareFingerprints(const megascale::checkpoint::v1::NumericsFingerprint& kept,
                                  const megascale::checkpoint::v1::NumericsFingerprint& now,
                                  const std::vector<std::string>& allow_changed);

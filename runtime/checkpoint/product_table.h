@@ -28,10 +28,11 @@ inline constexpr size_t kProductTableBytesMax = size_t{1} << 20;
 // the file is damaged: one line with its name and what to do; else as base::ReadFile.
 absl::StatusOr<std::string> ReadProductTable(const std::string& directory);
 
-// Keeps `table` in `directory` unless there is one already, and returns the one that is there: of
-// several processes that do this at once, even of an attempt that was given up, one wins. It is
-// synced to storage before this returns. Errors: InvalidArgument - it is larger than
-// kProductTableBytesMax; else as ReadProductTable and base::WriteFileDurably.
+// Keeps `table` in `directory` unless a table is there already, and returns the table that is
+// there. If several processes do this at once, even a process of an attempt that was given up, one
+// of them wins. The table is synced to storage before this returns. Errors: InvalidArgument -
+// `table` is larger than kProductTableBytesMax; else as ReadProductTable and
+// base::WriteFileDurably.
 absl::StatusOr<std::string> KeepProductTable(const std::string& directory, absl::string_view table);
 
 // Writes the table into a checkpoint's folder, and its digest into the fingerprint. Errors: as
@@ -45,20 +46,20 @@ absl::Status StoreProductTable(absl::string_view table, const std::string& to,
 absl::Status CopyProductTable(const std::string& from, const std::string& to,
                               megascale::checkpoint::v1::NumericsFingerprint* fingerprint);
 
-// Copies the digest from one fingerprint to another: the job that begins from a checkpoint takes
-// its table.
+// Copies the digest from one fingerprint to another, because a job that begins from a checkpoint
+// takes the checkpoint's table.
 void TakeProductTable(const megascale::checkpoint::v1::NumericsFingerprint& from,
                       megascale::checkpoint::v1::NumericsFingerprint* to);
 
-// Says that the job's table is missing: one line with its name and what to do.
+// Returns a message that the job's table is missing: one line with the file's name and what to do.
 std::string MissingProductTable(const std::string& job_directory);
 
-// Returns whether `table` is the one that the checkpoint was made with, or it was made without one.
+// Whether the checkpoint was made with `table`, or without a table.
 bool IsProductTableOf(const megascale::checkpoint::v1::Manifest& manifest, absl::string_view table);
 
-// Returns the table of a checkpoint that a job begins from; empty: it was made without one.
-// `directory`: the checkpoint's, with the manifest. Errors: InvalidArgument - the file is missing
-// or damaged, or not the one of the manifest; else as base::ReadFile.
+// Returns the table of a checkpoint that a job begins from; empty: the checkpoint was made without
+// a table. `directory`: the checkpoint's folder, which has the manifest. Errors: InvalidArgument -
+// the table is missing or damaged, or is not the manifest's table; else as base::ReadFile.
 absl::StatusOr<std::string> ProductTableOfCheckpoint(
     const megascale::checkpoint::v1::Manifest& manifest, const std::string& directory);
 

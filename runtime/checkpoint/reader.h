@@ -40,10 +40,10 @@ class CheckpointReader {
 
   // Overwrites `out` with out.size() elements of tensor `name` from `flat_begin` on (row-major).
   // Converts them from the stored type: exactly, except that F64 is rounded when read as float.
-  // Uses whichever slices have the elements, and a copy (replica > 0) only if no lower replica is
-  // there. Errors: NotFound - no such tensor, or a snapshot lacks an element; OutOfRange - the
-  // range ends beyond the tensor; DataLoss - a shard's checksum differs; the message names the
-  // file. After an error `out` is undefined.
+  // Reads each element from the replica with the lowest number that has it. Errors: NotFound - no
+  // such tensor, or a snapshot lacks an element; OutOfRange - the range ends beyond the tensor;
+  // DataLoss - a shard's checksum differs; the message names the file. After an error `out` is
+  // undefined.
   absl::Status ReadSlice(absl::string_view name, int64_t flat_begin, absl::Span<float> out);
   absl::Status ReadSlice(absl::string_view name, int64_t flat_begin, absl::Span<double> out);
 

@@ -3,13 +3,13 @@
 // host process writes sealed snapshots to storage. A worker of the next attempt restores from the
 // newest step that all ranks have.
 //
-// Storing its seal number, after all other writes, seals a buffer; clearing it, before all other
-// writes, unseals it. So a writer that is killed at any point leaves the buffer either sealed and
-// complete or not sealed. Seal numbers grow and are never reused, so a reader notices that a writer
-// took its buffer.
+// The writer seals a buffer by storing the buffer's seal number after all other writes. It unseals
+// the buffer by clearing that number before all other writes. So a writer that is killed at any
+// point leaves the buffer either sealed and complete or not sealed. Seal numbers grow and are never
+// reused, so a reader notices that a writer took its buffer.
 //
-// On GPUs the region of rank 0 also keeps the job's table of matrix products (product_table.h): a
-// restart from memory reads nothing from storage.
+// On GPUs the region of rank 0 also keeps the job's table of matrix products (product_table.h), so
+// that a restart from memory reads nothing from storage.
 //
 // Ownership: writer and readers borrow the region. Threads: one writing process at a time (one
 // thread); any number of readers.
@@ -40,13 +40,12 @@ size_t SnapshotBytes(int64_t payload_bytes, size_t table_bytes = 0);
 void FormatSnapshots(base::SharedMemory& region, int rank, size_t table_bytes = 0);
 
 // Keeps `table` in the region, in place of any other. A process that is killed meanwhile leaves the
-// region without a table, or with one that is whole. Threads: those of the writer. Errors:
-// ResourceExhausted - the region has no room for it; InvalidArgument - the region is not formatted
-// as snapshot memory.
+// region without a table, or with a whole table. Threads: the writer's. Errors: ResourceExhausted -
+// the region has no room for it; InvalidArgument - the region is not formatted as snapshot memory.
 absl::Status KeepTable(base::SharedMemory& region, absl::string_view table);
 
-// Returns the table that the region keeps. Errors: NotFound - none; DataLoss - its checksum
-// differs; InvalidArgument - as KeepTable.
+// Returns the table that the region keeps. Errors: NotFound - there is no table; DataLoss - its
+// checksum differs; InvalidArgument - as KeepTable.
 absl::StatusOr<std::string> KeptTable(const base::SharedMemory& region);
 
 struct SealedSnapshot {
@@ -79,8 +78,8 @@ class SnapshotReader {
 
   // Returns the contents of the newest sealed snapshot of `step`, from any attempt, after checking
   // the checksum. Valid until the writer of a newer attempt takes the buffer: see IsCurrent.
-  // Errors: NotFound
-  // - no such snapshot; DataLoss - the checksum differs; Aborted - a writer took the buffer.
+  // Errors: NotFound - there is no such snapshot; DataLoss - the checksum differs; Aborted - a
+  // writer took the buffer.
   absl::StatusOr<absl::string_view> Read(int64_t step) const;
   absl::StatusOr<absl::string_view> Read(const SealedSnapshot& snapshot) const;
 
@@ -109,10 +108,10 @@ class SnapshotWriter {
   static absl::StatusOr<SnapshotWriter> Open(base::SharedMemory* region, int64_t attempt,
                                              int64_t restored_step);
 
-  // Takes a buffer: one that is not sealed, or else the older one, once it or the newer one is
-  // persisted. Never takes the newest sealed snapshot. Does not wait for unpersisted snapshots of
-  // earlier attempts, nor for storage that fails. Blocking: at most `timeout`; zero only tries.
-  // Errors: DeadlineExceeded - storage is behind; nothing was changed, call again.
+  // Takes a buffer that is not sealed. If both are sealed, takes the older buffer, once either of
+  // the two is persisted. Never takes the newest sealed snapshot. Does not wait for unpersisted
+  // snapshots of earlier attempts, nor for storage that fails. Blocking: at most `timeout`; zero
+  // only tries. Errors: DeadlineExceeded - storage is behind; nothing was changed, call again.
   absl::StatusOr<absl::Span<std::byte>> Acquire(absl::Duration timeout);
 
   // Seals the first `size_bytes` bytes of the acquired buffer, with their checksum, and returns the

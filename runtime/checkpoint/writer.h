@@ -21,18 +21,19 @@ namespace megascale::checkpoint {
 
 // Writes a sealed snapshot as the shard of its rank. Does not mark it as persisted: do that when
 // this returned OK. Errors: DataLoss - its checksum differs; Aborted - a newer attempt took the
-// buffer: nothing was written.
+// buffer. After either error no shard was written.
 absl::Status PersistShard(const SnapshotReader& reader, const SealedSnapshot& snapshot,
                           const std::string& checkpoint_directory);
 
-// Returns NotFound, without an errno, if GiveUpIncomplete removed the directory of a checkpoint.
-// Ask before writing into it.
+// Returns NotFound if the directory of a checkpoint is missing, because GiveUpIncomplete removed
+// it. This status carries no errno, unlike an error of the file system. Ask before writing into it.
 absl::Status CheckNotGivenUp(const std::string& directory);
 
 // Adds the shards found in `directory` and format_version to `manifest`, and writes it. All other
 // fields must be set; the spec says how many ranks there are. Rewriting an equal manifest is
 // harmless. Errors: FailedPrecondition - a rank's shard is missing or differs from its recorded
-// size, or an element of a tensor is in no shard or in two; else as CheckNotGivenUp.
+// size, or an element of a tensor is in no shard, or in two shards of one replica; else as
+// CheckNotGivenUp.
 absl::Status WriteManifest(const std::string& directory,
                            megascale::checkpoint::v1::Manifest manifest);
 
@@ -53,12 +54,11 @@ bool IsSuperseded(const megascale::agent::v1::CheckpointId& id, const Retention&
 // an interrupted call began.
 absl::Status ApplyRetention(const std::string& checkpoint_directory, const Retention& retention);
 
-// Makes room on storage that is full: deletes the step directories without a manifest whose attempt
-// is earlier than that of `newest`, or whose attempt is the same and whose step is earlier. Returns
-// how many. Needs no agreement with other hosts: a deleted directory cannot get a manifest any
-// more. Reason: a host whose writes succeed would otherwise fill the storage with shards of steps
-// for which another host, whose writes fail, no longer has a snapshot; no checkpoint would ever be
-// completed.
+// Makes room on storage that is full: deletes step directories that have no manifest and are older
+// than `newest` (by attempt, then by step). Returns how many. Needs no agreement with other hosts,
+// because a deleted directory cannot get a manifest any more. Reason: suppose that one host can
+// write and another host cannot. The first would fill the storage with shards of steps whose
+// snapshots the second no longer has, so no checkpoint would ever be complete.
 absl::StatusOr<int> GiveUpIncomplete(const std::string& checkpoint_directory,
                                      const megascale::agent::v1::CheckpointId& newest);
 

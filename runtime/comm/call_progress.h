@@ -1,5 +1,5 @@
-// How far the running call of a communicator has come, for diagnosis from outside: whoever wants to
-// know gives a CallProgress, such as telemetry::ExchangeWriter, to the Fabric.
+// How far the running call of a communicator has come, for diagnosis by other processes. Give the
+// Fabric a CallProgress, such as telemetry::ExchangeWriter, to see it.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace megascale::comm {
 
 // What a call has moved to and from one other member. For a call of several phases (all-reduce): in
-// the present one.
+// the present phase.
 struct PeerProgress {
   int world_rank = -1;
   int64_t send_bytes = 0;         // that the peer gets; all are ready once the call has begun

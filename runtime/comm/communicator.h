@@ -4,7 +4,8 @@
 // Every call has a group, a sequence number and an instruction id. All collectives of a group share
 // one sequence; messages have one for each ordered pair of ranks. Communicators that go through the
 // host send these three with every message, and the receiver detects any difference in sequence,
-// operation, size, type or instruction. NCCL cannot (gpu/comm/nccl_communicator.h).
+// operation, size, type or instruction. NCCL cannot detect such a difference
+// (gpu/comm/nccl_communicator.h).
 //
 // Errors, of every call:
 //   Internal - two members made different calls; the message names both calls. Our bug.
@@ -79,8 +80,8 @@ using CallObserver = std::function<void(const CallEvent&)>;
 // and is ordered there: it reads what the stream's earlier work wrote, and the stream's later work
 // reads its result. So the call may return before the exchange is over; then an error may come with
 // a later call, or with the stream's work (stream::Stream::Notify). Shapes are those of
-// HostCommunicator (host/host_communicator.h). Communicators that go through the host also sum, and
-// cost, as HostCommunicator says.
+// HostCommunicator (host/host_communicator.h). For communicators that go through the host,
+// HostCommunicator also says how they sum and what a call costs.
 //
 // After a call's error its buffers hold garbage.
 class Communicator {

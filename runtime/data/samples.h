@@ -13,8 +13,9 @@
 
 namespace megascale::data {
 
-// Deals the numbers 0, 1, 2 … to sources so that among the first n each has its share: it is at
-// most one sample behind, and ahead by at most one for each source before it. Integers only.
+// Deals the numbers 0, 1, 2 … to sources so that each source has its share of the first n numbers:
+// a source is at most one sample behind, and ahead by at most one sample for each source before it.
+// Integers only.
 class Mixture {
  public:
   // Requires: at least one weight; all are positive and finite.
@@ -29,7 +30,7 @@ class Mixture {
 
  private:
   // The share of source k among the samples that sources before it leave, in 2^-32. The last source
-  // takes all.
+  // takes all that is left.
   std::vector<uint64_t> shares_;
 };
 

@@ -77,7 +77,7 @@ struct PeakRates {
 
 struct Description {
   std::string name;          // for people: "Intel(R) Xeon(R) Platinum 8481C"
-  std::string numerics;      // the part of the numerics fingerprint: equal devices give equal bits
+  std::string numerics;      // part of the numerics fingerprint: where it is equal, so are the bits
   int64_t memory_bytes = 0;  // of the whole device, whoever else uses it; 0: unknown
   // Bytes that were still free when Describe was called; unset: the device cannot tell.
   std::optional<int64_t> free_bytes = std::nullopt;
@@ -92,14 +92,14 @@ class Device {
   // Allocates no device memory, because processes that compute nothing call it, too.
   virtual Description Describe() const = 0;
 
-  // Returns how many bytes of device memory the objects hold that this Device made.
+  // Returns the bytes of device memory that objects made by this Device hold.
   int64_t used_bytes() const { return used_bytes_; }
-  // Returns how many bytes of host memory they hold (AllocateHost), if the device has memory of its
-  // own; otherwise 0, and used_bytes() counts them.
+  // Returns the bytes of host memory that these objects hold (AllocateHost), if the device has
+  // memory of its own; otherwise 0, and used_bytes() includes these bytes.
   int64_t pinned_bytes() const { return pinned_bytes_; }
 
-  // Returns a number that grows as the device ends what its streams were given, whichever stream.
-  // It stays 0 where work is over when the call that issues it returns.
+  // Returns a counter that grows as the device finishes work of any of its streams. The counter
+  // stays 0 on a device that finishes work before the issuing call returns (CPU).
   uint64_t num_ended() const { return num_ended_; }
 
   // Returns zeroed memory for tensors. `name` says in errors what it is for ("weights"). Errors:
@@ -113,9 +113,10 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<Memory>> AllocateHost(absl::string_view name,
                                                                size_t size_bytes) = 0;
 
-  // Returns a host view of `vector` if the host may touch its memory; otherwise an empty view. For
-  // this folder alone, whose HostWindow, UploadBuffer, StagedCopy and DirectCommunicator choose by
-  // it between a copy and none: code above uses these, and so never asks which device it has.
+  // Returns a host view of `vector` if the host may touch its memory; otherwise an empty view. Only
+  // for this folder: HostWindow, UploadBuffer, StagedCopy and DirectCommunicator use it to decide
+  // whether a copy is needed. Code above uses these classes instead, so it never asks which device
+  // it has.
   virtual tensor::HostVector OnHost(const tensor::Vector& vector) const = 0;
 
   // Errors: ResourceExhausted - no thread, or the device has no stream left.
@@ -134,17 +135,17 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<comm::Communicator>> MakeCommunicator(
       comm::HostCommunicator* host, stream::Stream* stream) = 0;
 
-  // Returns what chooses the algorithms of this device's matrix products; null: there is one way to
-  // make each product. The device owns it.
+  // Returns the object that chooses the algorithms of this device's matrix products; null: the
+  // device has one algorithm for each product. The device owns it.
   virtual ProductTuner* product_tuner() { return nullptr; }
 
-  // True if a communicator is made only once all members of its group make it (NCCL). Then each
-  // rank makes those of all channels of its groups, even if its own plan makes no call there, in an
-  // order that all ranks share.
+  // True if making a communicator waits until all members of its group make it (NCCL). Then each
+  // rank makes the communicators of all channels of its groups, in an order that all ranks share,
+  // even for channels on which its own plan makes no call.
   virtual bool starts_groups_together() const { return false; }
 
-  // True if an exchange holds a part of the device until all its members have begun theirs (NCCL).
-  // The ranks must then make the calls of all their communicators in orders that agree
+  // True if an exchange holds a part of the device until all members have begun the exchange
+  // (NCCL). The ranks must then make the calls of all their communicators in orders that agree
   // (runtime/plan/check/launch_order.h).
   virtual bool needs_launch_order() const { return false; }
 

@@ -1,5 +1,5 @@
 // Marks the error of a device that hangs: it makes no progress, and no work that it was given ends.
-// Who gets such an error must not wait for a stream of the device.
+// Code that gets such an error must not wait for a stream of the device.
 #pragma once
 
 #include "absl/status/status.h"

@@ -1,5 +1,5 @@
-// Turns a view of a device's memory into one of host memory: for devices whose memory is the
-// host's, alone. Others copy (host_window.h).
+// Turns a view of a device's memory into a view of host memory. Only for devices whose memory is
+// the host's; other devices copy (host_window.h).
 #pragma once
 
 #include "runtime/tensor/tensor.h"

@@ -24,8 +24,7 @@
 
 namespace megascale::device {
 
-// Threads: one at a time, and not the stream's; no task may run on the stream that waits for this
-// thread.
+// Threads: one at a time, and not the stream's; no task on the stream may wait for this thread.
 class HostWindow {
  public:
   // The largest piece where the host cannot touch the memory; in place a piece is the whole vector.
@@ -43,13 +42,13 @@ class HostWindow {
   // the vector is undefined; ResourceExhausted - no pinned memory; Internal - the device failed.
   absl::Status Write(const tensor::Vector& vector, Work fill);
 
-  // Calls `look` for consecutive pieces of `vector`, whose values are those that the work issued to
-  // the stream before left there. Errors: as Write.
+  // Calls `look` for consecutive pieces of `vector`, with the values that the work issued to the
+  // stream before has left there. Errors: as Write.
   absl::Status Read(const tensor::Vector& vector, Work look);
 
  private:
-  // What both begin with: waits for the stream. Returns the whole vector if the host may touch it,
-  // otherwise takes pinned memory and returns an empty view.
+  // The beginning of Write and Read: waits for the stream. Returns the whole vector if the host may
+  // touch it, otherwise takes pinned memory and returns an empty view.
   absl::StatusOr<tensor::HostVector> Begin(const tensor::Vector& vector);
   // Returns the elements of `vector` from `first` on that fit into pinned piece `index`.
   struct Piece {

@@ -54,10 +54,10 @@ class ProductTuner {
   // one counts. Errors: as Missing.
   virtual absl::StatusOr<std::string> Join(absl::Span<const std::string> tables) = 0;
 
-  // Makes the operators of this device compute by `table`, and checks that they can. Requires: none
-  // of them has computed a product yet. Errors: as Missing; FailedPrecondition - the table lacks a
-  // product of `calls`, or this device or library cannot run an algorithm of it; the message names
-  // the product.
+  // Makes the operators of this device compute by `table`, and checks that they can. Requires:
+  // these operators have not computed a product yet. Errors: as Missing; FailedPrecondition - the
+  // table lacks a product of `calls`, or this device or library cannot run an algorithm of it; the
+  // message names the product.
   virtual absl::Status Use(absl::string_view table, const ProductCalls& calls) = 0;
 };
 

@@ -1,5 +1,6 @@
-// The communicator of a group of one rank on a device with memory of its own: what others stage
-// through the host is a copy on the device, or nothing. Waits for no work, and takes no memory.
+// The communicator of a group of one rank on a device with memory of its own: where other
+// communicators stage through the host, it copies on the device, or does nothing. Waits for no
+// work, and takes no memory.
 #pragma once
 
 #include <memory>

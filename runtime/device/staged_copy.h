@@ -46,7 +46,7 @@ class StagedCopy {
       : stream_(*stream), piece_bytes_(piece_bytes) {}
   // Issues the copy of piece `index` of `bytes` bytes from `from`.
   void Issue(const std::byte* from, size_t bytes, size_t index);
-  // Waits until one more piece has come than had before.
+  // Waits until the next piece has arrived.
   absl::Status AwaitPiece();
 
   stream::Stream& stream_;

@@ -28,7 +28,8 @@ class UploadBuffer {
                                                               absl::string_view name,
                                                               size_t size_bytes);
 
-  // Where the host writes. Requires: the device's work before has ended that reads these bytes.
+  // Where the host writes. Requires: all earlier work of the device that reads these bytes has
+  // ended.
   void* host() const { return pinned_ != nullptr ? pinned_->data() : memory_->data(); }
   // Where the device reads, in work behind Upload.
   void* device() const { return memory_->data(); }

@@ -68,32 +68,33 @@ struct StuckFlow {
   int64_t ready_bytes = 0;
   int64_t transmitted_bytes = 0;
   int64_t arrived_bytes =
-      0;  // the receiver says that it has them; or, if it is not known, the sender
+      0;  // as the receiver reports; if the receiver reports nothing, as the sender reports
   double quiet_seconds = 0;
 };
 
 struct ExchangeVerdict {
   FlowState state = FlowState::kDone;  // kDone: nothing stuck is shown
   int rank = -1;                       // that is the cause; -1: none is named
-  // The way between these two is the cause, and neither of them alone; -1: it is not.
+  // The way between these two ranks is the cause, and neither rank alone is named; -1: it is not.
   int from = -1;
   int to = -1;
   // The end of the way that is likelier at fault: the receiver, if all that it sent has arrived and
-  // the sender says that its bytes have left it. A hint for the reader, because it rests on the
-  // sender's word. -1: nothing tells.
+  // the sender says that its bytes have left it. Only a hint for the reader, because it rests on
+  // the sender's word. -1: unknown.
   int likely = -1;
   // The network of this machine is the cause: a number as JoinExchanges got it; -1: it is not.
   int machine = -1;
-  std::vector<StuckFlow> stuck;  // those of the cause first, then by the time since a byte moved
+  std::vector<StuckFlow> stuck;  // the cause's first, then by the time since a byte moved
 };
 
 // Requires: ranks differ. Reports about ranks that are not in `members` are ignored.
 ExchangeVerdict ExplainExchange(absl::Span<const ShownCall> members);
 
-// Puts what is known of several exchanges that stand still together. One of them alone keeps its
-// verdict, unless its bytes stand still between two machines and not between two ranks. Of several,
-// the cause is what all bytes that stand still have in common: a rank, else a machine's network,
-// else the way between two machines, which `from` and `to` stand for. `machine_of`: by rank.
+// Joins the verdicts about several exchanges. If only one exchange is stuck, and its verdict names
+// a rank or the way between two ranks, returns that verdict. Otherwise the cause is the rank that
+// all verdicts name, or else what all stuck flows have in common: a rank (if one of the verdicts
+// names it), the way between two ranks or two machines (`from` and `to` are then the ends of one of
+// the flows), or one machine's network. `machine_of`: by rank.
 ExchangeVerdict JoinExchanges(absl::Span<const ExchangeVerdict> verdicts,
                               absl::Span<const int> machine_of);
 

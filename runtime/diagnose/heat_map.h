@@ -1,5 +1,5 @@
-// Draws the ranks of a job as a grid of stages and replicas, each in the colour of how much it
-// costs or waits. A pure function. Source: MegaScale (NSDI '24), section 5.2, and the OSDI '25
+// Draws the ranks of a job as a grid of stages and replicas, each in a colour that shows how much
+// it costs or waits. A pure function. Source: MegaScale (NSDI '24), section 5.2, and the OSDI '25
 // paper named in what_if.h, figure 14.
 #pragma once
 

@@ -21,16 +21,16 @@ struct MeasuredJob {
   std::vector<MeasuredStep> steps;
 };
 
-// How a job's own steps are analysed: a rank that is stopped or throttled begins late, so delays
-// are its work; few ranks are replayed one by one.
+// How a job's own steps are analysed. Delays count as work, because a rank that is stopped or
+// throttled begins late. Up to 64 ranks are replayed one by one.
 inline constexpr WhatIfOptions kMeasuredJobOptions = {.delays_are_work = true,
                                                       .exact_workers_max = 64};
 
-// Makes the analysis' input of the whole ones among `steps`. A pass of tensor-parallel ranks
-// becomes two operations: what the rank computes, and the exchanges that end it. Operations are
-// comparable if they do the same to equal buffers; passes, in all chunks. `known`: by rank, whether
-// its spans are there. Requires: `steps` come from timeline::MeasureSteps with these plans. Errors:
-// InvalidArgument - no step is whole.
+// Makes the input of the analysis from the whole steps among `steps`. A pass of tensor-parallel
+// ranks becomes two operations: what the rank computes, and the exchanges that end it. Operations
+// are comparable if they do the same to equal buffers; passes of different chunks are comparable,
+// too. `known`: by rank, whether its spans are there. Requires: `steps` come from
+// timeline::MeasureSteps with these plans. Errors: InvalidArgument - no step is whole.
 absl::StatusOr<MeasuredJob> JobOfSteps(absl::Span<const plan::RankPlan> plans,
                                        const std::vector<bool>& known,
                                        absl::Span<const timeline::TimedStep> steps);

@@ -1,6 +1,6 @@
-// Numbers of the loss log that are off the road: a loss or gradient norm that jumps, a number that
-// is not finite, and steps that become slower for good. Pure functions.
-// Source: ByteRobust, SOSP '25 (a factor of 5); MegaScale, NSDI '24, section 6.3 (MFU declines).
+// Finds conspicuous numbers in the loss log: a loss or gradient norm that jumps, a number that is
+// not finite, and steps that become slower for good. Pure functions. Source: ByteRobust, SOSP '25
+// (a factor of 5); MegaScale, NSDI '24, section 6.3 (MFU declines).
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct NumberFinding {
   OffRoad kind = OffRoad::kLossJump;
   int64_t step = 0;  // where it began
   double value = 0;  // loss, norm, or tokens per second
-  double usual = 0;  // the same before
+  double usual = 0;  // the usual value before that step
 };
 
 // A value is compared with the median of this many steps before it.

@@ -51,7 +51,7 @@ struct Operation {
   int worker = 0;                    // index
   std::vector<int> depends_on = {};  // indices of operations, usually of the same worker
   int meeting = kNoMeeting;          // operations with the same number meet
-  bool ends_step = true;             // the step is over once all of these have ended
+  bool ends_step = true;             // the step is over once all such operations have ended
 };
 
 // The times of one step's operations in seconds, indexed like the operations.
@@ -83,8 +83,8 @@ class OperationGraph {
   std::vector<double> DelaysOf(absl::Span<const double> start, absl::Span<const double> end) const;
 
  private:
-  // Operations that end together once all have started, in an order in which each comes after all
-  // that its members depend on.
+  // Operations that wait for each other's start: a meeting, or one operation. Groups are in an
+  // order in which each comes after all operations that its members depend on.
   struct Group {
     int begin = 0;  // of members_
     int end = 0;

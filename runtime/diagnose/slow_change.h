@@ -1,6 +1,6 @@
-// Which rank, machine or link has become slower than it was, and than the others have: compares the
-// newest steps of a job with older ones. It tells a slow machine from an unequal stage if all ranks
-// of a stage are on one machine, and a slow link from a large exchange. Pure functions.
+// Finds the rank, machine or link that has slowed down more than the others: compares the newest
+// steps of a job with older steps. So it can tell a slow machine from an unequal stage even if all
+// ranks of a stage are on one machine, and a slow link from a large exchange. Pure functions.
 //
 // A slowdown that is the same on every machine names no rank.
 #pragma once
@@ -17,19 +17,21 @@ enum class Change {
   kNone,
   kWorker,   // one worker computes longer
   kMachine,  // all workers of a machine compute longer
-  kLink,     // exchanges between two machines take longer, and nothing exonerates either of them
-  kMachineLink,  // exchanges of one machine with others take longer, with each that shows it
-  kLateWorker,   // exchanges of one worker take longer, also with workers of its own machine
+  // Exchanges between two machines take longer, and other exchanges exonerate both or neither.
+  kLink,
+  kMachineLink,  // exchanges of one machine with others take longer, and none without it
+  kLateWorker,   // several exchanges of one worker take longer, and none without it
 };
 
 struct SlowChange {
   Change what = Change::kNone;
   int worker = -1;        // the worker, or the first one of the machine
   int peer = -1;          // kLink: the first worker of the other machine
-  double times = 1;       // how many times longer than before, beyond what all others have changed
-  double step_times = 1;  // how many times longer a step takes than before
-  // kWorker, kMachine: the same is found if the workers of any one other machine are left out, so
-  // that no machine can bring it about by what it says of itself. Never so on two machines.
+  double times = 1;       // how many times as long as before, relative to the change of the others
+  double step_times = 1;  // how many times as long a step takes as before
+  // kWorker, kMachine: the same worker or machine is found whichever one of the other machines is
+  // left out. So no single other machine can cause the finding by false reports. Always false on
+  // two machines.
   bool has_witnesses = false;
 };
 

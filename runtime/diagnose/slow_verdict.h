@@ -1,5 +1,5 @@
-// Why steps are slow: which worker, stage, link or wait explains the time that a what-if analysis
-// finds lost. Pure functions; the caller puts the verdict into words.
+// Why steps are slow: finds the worker, stage, link or wait that explains the time that a what-if
+// analysis finds lost. Pure functions; the caller puts the verdict into words.
 #pragma once
 
 #include <string>
@@ -23,7 +23,7 @@ enum class SlowCause {
   kLateWorker,       // the exchanges of one worker, and of no other, have begun to take longer
   kDataWait,         // workers wait for the data to train on
   kJitter,           // operations take different times from step to step, on changing workers
-  kUnknown,          // the steps lose time and no part explains it
+  kUnknown,          // the steps lose time, and no single part explains it
 };
 
 // A slowdown below this is normal. Source: the OSDI '25 paper counts a job as straggling from 1.1.
@@ -40,12 +40,12 @@ struct Suspect {
   int peer = -1;            // index: the other end of the link
   int stage = -1;
   std::string label = "";  // of the collective's kind
-  // Share of the lost time that comes back without it; for kDataWait the share of the step.
+  // Share of the lost time that comes back without this cause; for kDataWait the share of the step.
   double share = 0;
   double times_slower = 1;  // than the others
-  // For kOneWorker: in two thirds of the steps its slowdown stands out from those of all others,
-  // and part of the slowdown is computing. The worker need not be late within exchanges in all of
-  // these steps.
+  // For kOneWorker: the worker's slowdown stands out from all other workers' slowdowns, and is the
+  // largest in two thirds of the steps; part of it is computing. The worker need not be late within
+  // exchanges in each of these steps.
   bool stands_out = false;
   // If found by comparison with older steps: how many times as long a step takes now; else 0.
   double step_times = 0;

@@ -1,6 +1,6 @@
-// Why a job makes no progress: walks from the instruction in which each rank stands, through the
-// plan's dependencies and meetings, to the ranks for which the others wait. A pure function of the
-// plans and of where each rank stands.
+// Why a job makes no progress: walks from each rank's current instruction, through the plan's
+// dependencies and meetings, to the ranks for which the others wait. A pure function of the plans
+// and of where each rank stands.
 //
 //   const StallVerdict verdict = ExplainStall(plans, positions);
 //   verdict.root.rank, verdict.root.instruction;  // for which others wait, and where it stands
@@ -63,12 +63,12 @@ struct StallVerdict {
   StallRoot root;                         // kUnknown: with rank -1
   std::vector<StallRoot> other_roots;     // the others, the one with the most waiting ranks first
   std::vector<WaitingRank> waiting = {};  // by rank
-  // The process of `root` is silent; with kUnknown, that of the first of `other_roots`.
+  // The process of `root` is silent; with kUnknown, the process of the first of `other_roots` is.
   bool is_silent = false;
 };
 
-// A process that has not shown that it lives for this long is silent: its timer thread runs every
-// fraction of a second.
+// A process is silent if it has shown no sign of life for this long. Normally its timer thread
+// gives a sign every fraction of a second.
 inline constexpr double kSilentSecondsMin = 1.5;
 
 // Requires: `plans` are those of all ranks in order and passed ValidatePlans; `positions` are by
@@ -85,7 +85,7 @@ StallVerdict ExplainStall(absl::Span<const plan::RankPlan> plans,
 std::optional<std::vector<int>> Witnesses(const StallVerdict& verdict,
                                           absl::Span<const int> machine_of);
 
-// With fewer witnesses, one machine that lies could put the blame on a healthy one.
+// With fewer witnesses, one machine with false reports could put the blame on a healthy machine.
 inline constexpr size_t kWitnessesMin = 2;
 
 // Returns the instruction in which a rank stands: the first one of its plan that runs, or else that

@@ -1,11 +1,12 @@
 // A job's measured steps as the table that ByteDance's StragglerAnalysis reads: one row for each
 // operation of a rank. A pure function.
 //
-// That tool knows operations of Megatron-LM. Ours become: the pieces of a backward one
-// backward-compute; all that the optimizer does one `optimizer`; the exchange of norms
-// optimizer-clip-main-grad. Operations that its dependencies need and our steps lack (gc,
-// layernorm-grads-all-reduce, embedding-grads-all-reduce, separate-grads-all-reduce) take no time.
-// Loading and the exchanges of tensor-parallel ranks have no row.
+// That tool knows operations of Megatron-LM. Our operations become its operations: the pieces of a
+// backward become one backward-compute, all work of the optimizer becomes one `optimizer`, and the
+// exchange of norms becomes optimizer-clip-main-grad. Operations that the tool's dependencies need
+// and our steps lack (gc, layernorm-grads-all-reduce, embedding-grads-all-reduce,
+// separate-grads-all-reduce) take no time. Loading and the exchanges of tensor-parallel ranks have
+// no row.
 #pragma once
 
 #include <cstdint>

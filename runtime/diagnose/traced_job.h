@@ -1,12 +1,12 @@
-// A training job from a trace of its operations, in the form that what_if.h analyses. The trace is
-// one of Megatron-LM's steps as ByteDance publishes them (StragglerAnalysis): pid is the
-// data-parallel rank, tid is rank * 5 + a number for the stream, a communication's time is its
+// A training job from a trace of its operations, in the form that what_if.h analyses. The trace
+// shows steps of Megatron-LM in the form that ByteDance publishes (StragglerAnalysis): pid is the
+// data-parallel rank, tid is rank * 5 + a number for the stream, and a communication's time is its
 // transfer, without the wait for peers. A pure function.
 //
 // What an operation waits for, on its own worker:
 // - forward and backward passes run in the order in which they began in the trace;
-// - sends, and receives, of one direction run in order; a receive comes before its pass and after
-//   the pass before that; a send comes after its pass;
+// - sends of one direction run in order, and so do receives; a receive comes after the previous
+//   pass and before its own pass; a send comes after its pass;
 // - the first forward pass comes after the gathering of the chunk's parameters;
 // - after the last pass: gc, all-reduce of layer-norm and embedding gradients, reduce-scatter,
 //   clipping, optimizer.

@@ -1,6 +1,6 @@
 // The what-if analysis of stragglers: how long would the steps have taken if every operation had
-// taken as long as the others of its kind, and whose deviation from that costs how much.
-// Pure functions.
+// taken as long as the others of its kind, and how much time does each part of the job cost by its
+// deviation from that? Pure functions.
 //
 //   const WhatIf result = AnalyzeSteps(graph, steps);
 //   result.slowdown;         // S: 1.97 = steps take 1.97 times what they would without stragglers
@@ -87,8 +87,8 @@ WhatIf AnalyzeSteps(const OperationGraph& graph, absl::Span<const MeasuredStep> 
 Recovery FixOperations(const OperationGraph& graph, absl::Span<const MeasuredStep> steps,
                        const WhatIfOptions& options, const WhatIf& result, const Choice& chosen);
 
-// Returns the mean seconds of a step if the chosen operations took no time, and the others what
-// was measured. For time that should be hidden altogether, such as loading.
+// Returns the mean seconds of a step if the chosen operations took no time, and the others their
+// measured times. For time that should be hidden altogether, such as loading.
 double MeanWithout(const OperationGraph& graph, absl::Span<const MeasuredStep> steps,
                    const WhatIfOptions& options, const Choice& chosen);
 

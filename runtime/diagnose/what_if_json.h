@@ -10,8 +10,8 @@ namespace megascale::diagnose {
 
 // Returns an object with step_t_base, step_t_nodelay, step_t_noblk, launch_slowdown,
 // blocking_slowdown, blocking_step_slowdown, launch_step_slowdown and
-// blocking_decompose_by_{dp_rank,stage,optype}[_per_step] as there; and decompose_by_rank (S_w),
-// slowest_ranks, M_W and M_S.
+// blocking_decompose_by_{dp_rank,stage,optype}[_per_step] as in those files; and decompose_by_rank
+// (S_w), slowest_ranks, M_W and M_S.
 nlohmann::json WhatIfJson(const OperationGraph& graph, const WhatIf& result);
 
 }  // namespace megascale::diagnose

@@ -1,8 +1,8 @@
 // Operators that check every result for values that are not finite. The engine uses them when it
 // repeats a step whose loss or gradient was not finite. They delegate to another Ops, so they give
-// the same bits; epilogues of products apart, so a device that computes them together with the
-// product rounds them differently here. Private to the engine. Threads: one. Cost: one pass over
-// every result.
+// the same bits. Exception: epilogues run after the product, as separate operators, so a device
+// that otherwise fuses product and epilogues rounds differently here. Private to the engine.
+// Threads: one. Cost: one pass over every result.
 #pragma once
 
 #include <cstdint>
@@ -70,7 +70,8 @@ class CheckedOps final : public ops::Ops {
   void FillZero(const ops::Vector& x) override { ops_.FillZero(x); }
 
  private:
-  // Remembers the parameter at `data`, if there is one, as this operator's place; returns whether.
+  // Remembers the parameter at `data`, if there is one, as this operator's place; returns whether
+  // there is one.
   bool At(const void* data);
   // Records the first value of `out` that is not finite. `own`: the operator itself uses the
   // parameter of the place; otherwise it runs after the operator that does.

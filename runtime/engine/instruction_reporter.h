@@ -1,8 +1,8 @@
 // Shows to other processes what this rank is doing. Each instruction becomes a span. The heartbeat
-// slot shows progress and one running instruction; when several streams run one, it is the most
-// telling (computing before collectives before transfers). Exchanges between tensor ranks within a
-// pass are spans on a lane of their own, and the span of the pass says how long it waited for them.
-// Nothing is allocated.
+// slot shows progress and one running instruction; when several streams run one, the slot shows the
+// most telling instruction (computing before collectives before transfers). Exchanges between
+// tensor ranks within a pass are spans on a lane of their own, and the span of the pass says how
+// long it waited for them. Nothing is allocated.
 #pragma once
 
 #include <array>

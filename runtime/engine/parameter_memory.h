@@ -12,7 +12,7 @@ namespace megascale::engine {
 
 // Zeroed; borrowed from the arenas that it was allocated from.
 struct ParameterMemory {
-  ChunkStates chunks;  // without transformers and optimizers, and so without shards of stage 1
+  ChunkStates chunks;  // without transformers and optimizers, and so without shards of ZeRO stage 1
   GradientBuffers gradient_buffers;
   TiedEnds tied_ends;
   tensor::Vector carried;     // F; what one piece of a backward hands to the next

@@ -1,6 +1,6 @@
 // The communicators of a rank in one attempt: one for each channel of each of its groups. The
-// fabric makes those that go through the host; on them the device makes those that exchange its
-// tensors, each ordered on the stream whose instructions use it.
+// fabric makes the communicators that go through the host. On top of these the device makes the
+// communicators that exchange its tensors; each is ordered on the stream whose instructions use it.
 //
 // Threads: Create and Join on one thread; Of and world on any after Join; Abort on any. Ownership:
 // borrows what its options and arguments name.

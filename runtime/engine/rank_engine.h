@@ -94,8 +94,8 @@ class RankEngine {
   using StepEnded = std::function<void(int64_t step, absl::StatusOr<StepResult>)>;
   // Sets a function that is called once for each step, from a stream's thread, after the last
   // instruction of both owners has ended. Only this function gets a step's result. If the device
-  // hangs, it is called at once with an error that is marked so (device::IsHang), and not again:
-  // instructions still run, and the destructor waits for the device.
+  // hangs, the function is called at once, with an error for which device::IsHang is true, and is
+  // not called again. Instructions then still run, and the destructor waits for the device.
   // Requires: called once, before Join.
   virtual void TellStepEnds(StepEnded step_ended) = 0;
 

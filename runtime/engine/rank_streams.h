@@ -38,12 +38,13 @@ class RankStreams {
   // Returns the stream on which the communicator of an instruction is ordered.
   stream::Stream* ExchangeStreamOf(const plan::Instruction& instruction) const;
 
-  // Runs `work` on the compute stream's thread, and so on all of the rank's compute threads:
-  // between what the stream `from` has issued and what it will issue. Requires: called on the
-  // thread of `from`.
+  // Runs `work` on the compute stream's thread, and thereby on all of the rank's compute threads.
+  // The work runs after everything that the stream `from` has issued, and before everything that it
+  // will issue. Requires: called on the thread of `from`.
   void RunOnComputeThreads(plan::StreamKind from, absl::FunctionRef<void()> work);
 
-  // Waits until all streams are idle. Errors of their work are left to those who asked for it.
+  // Waits until all streams are idle. Does not report errors of their work: the code that issued
+  // the work gets them.
   void Synchronize();
 
  private:

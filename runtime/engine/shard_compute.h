@@ -26,7 +26,7 @@ namespace megascale::engine {
 
 // Single numbers of a step in the device's memory, F64.
 struct ShardNumbers {
-  // Their sizes for ranks of a world of `world_size`.
+  // Sets the sizes of all vectors for a world of `world_size` ranks.
   ShardNumbers(int world_size, const ChunkStates& chunks);
   std::vector<tensor::Vector*> spaces();
 

@@ -59,8 +59,8 @@ class StageCompute {
 
   // Brings the step's batch to the device, on `load_stream`.
   absl::Status LoadBatch(const plan::StepContext& context);
-  // These three run a part of a pass, over `communicator` where tensor ranks share it. Errors:
-  // those of its calls.
+  // The next three methods run a part of a pass. If tensor ranks share the pass, they exchange over
+  // `communicator`. Errors: those of the communicator's calls.
   absl::Status Forward(const plan::Instruction& instruction, const plan::StepContext& context,
                        comm::Communicator* communicator);
   // Goes backward through the layers of the instruction's buckets. With `input_only` it computes

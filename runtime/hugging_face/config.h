@@ -1,7 +1,7 @@
 // Hugging Face's config.json and our model section: what a folder's model is, in the words of a job
 // file, and back. Supports the decoder models of GPT-2, GPT-NeoX (Pythia), Llama 2 and 3, Mistral,
-// Qwen2 and Qwen3. What this program computes differently is refused by its name, except dropout,
-// which is left out with a warning. Threads: plain functions.
+// Qwen2 and Qwen3. A setting that this program would compute differently is refused, and the error
+// names it. Exception: dropout is left out with a warning. Threads: plain functions.
 #pragma once
 
 #include <string>

@@ -16,7 +16,7 @@ namespace megascale::hugging_face {
 absl::StatusOr<std::vector<int32_t>> ParseEndTokens(absl::string_view json, absl::string_view file);
 
 // Returns the end tokens of a folder: those of generation_config.json, or if it has none, those of
-// config.json. Errors: as ParseEndTokens; those of the file system, but a missing file is none.
+// config.json. Errors: as ParseEndTokens; those of the file system, but a missing file is no error.
 absl::StatusOr<std::vector<int32_t>> ReadEndTokens(const std::string& folder);
 
 }  // namespace megascale::hugging_face

@@ -45,7 +45,8 @@ class Folder {
   const std::string& path() const { return path_; }
   // By name.
   const std::map<std::string, StoredTensor>& tensors() const { return tensors_; }
-  // Returns null if there is no such tensor. Knows the names that a family's tensors also had.
+  // Returns null if there is no such tensor. Also finds a tensor under the other name that some
+  // files of the family use.
   const StoredTensor* Find(absl::string_view name) const;
 
   // Reads out.size() bytes of a tensor from byte `offset` on. Requires: the tensor has them.
@@ -58,7 +59,8 @@ class Folder {
     base::UniqueFd fd;
   };
   Folder() = default;
-  // Adds the tensors of a file that `wanted` maps to it; all of them if it is null.
+  // Adds the tensors of a file that `wanted` maps to this file; all of its tensors if `wanted` is
+  // null.
   absl::Status AddFile(const std::string& name, const std::map<std::string, std::string>* wanted);
 
   std::string path_;

@@ -32,19 +32,20 @@ struct ExportOptions {
   std::string checkpoint;  // a step directory
   std::string folder;
   std::string dtype = {};  // "F32", "BF16" or "F16"; empty: as stored
-  // A file with weights ends before it has more bytes than this, if it has at least one tensor.
+  // A file of several tensors has at most this many bytes of weights; a larger tensor gets a file
+  // of its own.
   int64_t file_bytes_max = 5'000'000'000;
-  // Ends every document of the job that wrote the checkpoint: a token of the tokenizer that the
-  // checkpoint keeps. Exported as an end token of the model.
+  // The token that ends every document of the job that wrote the checkpoint, from the tokenizer
+  // that the checkpoint keeps. It is exported as an end token of the model.
   std::optional<EndToken> end_token = std::nullopt;
 };
 
 // Writes a Hugging Face folder that `transformers` loads. config.json is that of the folder from
 // which the weights came, if it still describes the model, else a new one; text_files.h says which
-// files of tokenizers are there. Errors: InvalidArgument - no architecture has this model, or
-// `dtype` has no room for a number of a tensor, which is named;
-// AlreadyExists - the folder is not empty, or another export writes into it; those of
-// CheckpointReader; those of the file system. After a failure the folder has none of its files.
+// files of tokenizers are there. Errors: InvalidArgument - no architecture has this model, or a
+// tensor, which the error names, has a number that `dtype` cannot hold; AlreadyExists - the folder
+// is not empty, or another export writes into it; those of CheckpointReader; those of the file
+// system. After a failure the folder has none of the export's files.
 absl::StatusOr<Converted> Export(const ExportOptions& options);
 
 }  // namespace megascale::hugging_face

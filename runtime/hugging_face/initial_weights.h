@@ -29,17 +29,17 @@ struct Source {
 };
 
 // Finds the weights at `path`: a Hugging Face folder, a checkpoint, or the newest one in a folder
-// of checkpoints. Reads config.json or the manifest, no weights. Errors: NotFound - neither is
+// of checkpoints. Reads config.json or the manifest, no weights. Errors: NotFound - none of them is
 // there; those of ReadConfig and of checkpoint::ReadManifest.
 absl::StatusOr<Source> FindSource(const std::string& path);
 
-// Returns the model of a job that starts from `source`, where `given` has the fields that the job
-// sets, by name. Fields that change what the weights mean or their shapes must agree; others, such
-// as the window, theta or the longest sequence of rotary positions, are taken from `given`. Tied
-// embeddings may be untied: both matrices then start equal. A rope_scaling without rope_type
-// changes single fields of the source's, by names such as "rope_scaling.factor"; one with it
-// replaces the section. Errors: InvalidArgument - a contradiction: "model.FIELD: the job has X,
-// PATH has Y".
+// Returns the model of a job that starts from `source`. `given`: the job's model section, of which
+// the job sets the fields `given_names`. Fields that change what the weights mean or their shapes
+// must agree; others, such as the window, theta or the longest sequence of rotary positions, are
+// taken from `given`. Tied embeddings may be untied: both matrices then start equal. A rope_scaling
+// without rope_type changes single fields of the source's rope_scaling, by names such as
+// "rope_scaling.factor"; a rope_scaling with rope_type replaces the source's. Errors:
+// InvalidArgument - a contradiction: "model.FIELD: the job has X, PATH has Y".
 absl::StatusOr<job::v1::ModelSpec> MergeModels(const Source& source,
                                                const job::v1::ModelSpec& given,
                                                const std::set<std::string>& given_names);
@@ -63,7 +63,7 @@ class InitialWeights {
  private:
   InitialWeights() = default;
   absl::Status CheckTensors(const job::v1::ModelSpec& model) const;
-  // Returns the name in the source: an output matrix may be that of tied embeddings.
+  // Returns the name in the source, where the output matrix may be the tied embedding matrix.
   std::string NameIn(absl::string_view name) const;
   template <typename Number>
   absl::Status ReadNumbers(absl::string_view name, const checkpoint::Box& box, int64_t begin,

@@ -29,7 +29,8 @@ class JsonFields {
   // is shown by its kind.
   void Refuse(absl::string_view name, absl::string_view expected);
 
-  // Keeps a mistake that was found elsewhere, if it is the first one. Requires: it is no OK.
+  // Keeps a mistake that was found elsewhere, if it is the first one. Requires: `mistake` is not
+  // OK.
   void Keep(const absl::Status& mistake);
 
   // True if the field is there and not null.

@@ -14,10 +14,11 @@ namespace megascale::hugging_face {
 inline constexpr absl::string_view kTokenizerConfigFile = "tokenizer_config.json";
 inline constexpr char kGenerationConfigFile[] = "generation_config.json";
 
-// Returns the folder in which a checkpoint keeps them.
+// Returns the folder in which a checkpoint keeps these files.
 std::string KeptFolderOf(const std::string& checkpoint);
 
-// Makes a folder, or does nothing if it exists and is empty. Errors: AlreadyExists - it is not.
+// Makes a folder, or does nothing if it exists and is empty. Errors: AlreadyExists - it is not
+// empty.
 absl::Status MakeEmptyFolder(const std::string& path);
 
 // True if the folder has the file.

@@ -1,6 +1,6 @@
-// Which Hugging Face tensors our tensors consist of, for each architecture. Ours fuse queries, keys
-// and values, and the MLP's gate and up; a linear weight is [out, in]. Theirs lie in the forms
-// below. Threads: plain functions.
+// Which Hugging Face tensors our tensors consist of, for each architecture. Our tensors fuse
+// queries, keys and values, and the MLP's gate and up; our linear weights are [out, in]. Hugging
+// Face's tensors have the forms below. Threads: plain functions.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ enum class Form : uint8_t {
   kByHead,      // NeoX: queries, keys and values of the first head, then of the second …
 };
 
-// Consecutive rows of one of our tensors: one of their tensors.
+// One of Hugging Face's tensors, which is consecutive rows of one of our tensors.
 struct Part {
   std::string name;  // theirs
   Form form = Form::kSame;

@@ -22,7 +22,7 @@ struct EndToken {
 };
 
 struct TextFilesOptions {
-  std::string checkpoint;      // holds the tokenizer of the job that wrote it, if that had one
+  std::string checkpoint;      // holds the tokenizer of the job that wrote it, if the job had one
   bool is_of_job = true;       // false: imported weights
   std::string origin = {};     // the folder from which the weights came; empty: unknown
   std::string tokenizer = {};  // what the job named: a file, a folder, or nothing
@@ -33,8 +33,9 @@ struct TextFilesOptions {
 class TextFiles {
  public:
   // Decides which files are written. Imported weights, and a job with the origin's own tokenizer,
-  // keep all files of the origin; a job with another tokenizer keeps that one alone. Errors:
-  // InvalidArgument - end tokens of the origin that are not ids; those of the file system.
+  // keep all files of the origin; a job with another tokenizer keeps only its own tokenizer's
+  // files. Errors: InvalidArgument - end tokens of the origin that are not ids; those of the file
+  // system.
   static absl::StatusOr<TextFiles> Find(TextFilesOptions options);
 
   // Returns a config.json with the end tokens. `is_new`: it is not the origin's.
@@ -54,7 +55,7 @@ class TextFiles {
   std::string TokenizerConfig() const;
 
   TextFilesOptions options_;
-  bool keeps_origins_ = false;    // the origin's tokens have their meaning
+  bool keeps_origins_ = false;    // the origin's tokens keep their meaning
   std::string tokenizer_folder_;  // has the tokenizer's files; empty: there are none
   bool needs_config_ = false;     // tokenizer_config.json is to be made
   std::vector<int32_t> end_tokens_;

@@ -1,6 +1,6 @@
-// A folder that an export fills. Unless it is kept, its end removes the files that were written
-// through it, and the folder if it is new and empty then; files of others stay. Threads: one at a
-// time. Blocking: storage.
+// A folder that an export fills. Unless Keep was called, the destructor removes the files that were
+// written through this object, and the folder if it is new and then empty. Other files stay.
+// Threads: one at a time. Blocking: storage.
 #pragma once
 
 #include <string>
@@ -22,8 +22,8 @@ class UnfinishedFolder {
   UnfinishedFolder& operator=(const UnfinishedFolder&) = delete;
   ~UnfinishedFolder();
 
-  // Makes a file to write. Errors: AlreadyExists - somebody else has made it, and keeps it; those
-  // of the file system.
+  // Makes a file to write. Errors: AlreadyExists - another process has made the file, which stays;
+  // those of the file system.
   absl::StatusOr<base::UniqueFd> Create(absl::string_view name);
   // Writes a whole file, as base::WriteFileDurably.
   absl::Status Write(absl::string_view name, absl::string_view text);

@@ -31,7 +31,8 @@ absl::StatusOr<Config> ReadConfig(const std::string& folder);
 class Weights {
  public:
   // Opens a folder. Errors: those of ReadConfig and Folder::Open; InvalidArgument - a tensor is
-  // missing, has another shape or a type that holds no weights, or is none of the model: names it.
+  // missing, has another shape or a type that holds no weights, or does not belong to the model;
+  // the error names it.
   static absl::StatusOr<std::unique_ptr<Weights>> Open(const std::string& folder);
 
   const Config& config() const { return config_; }
@@ -45,8 +46,8 @@ class Weights {
   // count = out.size() / bytes of DtypeOf(tensor). Errors: those of Folder::Read.
   absl::Status ReadStored(const TensorMap& tensor, const checkpoint::Box& box, int64_t begin,
                           absl::Span<char> out) const;
-  // The same in numbers, under the tensor's name; the exact values. Errors: also NotFound - no such
-  // tensor; InvalidArgument - the box does not fit it.
+  // As ReadStored, but finds the tensor by its name and returns its exact values as numbers.
+  // Errors: also NotFound - no such tensor; InvalidArgument - the box does not fit it.
   absl::Status Read(absl::string_view name, const checkpoint::Box& box, int64_t begin,
                     absl::Span<float> out) const;
   absl::Status Read(absl::string_view name, const checkpoint::Box& box, int64_t begin,

@@ -15,11 +15,11 @@
 namespace megascale::inference {
 
 struct GenerateOptions {
-  int64_t num_tokens = 300;  // most that are added to a prompt
+  int64_t num_tokens = 300;  // maximum number added to a prompt
   SamplingRule rule = {};
-  uint64_t seed = 1;                     // of the first prompt; the others' follow from it
-  std::vector<int32_t> end_tokens = {};  // each ends a sequence, and is not part of it
-  int64_t vocabulary_size = 0;  // tokens from this one on are never chosen; 0: none of them
+  uint64_t seed = 1;                     // for prompt 0; other prompts add a multiple of a constant
+  std::vector<int32_t> end_tokens = {};  // each ends a sequence without being added to it
+  int64_t vocabulary_size = 0;  // only tokens below this id are chosen; 0: all tokens are
 };
 
 enum class EndOf : uint8_t { kEndToken, kNumTokens };
@@ -33,9 +33,9 @@ struct GenerateEvents {
   std::function<bool()> is_cancelled = nullptr;
 };
 
-// When a sequence fills the model's capacity, its older half is forgotten: the newer half is read
-// again, from position 0 on. Requires: each prompt has at least one token and at most capacity().
-// Errors: those of the model and of the events.
+// When a sequence fills the model's capacity, the model forgets its older half and reads the newer
+// half again, from position 0 on. Requires: each prompt has at least one token and at most
+// capacity(). Errors: those of the model and of the events.
 absl::Status Generate(LanguageModel* model, absl::Span<const std::vector<int32_t>> prompts,
                       const GenerateOptions& options, const GenerateEvents& events);
 

@@ -20,16 +20,16 @@ namespace megascale::cli {
 // Errors: NotFound - there is no checkpoint.
 absl::StatusOr<std::string> FindCheckpoint(const std::string& directory);
 
-// Returns whether a job wrote the weights that `path` names, which then name a text too. False for
-// weights alone: imported ones, or a Hugging Face folder. Reads no weights. Errors: those of
-// hugging_face::FindSource.
+// Returns whether a job wrote the weights at `path`; then they also name the job's text. False for
+// "weights alone", which are imported weights or a Hugging Face folder. Reads no weights. Errors:
+// those of hugging_face::FindSource.
 absl::StatusOr<bool> IsWrittenByJob(const std::string& path);
 
 // How many windows to measure, from the text's beginning. A window has the training's sequence
 // length, or InferenceOptions::seq_length.
 struct WindowLimit {
   int64_t num_windows = 0;  // maximum number; 0: all
-  double flops = 0;         // as many as this many FLOP suffice for, at least 1; 0: no limit
+  double flops = 0;         // as many windows as need this many FLOP, at least 1; 0: no limit
 };
 
 // Reads "all", a number of windows, or "auto": 2e13 FLOP, about a minute if matrix products run at
@@ -38,7 +38,7 @@ absl::StatusOr<WindowLimit> ParseWindowLimit(const std::string& flag, const std:
 
 struct EvaluateOptions {
   WindowLimit limit;
-  bool keep_text = false;  // whether HeldOutLoss::text is wanted
+  bool keep_text = false;  // whether to fill HeldOutLoss::text
   // Called before the first window with the numbers of windows to measure and of windows in the
   // text; may be empty.
   std::function<void(int64_t num_windows, int64_t whole_windows)> on_start;
@@ -51,25 +51,25 @@ struct EvaluateOptions {
 struct HeldOutLoss {
   int64_t num_tokens = 0;   // measured tokens
   int64_t text_tokens = 0;  // of the whole text
-  int64_t num_bytes = 0;    // text of the measured tokens; end tokens have none
+  int64_t num_bytes = 0;    // bytes of text of the measured tokens; end tokens have 0
   double nats_per_token = 0;
   double bits_per_byte = 0;
-  std::string text;  // the measured bytes, if they are wanted
+  std::string text;  // the measured bytes, if keep_text
 };
 
-// The length of a window for weights alone, which do not say with what length they were trained; a
-// model with fewer positions has shorter windows.
+// The length of a window for weights alone, because they do not tell the sequence length of their
+// training. A model with fewer positions has shorter windows.
 inline constexpr int64_t kWindowOfWeights = 1024;
 
 struct InferenceOptions {
   // A checkpoint, a folder of them (the newest counts), imported weights, or a Hugging Face folder.
   std::string path;
-  // For weights alone: another tokenizer than their own; "bytes": every byte is a token.
+  // For weights alone: the tokenizer to use instead of their own; "bytes": every byte is a token.
   std::string tokenizer = {};
   // For weights alone: the token that ends a document, as the tokenizer writes it. Empty: the
   // tokenizer's usual one; if it has none, the first end token of the weights' own folder.
   std::string end_token = {};
-  // Tokens of a window. 0: those of the training's sequences; for weights alone kWindowOfWeights.
+  // Tokens of a window. 0: the training's sequence length; for weights alone kWindowOfWeights.
   int64_t seq_length = 0;
   int num_threads = 0;                               // 0: all cores
   std::unique_ptr<device::Device> device = nullptr;  // null: the CPU
@@ -77,24 +77,26 @@ struct InferenceOptions {
 
 class Inference {
  public:
-  // Reads and verifies the weights, and computes in the precision in which they were trained; for
-  // weights alone, in that in which they are stored. Errors: NotFound, DataLoss - the checkpoint;
-  // ResourceExhausted - no memory; InvalidArgument - an option that the model does not allow, a
-  // folder that is wrong, no end token; FailedPrecondition - weights alone without a tokenizer.
+  // Reads and verifies the weights. The model computes in the precision of the training; with
+  // weights alone, in the precision of the stored weights. Errors: NotFound, DataLoss - the
+  // checkpoint; ResourceExhausted - no memory; InvalidArgument - an option that the model does not
+  // allow, a malformed folder, no end token; FailedPrecondition - weights alone without a
+  // tokenizer.
   static absl::StatusOr<std::unique_ptr<Inference>> Load(InferenceOptions options);
   ~Inference();
 
-  // The checkpoint's manifest, whose data section names the tokenizer that the checkpoint keeps. Of
-  // weights alone: what is known of them, as the specification of a job without text.
+  // The checkpoint's manifest, whose data section names the tokenizer that the checkpoint keeps.
+  // For weights alone: what is known about them, in the form of a job without text.
   const checkpoint::v1::Manifest& manifest() const;
-  // What a Hugging Face folder says that this program ignores, one line each.
+  // The settings of a Hugging Face folder that this program ignores, one line each.
   const std::vector<std::string>& warnings() const;
 
-  // The tokenizer with which it was trained, from the checkpoint's folder; null: bytes are tokens.
+  // The tokenizer with which the model was trained, from the checkpoint's folder; null: bytes are
+  // tokens.
   const tokenizer::Tokenizer* tokenizer() const;
 
   // Measures how well the model predicts each token of `text`. Deterministic. Errors:
-  // InvalidArgument - the text is shorter than one window; those of reading it.
+  // InvalidArgument - the text is shorter than one window; those of reading the text.
   absl::StatusOr<HeldOutLoss> Evaluate(const data::TokenText& text,
                                        const EvaluateOptions& options = {});
 
@@ -108,8 +110,9 @@ struct EvaluationText {
   std::unique_ptr<data::Dataset> dataset;
   const data::TokenText& text() const { return dataset->held_out(); }
 };
-// Opens the held-out part of the text that the data section of Inference::manifest names, or with
-// `whole` all of it, encoded by the tokenizer that it names. Errors: those of Dataset::Open.
+// Opens the held-out part of the text in the data section of `spec` (Inference::manifest has one),
+// or with `whole` all of the text, encoded by the section's tokenizer. Errors: those of
+// Dataset::Open.
 absl::StatusOr<EvaluationText> OpenEvaluationText(const job::v1::JobSpec& spec,
                                                   const data::DatasetOptions& options);
 

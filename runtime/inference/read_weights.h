@@ -1,4 +1,4 @@
-// Weights from storage into a device's memory. Threads: plain functions. Blocking: storage.
+// Reads weights from storage into a device's memory. Threads: plain functions. Blocking: storage.
 #pragma once
 
 #include "absl/status/status.h"

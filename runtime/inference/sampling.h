@@ -7,8 +7,8 @@
 
 namespace megascale::inference {
 
-// Numbers in [0, 1) from a seed: the same on every machine. Source: SplitMix64, Steele et al.,
-// 2014.
+// Numbers in [0, 1) that follow from a seed, the same on every machine. Source: SplitMix64, Steele
+// et al., 2014.
 class UniformNumbers {
  public:
   explicit UniformNumbers(uint64_t seed) : state_(seed) {}
@@ -21,8 +21,8 @@ class UniformNumbers {
 struct SamplingRule {
   double temperature = 1;  // 0: always the most likely token
   int64_t top_k = 0;       // choose among the K most likely tokens; 0: all
-  // Choose among the fewest most likely tokens of these K that together have this part of their
-  // probability; 1: all. Source: Holtzman et al., 2020 (nucleus sampling).
+  // Choose among the most likely of these K tokens: as few as together have this share of the K
+  // tokens' probability; 1: all K. Source: Holtzman et al., 2020 (nucleus sampling).
   double top_p = 1;
 };
 

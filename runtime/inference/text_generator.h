@@ -1,5 +1,6 @@
 // Text from a trained model: finds the tokenizer and the end tokens of a checkpoint or a Hugging
-// Face folder, and continues prompts, each piece as soon as it is certain. Threads: one at a time.
+// Face folder, and continues prompts. Reports each piece of text as soon as later tokens cannot
+// change it. Threads: one at a time.
 //
 //   ASSIGN_OR_RETURN(const auto generator, TextGenerator::Open({.path = "out/checkpoints"}));
 //   RETURN_IF_ERROR(generator->Generate({"Love is"}, {}, {.on_text = print, .on_end = count}));
@@ -32,10 +33,10 @@ struct TextGeneratorOptions {
 };
 
 struct TextOptions {
-  int64_t num_tokens = 300;  // most that are added to a prompt
+  int64_t num_tokens = 300;  // maximum number added to a prompt
   SamplingRule rule = {.temperature = 0.8};
   uint64_t seed = 1;
-  int64_t batch = 8;  // prompts that are continued at once
+  int64_t batch = 8;  // prompts that are continued at the same time
 };
 
 // Errors: InvalidArgument - an option is out of its range; names the command's option.
@@ -49,8 +50,9 @@ struct Continuation {
 };
 
 struct TextEvents {
-  std::function<void()> on_begin = nullptr;  // all input is good, and the weights are loaded
-  // More of a continuation: whole characters of UTF-8. Bytes that are not UTF-8 become U+FFFD.
+  std::function<void()> on_begin = nullptr;  // all input is valid, and the weights are loaded
+  // The next piece of a continuation, in whole characters of UTF-8. Bytes that are not UTF-8 become
+  // U+FFFD.
   std::function<void(int64_t prompt_index, absl::string_view piece)> on_text = nullptr;
   std::function<void(int64_t prompt_index, const Continuation& continuation)> on_end = nullptr;
   std::function<bool()> is_cancelled = nullptr;  // as GenerateEvents

@@ -1,4 +1,4 @@
-// The model, tokenizer and end tokens that a path has for generation. Reads no weights. Threads:
+// Finds the model, tokenizer and end tokens at a path, for generation. Reads no weights. Threads:
 // plain functions. Blocking: storage.
 #pragma once
 
@@ -20,7 +20,7 @@ namespace megascale::inference {
 // Tokens of the longest sequence of a model that has no limit of its own.
 inline constexpr int64_t kLongestSequence = int64_t{1} << 20;
 
-// Text to token ids: by a tokenizer, or a token for each byte.
+// Encodes text as token ids: by a tokenizer, or as one token for each byte.
 class TextCodec {
  public:
   // `tokenizer`: null for bytes.
@@ -30,11 +30,11 @@ class TextCodec {
   const tokenizer::Tokenizer* tokenizer() const { return tokenizer_.get(); }
   // One more than the highest id.
   int64_t vocabulary_size() const;
-  // Returns the ids of a text that is continued: with the tokens that the tokenizer puts before a
-  // text, without those after it.
+  // Returns the ids of a text that the model will continue: with the tokens that the tokenizer puts
+  // before a text, without the tokens that it puts after a text.
   std::vector<int32_t> EncodePrompt(absl::string_view text) const;
-  // Returns the id of a token that is spelt as in the tokenizer's file; without a tokenizer, of a
-  // byte.
+  // Returns the id of `token`, spelt as in the tokenizer's file; without a tokenizer, `token` is
+  // one byte.
   std::optional<int32_t> IdOf(absl::string_view token) const;
 
  private:
@@ -42,29 +42,29 @@ class TextCodec {
 };
 
 struct TextSource {
-  job::v1::ModelSpec model;                     // resolved; `from` has the weights
+  job::v1::ModelSpec model;                     // resolved; `from` is the path of the weights
   tensor::DType compute = tensor::DType::kF32;  // as it was trained, or as the weights are stored
   int64_t context = 0;                          // longest sequence
   std::optional<int64_t> step;                  // of a checkpoint that a job wrote
   TextCodec codec{nullptr};
-  std::string tokenizer;  // where the codec's was found; empty: bytes
-  // In the codec's vocabulary. A token that the weights' folder names counts if the codec spells it
-  // as the folder's own tokenizer does.
+  std::string tokenizer;  // path of the codec's tokenizer; empty: bytes
+  // Ids in the codec's vocabulary. An end token that the weights' folder names is used only if the
+  // codec spells this id as the folder's own tokenizer does.
   std::vector<int32_t> end_tokens;
   std::vector<std::string> warnings;
 };
 
 // Reads a checkpoint, a folder of them (the newest counts) or a Hugging Face folder.
-// `tokenizer_path`: a tokenizer to use instead of the path's own; "bytes": none; empty: its own. A
-// job that was trained without a tokenizer reads bytes, even if it began with weights that have
-// one. Errors: those of hugging_face::FindSource and tokenizer::LoadTokenizer; FailedPrecondition -
-// no tokenizer; InvalidArgument - a tokenizer with more tokens than the model, an end token that
-// the model does not have.
+// `tokenizer_path`: a tokenizer to use instead of the path's own; "bytes": no tokenizer; empty: the
+// path's own. A job that was trained without a tokenizer reads bytes, even if it began with weights
+// that have one. Errors: those of hugging_face::FindSource and tokenizer::LoadTokenizer;
+// FailedPrecondition - no tokenizer; InvalidArgument - a tokenizer with more tokens than the model,
+// an end token that the model does not have.
 absl::StatusOr<TextSource> FindTextSource(const std::string& path,
                                           const std::string& tokenizer_path);
 
-// Returns the token that ends every document of the job that wrote a checkpoint; nullopt: it was
-// trained on bytes, or the checkpoint has imported weights. Errors: those of
+// Returns the token that ends every document of the job that wrote a checkpoint; nullopt: the job
+// trained on bytes, or no job wrote the checkpoint: its weights are imported. Errors: those of
 // checkpoint::ReadManifest and of tokenizer::LoadTokenizer.
 absl::StatusOr<std::optional<hugging_face::EndToken>> FindJobEndToken(
     const std::string& checkpoint);

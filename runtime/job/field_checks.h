@@ -1,6 +1,6 @@
-// Checks of single fields, from which the rules of a job specification are made, with the words of
-// their refusals. Private to this folder. Errors of all: InvalidArgument - the message begins with
-// the field's name.
+// Checks of single fields, with the texts of their refusals. The rules of a job specification
+// consist of these checks. Private to this folder. Errors of all: InvalidArgument - the message
+// begins with the field's name.
 #pragma once
 
 #include <cstdint>

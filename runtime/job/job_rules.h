@@ -8,15 +8,15 @@
 
 namespace megascale::job {
 
-// Far above any machine, and so low that products of a few sizes fit 64 bits.
+// Far more than any machine has, and yet so low that the product of a few sizes fits 64 bits.
 constexpr int64_t kSizeMax = 1 << 20;
 constexpr int64_t kHiddenSizeMax = 1 << 16;
 constexpr int kLearntVocabularyMin = 257;  // bytes and the end token
 constexpr int kLearntVocabularyMax = 1 << 20;
-constexpr int64_t kBucketSizeMax = int64_t{1} << 40;  // more than any chunk has: a single bucket
+constexpr int64_t kBucketSizeMax = int64_t{1} << 40;  // more than any chunk has: one bucket a chunk
 
-// Both check a specification that has its defaults. Errors: InvalidArgument - it breaks rules; the
-// message has a line for each.
+// CheckFields and CheckTogether check a specification whose defaults are filled in. Errors:
+// InvalidArgument - it breaks rules; the message has a line for each broken rule.
 
 // Checks each field by itself.
 absl::Status CheckFields(const v1::JobSpec& spec);
@@ -27,8 +27,8 @@ absl::Status CheckTogether(const v1::JobSpec& spec);
 // Checks the fields of a data section that say how files become tokens. Part of CheckFields.
 absl::Status CheckTokens(const v1::DataSpec& data);
 
-// Check the fields of a fault section, each by itself and together. Parts of CheckFields and of
-// CheckTogether.
+// Check a fault section: CheckFaultFields each field by itself, as part of CheckFields; CheckFault
+// the fields together, as part of CheckTogether.
 absl::Status CheckFaultFields(const v1::FaultSpec& fault, v1::Device device);
 absl::Status CheckFault(const v1::FaultSpec& fault);
 

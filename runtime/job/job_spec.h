@@ -23,9 +23,10 @@ absl::StatusOr<v1::JobSpec> ResolveJobSpec(const v1::JobSpec& spec);
 void FillModelDefaults(v1::JobSpec* spec);
 
 // Returns the rules that `spec` breaks, each as ResolveJobSpec would report it: first those of
-// single fields. A field that was left out may break a rule as a consequence of one that was given.
+// single fields. The default of a field that was left out may break a rule because of the value of
+// a field that was given.
 std::vector<std::string> BrokenRules(const v1::JobSpec& spec);
-// As above, only of single fields.
+// As above, but only the rules of single fields.
 std::vector<std::string> BrokenFieldRules(const v1::JobSpec& spec);
 
 // Upgrades a specification that an older version resolved: fields that the older version did not
@@ -51,17 +52,18 @@ int NumMicrobatches(const v1::JobSpec& spec);
 // Whether tokens see only tokens of their own document.
 bool AttendsWithinDocuments(const v1::JobSpec& spec);
 
-// Whether GPUs launch operators as CUDA graphs; so if the job does not say.
+// Whether GPUs launch operators as CUDA graphs; true if the job does not say.
 bool UsesCudaGraphs(const v1::JobSpec& spec);
 
-// Whether the ranks exchange through NCCL, and not through communicators of the host.
+// Whether the ranks exchange through NCCL. Otherwise they use communicators of the host.
 bool ExchangesThroughNccl(const v1::JobSpec& spec);
 
-// Whether tensor-parallel ranks exchange by whole calls instead of pieces: through NCCL without
-// tp_comm_overlap. Communicators of the host take pieces either way, whose bits are the same.
+// Whether tensor-parallel ranks exchange by whole calls instead of pieces: only if they use NCCL
+// and tp_comm_overlap is off. Communicators of the host always exchange pieces; the results have
+// the same bits.
 bool HasWholeTensorExchanges(const v1::JobSpec& spec);
 
-// Convert a duration of a message.
+// Convert between durations of messages and of absl.
 absl::Duration ToDuration(const google::protobuf::Duration& duration);
 google::protobuf::Duration FromDuration(absl::Duration duration);
 

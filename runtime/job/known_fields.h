@@ -1,6 +1,6 @@
-// Whether this version knows all that a job asks for. Protocol buffers keep fields and values that
-// a newer program added, and a reader that looks only at what it knows would train another job than
-// the one that was asked for.
+// Checks that this version knows all that a job asks for. Protocol buffers keep fields and values
+// that a newer program added. A reader that ignored these would train a different job than the user
+// asked for.
 #pragma once
 
 #include "absl/status/status.h"

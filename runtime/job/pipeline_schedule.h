@@ -1,6 +1,6 @@
 // The pipeline schedule of a job: converts between its name in a specification and in a plan.
-// runtime/plan knows what each schedule needs and does, and the default. Threads: any; pure
-// functions.
+// runtime/plan defines what each schedule needs and does, and which one is the default. Threads:
+// any; pure functions.
 #pragma once
 
 #include "absl/status/status.h"

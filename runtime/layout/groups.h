@@ -18,7 +18,7 @@ namespace megascale::layout {
 // Returns the mesh of a job. Requires: `spec` is resolved.
 absl::StatusOr<plan::Mesh> MeshOf(const megascale::job::v1::JobSpec& spec);
 
-// Returns the name of the communicator of one channel of one group: "pp0.t0/activation.0".
+// Returns the name of a group's communicator for a channel: "pp0.t0/activation.0".
 std::string CommunicatorName(const std::string& group, const std::string& channel);
 
 // Returns the channels that the job's plans use. Requires: `spec` is resolved.
@@ -26,8 +26,8 @@ std::vector<plan::Channel> ChannelsOf(const megascale::job::v1::JobSpec& spec,
                                       const plan::Mesh& mesh);
 
 // Returns the communicators of the job that have a member among `ranks`. A machine's agent and its
-// ranks pass the same `ranks`, all that run there, and so get the same communicators in the same
-// order. Cost: in the sizes of these groups, not in their number in the job.
+// ranks all pass the ranks of this machine, so they get the same communicators in the same order.
+// Cost: grows with the sizes of these groups, not with the number of groups in the job.
 std::vector<comm::GroupSpec> CommunicatorsOf(const megascale::job::v1::JobSpec& spec,
                                              const plan::Mesh& mesh, const std::vector<int>& ranks);
 

@@ -44,36 +44,36 @@ struct NodeMemory {
   };
   std::vector<Rank> ranks;  // ranks on this machine, in order
   // Whether the ranks' devices compute in the machine's memory, as processors do. False: the parts
-  // RankMemory::on_device lie in memory of each rank's own device.
+  // in RankMemory::on_device lie in the memory of each rank's own device.
   bool device_is_host = true;
   int64_t collectives = 0;  // shared memory for communication between ranks
   int64_t snapshots = 0;    // both buffers of each rank
-  int64_t batch_ring = 0;   // slots for the steps that the loader may be ahead
+  int64_t batch_ring = 0;   // slots for the steps that the loader may read ahead
   int64_t telemetry = 0;    // heartbeats and spans
   int64_t host = 0;         // the host process: an upper bound, without cached files
 
   int64_t sum() const;  // of the machine's memory
 };
 
-// Computes the memory of a machine that runs `ranks`; on which other machines the other ranks are
-// does not matter.
-// Errors: InvalidArgument - the specification cannot be run, or has no such rank.
+// Computes the memory of a machine that runs `ranks`. How the other ranks are placed on the other
+// machines does not matter. Errors: InvalidArgument - the specification cannot be run, or has no
+// such rank.
 absl::StatusOr<NodeMemory> MemoryOfNode(const megascale::job::v1::JobSpec& spec,
                                         const std::vector<int>& ranks);
 // Computes the memory of a single machine that runs all ranks.
 absl::StatusOr<NodeMemory> MemoryOfJob(const megascale::job::v1::JobSpec& spec);
 
-// Checks `needed` against `limit`; without a limit (unknown) returns OK. Errors: FailedPrecondition
-// - `limit` has less memory available; the message has every part, the sum, the limit and its
-// source.
+// Checks `needed` against `limit`; returns OK if the limit is unknown (nullopt). Errors:
+// FailedPrecondition - `needed` is more than `limit` has available; the message has every part, the
+// sum, the limit and its source.
 absl::Status CheckMemory(const NodeMemory& needed, const std::optional<base::MemoryLimit>& limit);
 
-// Checks the memory of the ranks' devices, of which each has `device` to give; `device.source`
-// names them. OK where the devices compute in the machine's memory: CheckMemory counts it. Errors:
-// FailedPrecondition - a rank needs more; the message is like CheckMemory's.
+// Checks the memory of the ranks' devices. Each device has the memory `device`; `device.source`
+// names the devices. Returns OK if the devices compute in the machine's memory, because CheckMemory
+// counts that. Errors: FailedPrecondition - a rank needs more; the message is like CheckMemory's.
 absl::Status CheckDeviceMemory(const NodeMemory& needed, const base::MemoryLimit& device);
 
-// Memory that belongs to one attempt. The host process may be restarted on it.
+// Memory that belongs to one attempt. A restarted host process uses it again.
 struct AttemptMemory {
   std::unique_ptr<base::SharedMemory> heartbeats;  // slots of the local ranks, then the host's
   // Rings and exchange boards of the local ranks, numbered alike.

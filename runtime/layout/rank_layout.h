@@ -23,8 +23,8 @@ namespace megascale::layout {
 struct BufferedBucket {
   model::FlatRange range;
   // With ZeRO stage 2: the part of `range` before the bucket's own first element. A bucket may
-  // begin within a layer, but its backward piece makes the gradients of the whole layer. This part
-  // of them belongs to the next bucket.
+  // begin within a layer, but its backward piece computes the gradients of the whole layer. The
+  // gradients in `carried` belong to the next bucket.
   model::FlatRange carried;
 };
 
@@ -42,9 +42,9 @@ struct RankLayout {
   std::vector<optim::OptimizerShard> shards;  // one for each chunk, in the model's order
   plan::PlanOptions plan_options;             // chunk costs are left out: see ChunkCostsOf
   // With tied ends, on the first and the last stage: the elements of this rank's part of the
-  // embedding matrix, which they exchange. Otherwise 0.
+  // embedding matrix, which the two stages exchange. Otherwise 0.
   int64_t exchanged_embedding = 0;
-  // True on the last stage of a model with tied ends: it has a copy of the matrix.
+  // True on the last stage of a model with tied ends, which has a copy of the embedding matrix.
   bool borrows_embedding() const { return exchanged_embedding > 0 && coordinate.pipeline > 0; }
 
   // This rank's optimizer shard of the chunk `range`. `range` may be a chunk of another stage.
@@ -56,9 +56,10 @@ struct RankLayout {
   model::ChunkOptions ModelOptions(const model::ChunkRange& range, int num_slots) const;
 };
 
-// Elements of the flat space of which other tensor ranks have copies, and whose gradients are
-// summed over the copies. Together the ranks have `num_slots` different ranges. They are summed
-// side by side, this rank's in slot `slot`; each rank has zeros in the other slots.
+// Elements of the flat space that other tensor ranks hold, too. Their gradients are summed over
+// these copies. All tensor ranks together have `num_slots` different ranges. One sum over all ranks
+// adds the ranges side by side: this rank has its range in slot `slot`, and zeros in the other
+// slots.
 struct CopiedRange {
   model::FlatRange range;
   int64_t slot = 0;
@@ -66,8 +67,8 @@ struct CopiedRange {
   int64_t summed() const { return range.count * num_slots; }
 };
 
-// Returns the parts of `range` (flat space) of which other tensor ranks have copies; adjacent parts
-// that every rank has are merged.
+// Returns the parts of `range` (flat space) that other tensor ranks hold, too. Adjacent parts that
+// every rank holds are merged.
 std::vector<CopiedRange> ReplicatedRanges(const model::ChunkLayout& layout,
                                           const model::FlatRange& range);
 // Returns the number of elements that are summed for ReplicatedRanges.
@@ -85,14 +86,14 @@ struct GradientSizes {
   // largest bucket (stage 2) that uses it.
   std::vector<int64_t> buffers;
   // By chunk, with ZeRO stage 2 only. `shards`: the rank's own gradient shard. `early`: gradients
-  // that passes make for a bucket before it has a buffer. Both are empty with stage 1, where
-  // buffers hold whole chunks and shards are parts of the buffers.
+  // that passes compute for a bucket before the bucket has a buffer. `shards` and `early` are empty
+  // with stage 1, where buffers hold whole chunks and shards are parts of the buffers.
   std::vector<int64_t> shards;
   std::vector<int64_t> early;
   int64_t carried = 0;  // what one piece of a backward hands to the next: BufferedBucket::carried
   // the replicated gradients of a bucket, packed; 0 without tensor parallelism
   int64_t replicated = 0;
-  // with tied ends: the head's gradient, as the last stage sums it, or as the first receives it
+  // with tied ends: the head's gradient, which the last stage sums and the first stage receives
   int64_t head = 0;
 };
 GradientSizes GradientSizesOf(const RankLayout& part, const plan::RankPlan& plan);

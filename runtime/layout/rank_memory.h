@@ -1,5 +1,5 @@
 // The memory that one rank's process needs, computed from the specification alone before anything
-// starts. The engine allocates by the same sums.
+// starts. The engine uses the same sums when it allocates.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +17,17 @@ struct RankMemory {
   // In the accumulation type: buffers for whole chunks, or with ZeRO stage 2 for buckets, shards
   // and early gradients; and the packed copies of tensor ranks. See GradientSizes.
   int64_t gradients = 0;
-  // State of its shards: both moments, and master weights unless the weights serve as these.
+  // State of its shards: both moments, and master weights unless the weights themselves serve as
+  // master weights.
   int64_t optimizer = 0;
   int64_t activations = 0;  // of all micro-batches in flight
   int64_t logits = 0;       // logits and their gradient, of one micro-batch; last chunk only
-  int64_t scratch = 0;      // other memory that micro-batches use in turn: gradients of activations
+  int64_t scratch = 0;      // memory that micro-batches use in turn: gradients of activations
   // Memory of kernels: on processors, operands rearranged for matrix products and attention; on
   // GPUs, what cuBLASLt and the kernels use within a call. An upper bound.
   int64_t workspaces = 0;
-  // GPUs only: what the driver keeps for a process and for its CUDA graphs, and NCCL for its
-  // communicators. All estimated: see cuda_memory.h.
+  // GPUs only: what the CUDA driver keeps for a process and for its CUDA graphs, and what NCCL
+  // keeps for its communicators. All are estimates: see cuda_memory.h.
   int64_t context = 0;
   int64_t graphs = 0;
   int64_t device_communicators = 0;
@@ -34,8 +35,8 @@ struct RankMemory {
   // In the machine's memory, in the worker process.
 
   int64_t communicators = 0;  // the rings of streams to peers on other machines
-  // Buffers for copies from and to a device with memory of its own, the most at a time; processors
-  // copy nothing: 0.
+  // The most buffers at any time for copies from and to a device with memory of its own. 0 on
+  // processors, which copy nothing.
   int64_t pinned = 0;
   int64_t process = 0;  // the program itself, stacks and libraries' buffers: an upper bound
 
@@ -51,8 +52,8 @@ struct RankMemory {
   RankMemory& operator+=(const RankMemory& other);
 };
 
-// Computes the memory of `rank` on the kind of device that the job asks for. Processors count as
-// this machine's, whose instruction set decides the layouts that kernels need. Leaves
+// Computes the memory of `rank` on the kind of device that the job asks for. Processors are assumed
+// to be like this machine's: their instruction set decides the layouts that kernels need. Leaves
 // `communicators` 0, because they depend on where the other ranks are: MemoryOfNode fills them in.
 // Errors: InvalidArgument - the specification cannot be run.
 absl::StatusOr<RankMemory> MemoryOf(const megascale::job::v1::JobSpec& spec, int rank);

@@ -1,4 +1,4 @@
-// Computes what has a known result, on every processor core that this process may use.
+// Repeats computations with a known result on every processor core that this process may use.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 
 namespace megascale::machine {
 
-// The digest of the weights that ReplayTraining leaves, on every processor that follows IEEE 754.
+// The digest that ReplayTraining returns on every processor that follows IEEE 754.
 inline constexpr uint64_t kTrainingDigest = 0xe9568dc1079bd049;
 
 // Trains a small fixed network (two layers, Adam, 48 steps) in fp64 and fp32 and returns the digest
-// of its weights. Only operations that IEEE 754 rounds exactly, in a fixed order: every processor
-// gives the same bits.
+// of its weights. Every processor gives the same bits, because it uses only operations that IEEE
+// 754 rounds exactly, in a fixed order.
 uint64_t ReplayTraining();
 
 struct TrainingOptions {

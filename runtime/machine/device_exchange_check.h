@@ -1,8 +1,8 @@
-// Tests whether the devices of one machine exchange tensors: an all-reduce among all of them, by
-// the communicators that ranks on them would use. Errors and wrong sums fail the part; a slow
-// connection passes, and its rate is there to be compared with what the machine should reach.
+// Tests whether the devices of one machine exchange tensors: an all-reduce among all devices, by
+// the communicators that ranks on these devices would use. Errors and wrong sums fail the part. A
+// slow connection passes; the user can compare its rate with what the machine should reach.
 //
-// Threads: one for each device, which end before it returns. Blocking.
+// Threads: it starts one for each device; they end before it returns. Blocking.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +16,15 @@ namespace megascale::machine {
 
 struct DeviceExchangeOptions {
   int64_t elements = int64_t{4} << 20;         // of each device's buffer, fp32
-  int rounds = 4;                              // that are timed; one more comes first
+  int rounds = 4;                              // timed rounds, after one untimed round
   absl::Duration timeout = absl::Seconds(20);  // of each call
-  Tamper tamper = {};                          // of the sums that device 0 has
+  Tamper tamper = {};                          // changes the sums of device 0
 };
 
-// Adds whole numbers, whose sums are exact in whatever order, and compares every sum on every
-// device. The rate is that of the bytes that each device sends, 2(n-1)/n of its buffer, in the best
-// round of the slowest device. Memory that cannot be had is a note. Requires: at least two devices,
-// which nothing else uses meanwhile.
+// Adds whole numbers, whose sums are exact in any order, and compares every sum on every device.
+// The rate counts the bytes that each device sends, 2(n-1)/n of its buffer, in the best round of
+// the slowest device. A lack of memory is a note. Requires: at least two devices, which nothing
+// else uses during the test.
 PartResult CheckDeviceExchange(const std::vector<device::Device*>& devices,
                                const DeviceExchangeOptions& options);
 

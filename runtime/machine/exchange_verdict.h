@@ -12,18 +12,18 @@ enum class ExchangeVerdict {
   kFailed,
   kUnknown,  // a part was not carried out
 };
-// By the rate that was expected when it ended: the median of many machines that come later says
-// nothing about what the network was like then.
+// Compares with the rate that was expected when the exchange ended. The median of exchanges that
+// ended later does not tell how the network was at that time.
 ExchangeVerdict Judge(const megascale::control::v1::ExchangeResult& result);
 
 // "1.1 GiB/s"
 std::string RateText(double bytes_per_second);
 
-// Returns why the exchange failed, in one line; "": it did not.
+// Returns why the exchange failed, in one line; "": it did not fail.
 std::string WhyFailed(const megascale::control::v1::ExchangeResult& result);
 
-// Returns the result with the other machine with which a machine did worst: one that failed, or
-// else the slowest that passed; null: there is no result.
+// Returns the worst of a machine's exchanges with other machines: the slowest that failed,
+// otherwise the slowest that passed, otherwise one with an unknown verdict; null: no result.
 const megascale::control::v1::ExchangeResult* WorstExchange(
     const google::protobuf::RepeatedPtrField<megascale::control::v1::ExchangeResult>& results);
 

@@ -14,8 +14,7 @@ struct MemoryOptions {
   Tamper tamper = {};
 };
 
-// Fails if a byte differs. The rate counts bytes written and read. Memory that cannot be had is a
-// note.
+// Fails if a byte differs. The rate counts bytes written and read. A lack of memory is a note.
 PartResult CheckMemory(const MemoryOptions& options);
 
 }  // namespace megascale::machine

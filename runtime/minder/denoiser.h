@@ -1,6 +1,6 @@
-// Runs trained models fast: the windows of all machines at one second together, in fp32, with the
-// widest vectors that the processor has (AVX2 or the baseline; results differ in their last bits).
-// Pure. Threads: a const Denoiser may be used by several.
+// Runs trained models fast: processes the windows of all machines at one second together, in fp32,
+// with AVX2 if the processor has it, otherwise with baseline vectors. The results of the two differ
+// in their last bits. Pure. Threads: a const Denoiser may be used by several.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ inline size_t PaddedTo(size_t count, size_t multiple) {
   return (count + multiple - 1) / multiple * multiple;
 }
 
-// Series of a metric, second by second: the machines of a second lie side by side.
+// Series of a metric, second by second: the values of all machines at one second are adjacent.
 class SecondsGrid {
  public:
   // Requires: all series have the same length.
@@ -41,24 +41,26 @@ class Denoiser {
  public:
   explicit Denoiser(const LstmVae& model);
 
-  // Writes the windows that begin at `second` back, with the mean of their latent: out [kWindow]
-  // rows of grid.stride() numbers. Requires: the grid has kWindow seconds from there on. Cost:
-  // about 0.2 us for each machine.
+  // Reconstructs the windows that begin at `second`, with the mean of their latent. Writes `out`:
+  // kWindow rows of grid.stride() numbers. Requires: the grid has kWindow seconds from `second` on.
+  // Cost: about 0.2 us for each machine.
   void Reconstruct(const SecondsGrid& grid, size_t second, float* out) const;
 
  private:
   std::vector<float> weights_;
 };
 
-// What is compared of machines: [num_rows] of `stride` numbers, a column for each machine.
+// The numbers by which machines are compared: `num_rows` rows of `stride` numbers, with a column
+// for each machine.
 struct Embedded {
   const float* rows = nullptr;
   size_t num_rows = 0;
   size_t stride = 0;  // a multiple of kLanes
 };
 
-// Sets sums[m], for all `stride` columns, to the sum of the Euclidean distances of column m from
-// the columns `references`. Cost: about 1 ns for each column and reference of 8 rows.
+// Sets sums[m], for each of the `stride` columns m, to the sum of the Euclidean distances of column
+// m from the columns `references`. Cost: with 8 rows, about 1 ns for each pair of a column and a
+// reference.
 void SumDistances(const Embedded& embedded, absl::Span<const size_t> references, float* sums);
 
 }  // namespace megascale::minder

@@ -7,11 +7,12 @@
 //   A machine is a candidate in a window if its score and its distance are high enough. The suspect
 //   is the machine that stays a candidate in every window for four minutes.
 //
-// Two things differ from the paper. There only the highest score makes a candidate; here several
-// machines may be candidates at once, because in a large job some healthy machine has a burst at
-// any time, and it would break the chain of the faulty one. And a candidate needs a minimum
-// distance: scores are relative, so among few healthy machines with a tiny constant difference one
-// always scores high. The paper's way is an option, as are its ablations.
+// Two things differ from the paper. In the paper, only the machine with the highest score is a
+// candidate. Here several machines may be candidates at once: in a large job, at any time some
+// healthy machine has a burst, which would interrupt the faulty machine's row of windows. And a
+// candidate needs a minimum distance, because scores are relative: among few healthy machines with
+// a tiny constant difference, one machine always has a high score. Options select the paper's
+// method and its ablations.
 #pragma once
 
 #include <optional>
@@ -42,8 +43,8 @@ struct DetectorOptions {
   bool has_one_candidate = false;  // true, as published: only the highest score makes a candidate
   bool needs_continuity = true;    // false: the first candidate is the suspect
   int continuity_windows = 240;    // a window begins each second
-  // The score of one of n machines is at most sqrt(n - 1): 1.7 of 4 machines, 38.7 of 1,500. So a
-  // candidate needs the smaller of these two.
+  // Among n machines, a score is at most sqrt(n - 1): 1.7 with 4 machines, 38.7 with 1,500. So a
+  // candidate needs the smaller of `score_min` and `score_share_min` * sqrt(n - 1).
   double score_min = 3.0;
   double score_share_min = 0.5;  // of sqrt(n - 1)
   // Least mean distance from the others, as a share of the metric's range. For Euclidean distances.
@@ -53,11 +54,11 @@ struct DetectorOptions {
 
 struct Suspect {
   int machine = 0;
-  int metric = 0;       // its index; of concatenated metrics 0
-  int begin = 0;        // the second from which on the machine was a candidate
-  int found = 0;        // the second in which the continuity was reached
-  int end = 0;          // the first second in which it was no candidate
-  bool lasts = false;   // it is a candidate in the last window
+  int metric = 0;       // index of the metric; 0 with kAllConcatenated
+  int begin = 0;        // the first second in which the machine was a candidate
+  int found = 0;        // the second in which it had been a candidate long enough
+  int end = 0;          // the first second in which it was no longer a candidate
+  bool lasts = false;   // whether it is a candidate in the last window
   double score = 0;     // mean of these windows
   double distance = 0;  // mean of these windows
 };
@@ -65,13 +66,13 @@ struct Suspect {
 // Returns the score that a candidate needs among n machines.
 double ScoreThreshold(const DetectorOptions& options, size_t n);
 
-// Returns the first suspect that still differs, or, if none does, the first that differed earlier.
-// Among several in the same metric and second, returns the one that differs most. `metrics` in
-// order of priority; `models`: one for each metric, one for kOneModel, none for raw windows.
-// Returns no suspect for fewer than three machines (nothing tells which one of two differs), or for
-// series shorter than the continuity. Requires: all metrics have the same number of machines and of
-// seconds; values are finite. Cost: for each metric about 0.4 us of one core for each machine and
-// second.
+// Returns the first suspect that still differs in the last window; without one, the first suspect
+// that differed earlier. Among several in the same metric and second, returns the suspect that
+// differs most. `metrics` are in order of priority. `models`: one for each metric; one for
+// kOneModel; none for raw windows. Returns no suspect for fewer than three machines (of two,
+// nothing tells which one differs), or for series shorter than the continuity. Requires: all
+// metrics have the same number of machines and of seconds; values are finite. Cost: for each
+// metric, machine and second about 0.4 us of one core.
 std::optional<Suspect> FindSuspect(absl::Span<const MetricSeries> metrics,
                                    absl::Span<const LstmVae> models,
                                    const DetectorOptions& options = {});

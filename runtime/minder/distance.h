@@ -11,18 +11,18 @@
 
 namespace megascale::minder {
 
-// With more machines, the distances to this many of them, evenly spread, stand for all, so that the
-// sums cost O(n) and not O(n^2).
+// With more machines than this, only the distances to this many reference machines count, evenly
+// spread over all, so that the sums cost O(n) and not O(n^2).
 inline constexpr size_t kReferencesMax = 64;
 
 // The highest normal score that one of n machines can have.
 inline double HighestScore(size_t n) { return n < 2 ? 0 : std::sqrt(static_cast<double>(n - 1)); }
 
-// Returns for each machine the mean Euclidean distance from the references, for each row of the
-// embedding: the root of the mean square.
+// Returns for each machine the mean distance from the references. A distance is the root of the
+// mean square over the rows of the embedding.
 std::vector<double> MeanDistances(const Embedded& embedded, size_t num_machines);
 
-// Returns for each machine the Mahalanobis distance from the mean of all.
+// Returns for each machine the Mahalanobis distance from the mean of all machines.
 std::vector<double> MahalanobisDistances(const Embedded& embedded, size_t num_machines);
 
 // Returns how many standard deviations each distance is above their mean; 0 if all are equal.

@@ -1,8 +1,9 @@
 // A small variational autoencoder of windows of a metric: an LSTM reads 8 values, a latent of 8
-// numbers is drawn, another LSTM writes the values back. Trained on normal data, it writes back the
-// shape of a curve without its noise, so that machines can be compared. Pure; one model for each
-// metric. This file trains; denoiser.h runs the model fast. Source: Deng et al., NSDI '25 (Minder),
-// section 4.2; window 8, hidden 4, latent 8. Threads: a const model may be used by several.
+// numbers is drawn, and another LSTM reconstructs the values from it. Trained on normal data, it
+// reconstructs the shape of a curve without the noise, so that machines can be compared. Pure; one
+// model for each metric. This file trains; denoiser.h runs the model fast. Source: Deng et al.,
+// NSDI '25 (Minder), section 4.2; window 8, hidden 4, latent 8. Threads: a const model may be used
+// by several.
 #pragma once
 
 #include <array>
@@ -23,8 +24,8 @@ using Window = std::array<float, kWindow>;
 
 struct TrainOptions {
   int epochs = 30;
-  double lr = 5e-3;         // of Adam; falls to a tenth
-  double kl_weight = 1e-5;  // of the latent's divergence, beside the mean squared error
+  double lr = 5e-3;         // of Adam; falls to a tenth of this
+  double kl_weight = 1e-5;  // weight of the latent's divergence in the loss; the error's is 1
   int batch = 32;
   uint64_t seed = 1;
 };
@@ -43,8 +44,8 @@ class LstmVae {
   // epoch. Requires: there are windows. Determinism: the same arguments give the same weights.
   double Train(absl::Span<const Window> windows, const TrainOptions& options = {});
 
-  // Returns the loss of a window with this draw of the latent, and adds its gradient to
-  // `gradient_N` if it is not empty. For tests and for Train.
+  // Returns the loss of a window with this draw of the latent, and adds the loss's gradient to
+  // `gradient_N` unless `gradient_N` is empty. For tests and for Train.
   double Loss(const Window& window, absl::Span<const double> noise_L, double kl_weight,
               absl::Span<double> gradient_N) const;
 

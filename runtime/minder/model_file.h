@@ -1,5 +1,5 @@
-// The models of all metrics, as `megascale minder train` writes them: JSON text that says which
-// command made it. Pure: from text and to text.
+// The models of all metrics, as `megascale minder train` writes them: JSON text that names the
+// command that made it. Pure: from text and to text.
 #pragma once
 
 #include <string>
@@ -15,22 +15,23 @@ namespace megascale::minder {
 struct MetricModel {
   std::string name;
   Limits limits;
-  bool has_open_limit = false;  // the upper limit is raised to what machines have
+  bool has_open_limit = false;  // whether Raised raises the upper limit
   LstmVae model;
 };
 
 struct MinderModels {
-  std::string made_by;               // the command, and what it read
+  std::string made_by;               // the command and its input
   std::vector<MetricModel> metrics;  // in order of priority; not empty
 };
 
-// Errors: InvalidArgument - malformed, or numbers that no model has; the message names the metric.
+// Errors: InvalidArgument - malformed, or numbers that no model can have; the message names the
+// metric.
 absl::StatusOr<MinderModels> ParseModels(absl::string_view json);
 
 // The same models give the same text.
 std::string FormatModels(const MinderModels& models);
 
-// Returns the models that the program has in itself; runtime/minder/default_models.json.
+// Returns the models that are built into the program, from runtime/minder/default_models.json.
 const MinderModels& DefaultModels();
 
 }  // namespace megascale::minder

@@ -1,11 +1,11 @@
 // Series of all machines of a job, and their text in CSV: what `megascale minder record` writes and
-// `train` and `check --series` read. Other programs may write it, with metrics of their own.
+// `train` and `check --series` read. Other programs may write such text, with metrics of their own.
 //
 //   machine,seconds,compute share,busy cores
 //   n0,1764052800.0,0.41,1.97
 //
-// A line is what a machine measured at a time, in seconds on a clock that all machines share. An
-// empty cell was not measured. Pure: from text and to text.
+// Each line has the values that a machine measured at one time, in seconds on a clock that all
+// machines share. In an empty cell, nothing was measured. Pure: from text and to text.
 #pragma once
 
 #include <string>
@@ -33,7 +33,7 @@ absl::StatusOr<Recording> ParseRecording(absl::string_view csv);
 bool IsName(absl::string_view text);
 std::string FormatRecording(const Recording& recording);
 
-// A machine that does not share the time of the others.
+// A machine that has too little time in common with the others.
 struct LeftOut {
   size_t machine = 0;
   std::string why;
@@ -47,12 +47,12 @@ struct CommonTime {
 };
 struct CommonTimeOptions {
   int seconds_max = 0;      // the newest ones count
-  int seconds_needed = 0;   // a machine with fewer is left out, if three others have as many
-  double gap_seconds = 60;  // without a sample, that are a gap
+  int seconds_needed = 0;   // a machine with fewer is left out if three others have enough
+  double gap_seconds = 60;  // a longer time without a sample is a gap
 };
-// Machines without a sample do not count. A machine whose newest sample is more than a gap away
-// from the others' is left out. A gap that most machines share, such as a restart of the job, ends
-// at the beginning of the common time.
+// Machines without a sample do not count. A machine is left out if the time of its newest sample
+// differs by more than a gap from the median of all machines. After a gap that most machines share,
+// such as a restart of the job, the common time begins at the end of this gap.
 CommonTime CommonTimeOf(const Recording& recording, const CommonTimeOptions& options);
 
 }  // namespace megascale::minder

@@ -15,19 +15,19 @@
 namespace megascale::minder {
 
 struct TrainingSetOptions {
-  int num_windows = 2000;  // of the data, evenly spread over machines and seconds
-  // Copies of windows at other levels, for each window of the data. A faulty machine's level is one
-  // that normal data do not have, and the model must write it back as it does the others.
+  int num_windows = 2000;  // windows of the data, of all machines in turn, at random seconds
+  // For each window of the data, the number of copies at other levels. A faulty machine has a level
+  // that normal data do not have, and the model must reconstruct it as well as the others.
   double level_copies = 1.0;
   uint64_t seed = 1;
 };
 
-// Returns windows to train on; none if all series are shorter than a window. Requires: all series
+// Returns windows to train on; empty if all series are shorter than a window. Requires: all series
 // of a metric have the same length.
 std::vector<Window> TrainingWindows(absl::Span<const MetricSeries> recordings,
                                     const TrainingSetOptions& options = {});
 
-// Returns the mean squared error of writing the windows back.
+// Returns the mean squared error of the reconstructed windows.
 double ReconstructionError(const LstmVae& model, absl::Span<const Window> windows);
 
 // A metric as recordings name it. `has_open_limit` as in MetricModel.
@@ -43,8 +43,8 @@ struct TrainingOptions {
   int num_threads = 1;  // the result does not depend on it
 };
 
-// Trains a model of each metric that a recording has, in the order of `kinds`; then those that
-// `kinds` does not name, with the limits of their values. `made_by` is left empty. Errors:
+// Trains a model for each metric of the recordings: first the metrics in `kinds`, in that order,
+// then the others, with limits from 0 to their largest value. `made_by` is left empty. Errors:
 // InvalidArgument - nothing to train on.
 absl::StatusOr<MinderModels> TrainModels(absl::Span<const Recording> recordings,
                                          absl::Span<const MetricKind> kinds,

@@ -1,6 +1,6 @@
 // The memory of one pipeline chunk, planned once: its buffers and their sizes. Internal to
-// TransformerChunk, except for ChunkOptions. With t tensor ranks each rank has 1/t of nearly all of
-// it. Legend of suffixes: transformer_block.h.
+// TransformerChunk, except for ChunkOptions. With t tensor ranks each rank has 1/t of nearly all
+// buffers. Legend of suffixes: transformer_block.h.
 #pragma once
 
 #include <cstdint>
@@ -19,19 +19,20 @@ struct ChunkOptions {
   ChunkRange range = {};
   int64_t micro_batch = 1;  // samples in a micro-batch
   int64_t seq = 0;          // tokens in a sample
-  int num_slots = 1;        // most micro-batches that the schedule holds in flight at once
+  int num_slots = 1;        // the most micro-batches that the schedule has in flight
   tensor::DType compute = tensor::DType::kF32;
   // Whether backward may come in two parts, BackwardInput and BackwardWeights. Needs no extra
-  // memory (BlockActivations says why), but a slot is held until the second part has run.
+  // memory (BlockActivations says why), but a slot is in use until the second part has run.
   bool split_backward = false;
-  // Activations to recompute instead of keeping. Not with split_backward, whose second part needs
-  // all activations.
+  // Activations to recompute instead of keeping them. Excludes split_backward, whose second part
+  // needs all activations.
   Recompute recompute = Recompute::kNone;
-  // Only Continue is called, with up to micro_batch * seq tokens. All layers share their
-  // activations, and there are no buffers for backward. Not with several tensor ranks.
+  // The caller uses only Continue, with up to micro_batch * seq tokens. All layers share one set of
+  // activations, and there are no buffers for backward. Excludes several tensor ranks.
   bool generates = false;
-  // Attention stays within documents, and learned positions count from their begins. Slots then
-  // have document_begins. Not for Continue: each of its sequences is one document.
+  // Attention stays within documents, and learned positions count from the beginning of each
+  // document. Slots then have document_begins. Not for Continue, where each sequence is one
+  // document.
   bool within_documents = false;
   TensorPlace tensor = {};  // this rank's place among the ranks that hold the chunk together
 };
@@ -69,7 +70,7 @@ struct ChunkMemory {
 // Returns the bytes of all buffers.
 size_t ChunkMemoryBytes(const ChunkOptions& options);
 
-// Takes all buffers from `arena`. Requires: ChunkMemoryBytes(options) free bytes in it.
+// Takes all buffers from `arena`. Requires: ChunkMemoryBytes(options) free bytes in `arena`.
 ChunkMemory AllocateChunkMemory(const ChunkOptions& options, tensor::Arena* arena);
 
 }  // namespace megascale::model

@@ -21,11 +21,11 @@
 //
 // Tensor ranks cut queries, keys, values, gate and up each by rows (with their biases), attn.out
 // and mlp.down by columns, and the vocabulary's matrices by rows. The other parameters are
-// replicated: each rank has a copy. If there are fewer key/value heads than ranks, several ranks
-// have a copy of one head's rows. A rank's part of a tensor is a list of boxes of the global
-// tensor, which follow each other in the local tensor. If the ranks' number does not divide the
-// vocabulary, the last rank's local tensor ends in rows of padding, which are in no box: always
-// zero, never read.
+// replicated, which means that each rank has a copy. If there are fewer key/value heads than ranks,
+// several ranks have a copy of one head's rows. A rank's part of a tensor is a list of boxes of the
+// global tensor, which follow each other in the local tensor. If the number of ranks does not
+// divide the vocabulary, the last rank's local tensor ends in rows of padding. They are in no box,
+// always zero, and never read.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,8 @@
 
 namespace megascale::model {
 
-// Consecutive layers of the model, and whether the embedding comes before them and the head after.
+// Consecutive layers of the model, and whether the embedding comes before them and the head after
+// them.
 struct ChunkRange {
   int first_layer = 0;
   int num_layers = 0;
@@ -49,25 +50,25 @@ struct ChunkRange {
 };
 
 // Returns chunk `chunk_index` of `num_chunks` (pipeline stages times virtual stages). Layers are
-// spread evenly; if they do not divide, the first chunks have one more. Errors: InvalidArgument -
-// fewer layers than chunks.
+// spread evenly. If num_chunks does not divide their number, the first chunks have one layer more.
+// Errors: InvalidArgument - fewer layers than chunks.
 absl::StatusOr<ChunkRange> MakeChunkRange(const ModelConfig& config, int num_chunks,
                                           int chunk_index);
 
-// True if the chunk's head computes with the embedding matrix, which is a parameter of another
-// chunk: tied embeddings in several chunks.
+// True if the chunk's head computes with the embedding matrix, but that is a parameter of another
+// chunk. This happens with tied embeddings and several chunks.
 bool BorrowsEmbedding(const ModelConfig& config, const ChunkRange& range);
 // Returns the number of elements of the embedding matrix on each of `tensor_size` tensor ranks.
 int64_t EmbeddingElements(const ModelConfig& config, int tensor_size);
 
-// A part of a global tensor, itself row-major.
+// A box of a global tensor; its elements are in row-major order.
 struct ParameterBox {
   std::vector<int64_t> offset;  // of its first element in the global tensor, by dimension
   std::vector<int64_t> shape;
   int64_t begin = 0;  // of its first element in the local tensor
   int64_t count = 0;  // elements
-  // Several tensor ranks, neighbours in rank order, may have copies of this box; this rank's is
-  // number `copy`. Their gradients are partial, and sums over the model count copy 0.
+  // Several tensor ranks, neighbours in rank order, may have copies of this box; this rank has copy
+  // number `copy`. Each copy's gradient is partial. Sums over the model count only copy 0.
   int copy = 0;
   int num_copies = 1;
 };
@@ -81,7 +82,8 @@ struct Parameter {
   int64_t offset = 0;         // of its first element in the flat space
   int64_t size = 0;           // elements of this rank's part, padding included
   bool weight_decay = false;  // true for matrices and embeddings, false for norms and biases
-  // Each of several tensor ranks has all of it, and computes a partial gradient, from its own rows.
+  // There are several tensor ranks, and each has the whole parameter and computes a partial
+  // gradient, from its own rows.
   bool replicated = false;
 };
 
@@ -97,11 +99,11 @@ struct FlatRange {
 
 // Returns part `index` of `num_parts` equal parts. Requires: range.count divides evenly.
 FlatRange SplitEvenly(const FlatRange& range, int num_parts, int index);
-// Returns the elements that both ranges have.
+// Returns the intersection of the ranges.
 FlatRange Overlap(const FlatRange& a, const FlatRange& b);
 
 // Consecutive layers of a chunk, which are reduced and gathered together. The head belongs to the
-// bucket of the last layers, the embedding to that of the first ones.
+// bucket of the last layers, the embedding to the bucket of the first layers.
 struct Bucket {
   int first_layer = 0;  // counted from 0 in the chunk
   FlatRange range;
@@ -129,20 +131,21 @@ class ChunkLayout {
 
   // Returns the number of elements of all parameters.
   int64_t num_elements() const { return num_elements_; }
-  // Returns the first flat element whose gradient a backward pass makes when it goes down to
-  // `layer`, counted from 0 in the chunk. Layer 0 includes the embedding. For `layer` = number of
-  // layers: the first element of the head.
+  // Returns the first flat element whose gradient a backward pass computes if it ends with `layer`,
+  // counted from 0 in the chunk. Layer 0 includes the embedding. For `layer` = number of layers:
+  // the first element of the head.
   int64_t FirstElement(int layer) const;
-  // Returns num_elements() rounded up to a multiple of 64 num_shards. Elements from num_elements()
-  // on are padding: always zero, never read.
+  // Returns num_elements() rounded up to a multiple of 64 * num_shards. Elements from
+  // num_elements() on are padding: always zero, never read.
   int64_t padded_elements(int num_shards) const;
 
-  // Returns the buckets of the chunk, in the order in which a backward pass makes their gradients:
-  // last layers first. Each has at least `bucket_size` elements, except for the last one, and no
-  // more layers than that takes. 0: one bucket of everything. Together they are the padded flat
-  // space. Since a bucket's parts are multiples of 64, its range may begin up to 64 num_shards
-  // elements after the start of its first layer. The elements before the range belong to the next
-  // bucket, although their gradients are made with this bucket's.
+  // Returns the buckets of the chunk, in the order in which a backward pass computes their
+  // gradients: last layers first. Each bucket has as few layers as make `bucket_size` elements; the
+  // last bucket has the remaining layers. `bucket_size` 0: one bucket has everything. There are at
+  // most kBucketsMax buckets. Together they are the padded flat space. Since a bucket's parts are
+  // multiples of 64, its range may begin up to 64 * num_shards elements after the start of its
+  // first layer. The elements before the range belong to the next bucket, although their gradients
+  // are computed with those of this bucket.
   std::vector<Bucket> Buckets(int num_shards, int64_t bucket_size) const;
 
   // Returns the parts of the parameters' boxes in a flat range, in order, without padding.

@@ -15,8 +15,8 @@ namespace megascale::model {
 
 enum class PositionKind : uint8_t { kLearned, kRotary };
 
-// A decoder transformer. Every field has its final value, except that 0 may stand for a default
-// where the comment says so.
+// A decoder transformer. Every field has its final value. Only where a comment says so, 0 stands
+// for a default.
 struct ModelConfig {
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
@@ -31,7 +31,7 @@ struct ModelConfig {
   double norm_eps = 1e-5;
   ops::ActivationKind activation = ops::ActivationKind::kGeluTanh;
   bool parallel_block = false;  // x + attn(norm(x)) + mlp(norm(x))
-  bool shared_norm = true;  // for a parallel block: both branches share one norm, or have one each
+  bool shared_norm = true;  // for a parallel block: its two branches share one norm
   bool attention_bias = true;  // for attention's output projection
   bool qkv_bias = true;        // for the fused projection to queries, keys and values
   bool qk_norm = false;        // each head's queries and keys pass an RMSNorm of their own
@@ -58,15 +58,15 @@ struct ModelConfig {
 };
 
 // Whether each of `tensor_size` ranks can have an equal part of the query heads, the key/value
-// heads and the MLP's inner width, and rows of the vocabulary: each has the same number of rows, of
-// which the last rank's may end in padding, but none has only padding. Where there are fewer
-// key/value heads than ranks, each rank has one, which as many ranks share.
+// heads, the MLP's inner width and the rows of the vocabulary. The vocabulary's rows may end in
+// padding on the last rank, but no rank may have only padding. If there are fewer key/value heads
+// than ranks, each rank has one head, and the same number of ranks share each head.
 bool CutsEvenly(const ModelConfig& config, int tensor_size);
 // Returns the rows of the vocabulary of each rank, padding included: V / t rounded up.
 int64_t VocabularyRows(int64_t vocab_size, int tensor_size);
-// Returns `config` as one of `tensor_size` ranks computes it, with that rank's part of each
-// dimension that is cut. Sizes of kernels and buffers follow from it; use the whole model's config
-// for initial weights and FLOPs. Requires: CutsEvenly(config, tensor_size).
+// Returns the config of one of `tensor_size` ranks: each dimension that is cut has the size of this
+// rank's part. Sizes of kernels and buffers follow from this config. For initial weights and FLOPs,
+// use the whole model's config. Requires: CutsEvenly(config, tensor_size).
 ModelConfig PartOfTensorRank(ModelConfig config, int tensor_size);
 
 // Returns the config of a resolved specification. Zeros take the defaults that proto/job.proto

@@ -1,11 +1,11 @@
 // The operations of a pass of one micro-batch through a chunk: its operators and the exchanges of
 // tensor ranks, in the order in which TransformerChunk begins them. They are the second level of a
-// step plan: the plan gives the order of passes, these lists give the contents of a pass.
+// step plan: the plan gives the order of passes, and these lists give the operations of each pass.
 //
-// The lists are recorded, not written by hand. TransformerChunk runs against an Ops and a
-// TensorGroup that record their calls and compute nothing, with addresses that have no memory
-// behind them. So a chunk of any size can be recorded on any machine, and a change of the model
-// also changes its prices, the memory of its kernels and its pictures.
+// The lists are recorded, not written by hand. TransformerChunk runs with an Ops and a TensorGroup
+// that record their calls and compute nothing, at addresses that have no memory behind them. So a
+// chunk of any size can be recorded on any machine. If the model changes, the estimated times, the
+// memory of the kernels and the timelines change with it.
 //
 //   ASSIGN_OR_RETURN(ChunkPasses passes, RecordChunk(options, /*first_layers=*/{0}));
 //   double seconds = SecondsOf(passes.forward, rates, /*overlap=*/true);
@@ -26,8 +26,8 @@ enum class OperationKind : uint8_t {
   kProduct,      // a matrix product
   kAttention,    // attention, forward or backward
   kElementwise,  // norms, activation functions, embeddings, losses, sums: bound by memory
-  kGather,       // an all-gather in the tensor group, or a rank's piece of one; begins here
-  kScatter,      // a reduce-scatter in the tensor group, or a rank's piece of one; begins here
+  kGather,       // begins an all-gather in the tensor group, or a rank's piece of it
+  kScatter,      // begins a reduce-scatter in the tensor group, or a rank's piece of it
 };
 
 // True for exchanges of tensor ranks.
@@ -40,8 +40,8 @@ struct PassOperation {
   // operations are named after their operator.
   std::string name;
   int64_t flops = 0;  // model FLOPs of this tensor rank, as in ops/work.h
-  int64_t bytes = 0;  // of an exchange: its buffer; else the least bytes moved through memory
-  int after = 0;      // begins once this many of the pass's exchanges are done
+  int64_t bytes = 0;  // of an exchange's buffer; otherwise the least bytes moved through memory
+  int after = 0;      // begins once the pass's first `after` exchanges are done
   bool operator==(const PassOperation&) const = default;
 };
 
@@ -64,8 +64,8 @@ struct PassRates {
 };
 
 // Returns the duration of a pass. An operation takes the time of its FLOPs or of its bytes,
-// whichever is longer. Exchanges run one after another, beside operations; without `overlap` the
-// pass waits for each exchange.
+// whichever is longer. Exchanges run one after another, while other operations run. Without
+// `overlap`, the pass waits for each exchange.
 double SecondsOf(const PassOperations& pass, const PassRates& rates, bool overlap);
 
 // The passes of one micro-batch through a chunk.
@@ -75,12 +75,13 @@ struct ChunkPasses {
   PassOperations weights;   // with options.split_backward the weight gradients; else empty
   // The pass that completes the weight gradients, cut at the layers that the caller gave.
   std::vector<PassOperations> pieces;
-  ops::KernelShapes kernels;  // the calls that determine the memory of an Ops' kernels
+  ops::KernelShapes kernels;  // the calls that determine how much memory kernels need
 };
 
-// Records a chunk's passes; ignores options.num_slots. Piece i goes down to layer first_layers[i]
-// of the chunk; these descend to 0. Errors: as TransformerChunk::Create; ResourceExhausted - not
-// enough addresses for the chunk. Cost: microseconds per layer; takes no memory for tensors.
+// Records a chunk's passes; ignores options.num_slots. Piece i ends with layer first_layers[i] of
+// the chunk. Requires: first_layers descend to 0. Errors: as TransformerChunk::Create;
+// ResourceExhausted - not enough addresses for the chunk. Cost: microseconds per layer; takes no
+// memory for tensors.
 absl::StatusOr<ChunkPasses> RecordChunk(const ChunkOptions& options,
                                         absl::Span<const int> first_layers);
 

@@ -1,8 +1,8 @@
 // Tensor parallelism as the model sees it: the ranks of a tensor group hold one chunk together.
-// Each has its part of the heads, of the MLP's inner width and of the vocabulary. In the residual
-// stream each has its own rows: of a micro-batch's N rows, rank i of t has [i N/t, (i+1) N/t).
-// Sources: Shoeybi et al., Megatron-LM, 2019; Korthikanti et al., 2022 (the rows: sequence
-// parallelism).
+// Each rank has its part of the heads, of the MLP's inner width and of the vocabulary. In the
+// residual stream each rank has its own rows: of a micro-batch's N rows, rank i of t has [i N/t,
+// (i+1) N/t). Sources: Shoeybi et al., Megatron-LM, 2019; Korthikanti et al., 2022 (own rows:
+// sequence parallelism).
 #pragma once
 
 #include <cstdint>
@@ -16,21 +16,22 @@ namespace megascale::model {
 struct TensorPlace {
   int size = 1;
   int index = 0;
-  // How the ranks exchange rows: a whole gather or sum is one call, for which the pass waits, and
-  // products are whole. Otherwise each rank's rows are an exchange of their own, and products are
-  // cut at them.
+  // How the ranks exchange rows. True: each gather or sum is one call, for which the pass waits,
+  // and products are not cut. False: each rank's rows are a separate exchange, and products are cut
+  // into the same rows.
   bool whole_exchanges = false;
 };
 
 // The exchanges of tensor ranks in a pass. Every rank begins the same exchanges in the same order,
-// and they are carried out in that order: while the caller computes, or, in a group that does not
-// overlap, before the call that begins one returns. The bits are the same.
+// and they are carried out in that order. In a group that overlaps, exchanges run while the caller
+// computes; otherwise an exchange is done when the call that begins it returns. The results have
+// the same bits.
 //
-// The group owns an exchange's buffers until it was waited for, which must be before the pass ends.
+// The group owns an exchange's buffers until the caller has waited for the exchange. The caller
+// must do so before the pass ends.
 //
-// Errors: no call returns one. After a failure status() has it, exchanges do nothing, and their
-// outputs are undefined. Blocking: Wait, until the peers have begun the same exchange. Threads: as
-// Ops.
+// Errors: only status() returns them. After a failure, exchanges do nothing, and their outputs are
+// undefined. Blocking: Wait, until the peers have begun the same exchange. Threads: as Ops.
 class TensorGroup {
  public:
   using Exchange = int64_t;  // its number in the pass, from 1

@@ -1,18 +1,18 @@
-// One transformer layer, with hand-written forward and backward, in memory that its caller planned.
+// One transformer layer, with hand-written forward and backward. The caller provides all memory.
 // Internal to TransformerChunk.
 //
 // Legend of shape suffixes in this folder: N tokens of a micro-batch (batch * seq), R this tensor
-// rank's own rows of them (N / t), C hidden size, H query heads, K key/value heads, D head size, A
-// = H * D, S = (H + K) * D, Q = (H + 2K) * D the fused projection, I the MLP's inner width, U = I
-// or 2I the width of its input, V vocabulary, P tensor ranks. F: the accumulation type. H, K, A, Q,
-// I, U and V are a tensor rank's parts.
+// rank's own rows (N / t of the N tokens), C hidden size, H query heads, K key/value heads, D head
+// size, A = H * D, S = (H + K) * D, Q = (H + 2K) * D the fused projection, I the MLP's inner width,
+// U = I or 2I the columns of the MLP's first product, V vocabulary, P tensor ranks. F: the
+// accumulation type. H, K, A, S, Q, I, U and V are sizes of one tensor rank's part.
 //
 // If t tensor ranks share a layer, each normalises its own rows of the residual stream, gathers all
 // ranks' rows of the result, and computes its heads and its part of the MLP's width for all N rows.
-// The ranks' results are summed, and each gets its own rows of the sum, in pieces (tensor_rows.h).
-// Backward works in the same way: it gathers the gradients of own rows, and sums the gradients of
-// the norms' outputs. Gathered rows are not kept; the weight gradients gather them again. With t =
-// 1 all rows are own rows, and nothing is gathered or summed.
+// The ranks' results are summed in pieces, and each rank gets its own rows of the sum
+// (tensor_rows.h). Backward works in the same way: it gathers the gradients of own rows, and sums
+// the gradients of the norms' outputs. Gathered rows are not kept. For the weight gradients they
+// are gathered again. With t = 1 all rows are own rows, and nothing is gathered or summed.
 //
 //   gathers + sums                 forward   backward
 //   parallel block, shared norm    1 + 1     1 + 1, and 1 for the weights
@@ -31,7 +31,8 @@
 
 namespace megascale::model {
 
-// y = x weight^T + bias. Gradients are accumulated; they are empty if the model only evaluates.
+// y = x weight^T + bias. Gradients are accumulated; the matrices of gradients are empty if the
+// model only evaluates.
 struct LinearParameters {
   Matrix weight;    // [out, in] compute
   Vector bias;      // [out] compute, or empty
@@ -51,7 +52,7 @@ struct BlockParameters {
   LinearParameters qkv;
   NormParameters q_norm, k_norm;  // weight [D]; empty without qk_norm
   LinearParameters attention_out;
-  NormParameters post_attention_norm;  // the MLP's; empty if it shares input_norm
+  NormParameters post_attention_norm;  // the MLP's norm; empty if it shares input_norm
   LinearParameters up;
   LinearParameters down;
 };
@@ -64,10 +65,10 @@ struct NormActivations {
   Vector rstd_R;  // F
 };
 
-// Activations that the backward pass recomputes instead of reading from memory. They are recomputed
-// into memory that all layers and micro-batches share. Gradients have the same bits, because the
-// same kernels run on the same inputs. Elements kept per token and layer of a serial block, and the
-// operations that are repeated:
+// Activations that the backward pass recomputes instead of reading from memory. The memory of
+// recomputed activations is shared by all layers and micro-batches. Gradients have the same bits,
+// because the same kernels run on the same inputs. The table has the elements kept per token and
+// layer of a serial block, and the operations that are repeated:
 //
 //   kNone       4C + Q + A + U + I; 16C in GPT-3    nothing
 //   kSelective  2C + Q + A + U; 10C                 norms and activation function, no products
@@ -76,22 +77,22 @@ struct NormActivations {
 //
 // Statistics, in F, are kept in addition: up to 4 + H numbers with kNone, H with kSelective, 0 with
 // kFull. kSelective stops where recomputation costs more than the memory it saves: each element
-// that it keeps would take 2C FLOPs or more to recompute. kFull recomputes them all and adds 16C^2
-// FLOPs per token and layer, and attention, to the 72C^2 of a layer.
+// that it keeps would take 2C FLOPs or more to recompute. kFull recomputes all of these elements.
+// It adds 16C^2 FLOPs per token and layer, and attention, to the 72C^2 of a layer.
 //
 // Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022:
-// keep activations that are small or expensive to recompute. The largest ones in that paper,
-// attention's scores, are never kept by Ops.
+// keep activations that are small or expensive to recompute. The largest activations in that paper
+// are attention's scores, which Ops never keeps.
 enum class Recompute : uint8_t { kNone, kSelective, kFull };
 
 // Activations that a layer's forward keeps for its backward: one set per layer and micro-batch in
-// flight, without those that are recomputed.
+// flight. Activations that are recomputed are in memory that all layers share.
 //
-// A backward in two parts needs no extra memory. BackwardWeights multiplies the input of each
-// linear layer, which is kept anyway, by the gradient of its output. BackwardInput stores that
+// A backward in two parts needs no extra memory. For each linear layer, BackwardWeights multiplies
+// the input, which is kept anyway, by the gradient of the output. BackwardInput stores that
 // gradient in place of an activation that is not read again: d_qkv in qkv_NQ, d_up in up_NU, and in
 // a serial block the gradient of attention's output in post_attention_norm.x_RC. The caller keeps
-// the gradient of the layer's output; it can use input_norm.x_RC for it.
+// the gradient of the layer's output, for which it can use input_norm.x_RC.
 struct BlockActivations {
   NormActivations input_norm;
   Matrix qkv_NQ;       // without qk_norm: queries and keys already rotated
@@ -99,7 +100,7 @@ struct BlockActivations {
   Vector qk_rstd_HKN;  // F, by head; with qk_norm
   Matrix attention_NA;
   Vector log_sum_exp_BHT;               // F
-  NormActivations post_attention_norm;  // in a parallel block its input is that of input_norm
+  NormActivations post_attention_norm;  // in a parallel block it has input_norm's input
   Matrix up_NU;
   Matrix inner_NI;  // after the activation
   Matrix cached_k,
@@ -111,7 +112,7 @@ struct BlockScratch {
   // Several tensor ranks only.
   Matrix gathered_NC;    // a norm's output
   Matrix d_gathered_NC;  // the gathered gradient of the layer's, or attention's, output
-  Matrix partial_NC;     // a partial result that is summed over the ranks
+  Matrix partial_NC;     // a partial result to be summed over the ranks
 
   Matrix attention_out_NC;  // forward of parallel blocks
   Matrix d_inner_NI;        // this and the following: backward
@@ -126,7 +127,8 @@ struct BlockScratch {
 struct BatchShape {
   int64_t batch = 0;
   int64_t seq = 0;
-  // For generation: N = seq tokens of any sequences, whose places in the cache these are.
+  // For generation: the places in the cache of the N = seq tokens, which may belong to several
+  // sequences.
   Vector places_N = {};  // I32; see ops::CachedAttentionArgs
   int64_t capacity = 0;  // of the cache, for each sequence
   // Where each token's document begins; empty: attention reaches over documents.
@@ -134,7 +136,7 @@ struct BatchShape {
   int64_t tokens() const { return batch * seq; }  // N
 };
 
-// The residual stream between layers: base + delta; the next norm that reads it adds them up.
+// The residual stream between layers, base + delta. The next norm that reads it does the addition.
 struct Residual {
   Matrix base_RC;
   Matrix delta_RC;  // empty at a chunk's beginning
@@ -142,8 +144,8 @@ struct Residual {
 
 class TransformerBlock {
  public:
-  // `config` is this tensor rank's part. Both it and `ops` must outlive the object.
-  // `generates`: linear layers of few rows are computed row by row (ops::MatMulArgs::few_rows).
+  // `config` is this tensor rank's part. `config` and `ops` must outlive the object. `generates`:
+  // linear layers of few rows are computed row by row (ops::MatMulArgs::few_rows).
   TransformerBlock(const ModelConfig* config, ops::Ops* ops, TensorRows rows, bool generates)
       : config_(*config), ops_(*ops), rows_(rows), generates_(generates) {}
 
@@ -152,26 +154,26 @@ class TransformerBlock {
                    const BlockScratch& scratch, BatchShape shape, Residual residual,
                    const Matrix& delta_RC);
 
-  // Recomputes the activations that `what` did not keep. The others, at least input_norm.x_RC, must
-  // be as the layer's forward left them. Overwrites `delta_RC`.
+  // Recomputes the activations that are not kept with `what`. Requires: the other activations, at
+  // least input_norm.x_RC, are as the layer's forward left them. Overwrites `delta_RC`.
   void ForwardAgain(Recompute what, const BlockParameters& parameters,
                     const BlockActivations& saved, const BlockScratch& scratch, BatchShape shape,
                     const Matrix& delta_RC);
 
-  // Turns `d_stream_RC` from the loss's gradient with respect to the layer's output into that with
-  // respect to its input, and accumulates the parameters' gradients.
+  // Replaces the loss's gradient with respect to the layer's output, in `d_stream_RC`, by the
+  // gradient with respect to the layer's input, and accumulates the parameters' gradients.
   void Backward(const BlockParameters& parameters, const BlockActivations& saved,
                 const BlockScratch& scratch, BatchShape shape, const Matrix& d_stream_RC);
 
-  // Does the same except for the gradients of the linear layers' weights, which BackwardWeights
-  // adds. Effects: swaps buffers of the same shape between `saved` and `scratch`. input_norm.x_RC
-  // is not read afterwards.
+  // Does the same as Backward, but leaves the gradients of the linear layers' weights to
+  // BackwardWeights. Effects: swaps buffers of the same shape between `saved` and `scratch`.
+  // input_norm.x_RC is not read afterwards.
   void BackwardInput(const BlockParameters& parameters, BatchShape shape, BlockActivations* saved,
                      BlockScratch* scratch, const Matrix& d_stream_RC);
   // Adds the weight gradients that BackwardInput left out: at any time after it, in any order of
   // layers and micro-batches. `d_output_RC` is the d_stream that BackwardInput was given. The
-  // products are those of Backward: added in the same order of micro-batches they give the same
-  // bits.
+  // products are the same as in Backward. If they are added in the same order of micro-batches, the
+  // gradients have the same bits.
   void BackwardWeights(const BlockParameters& parameters, const BlockActivations& saved,
                        const BlockScratch& scratch, const Matrix& d_output_RC);
 
@@ -195,8 +197,8 @@ class TransformerBlock {
     Matrix q, k, v, qk;  // columns of the fused matrix; qk: queries and keys together
   };
   Qkv Split(const Matrix& qkv_NQ) const;
-  // Returns queries and keys as attention reads them, and their gradients as it writes them: `qkv`,
-  // or with qk_norm that of qk_NS and the values of `qkv`.
+  // Returns the queries and keys that attention reads, or the gradients that its backward writes:
+  // the columns of qkv_NQ; with qk_norm, queries and keys are in qk_NS instead.
   Qkv OfAttention(const Matrix& qkv_NQ, const Matrix& qk_NS) const;
   Qkv QkvOf(const BlockActivations& saved, int64_t tokens) const;
   // Normalises each head of queries and keys from qkv_NQ into qk_NS. Only with qk_norm.
@@ -220,13 +222,13 @@ class TransformerBlock {
   // Runs a linear layer and sums its result over the ranks; out_RC receives this rank's own rows.
   void LinearAddUp(const LinearParameters& parameters, const Matrix& in, const Matrix& partial_NC,
                    const Matrix& out_RC);
-  // Gathers the input of the layer `linear`, if its weight gradient is wanted.
+  // Gathers the input of the layer `linear` if the layer has a weight gradient.
   GatheredRows GatherForWeights(const LinearParameters& linear, const NormActivations& norm,
                                 const BlockScratch& scratch);
   // Runs the MLP's backward. d_norm_RC receives the gradient with respect to the output of the
-  // MLP's norm. If that norm is shared with attention, the memory of all rows receives this rank's
-  // partial gradient from the MLP instead. A serial block continues through the norm into
-  // d_stream_RC.
+  // MLP's norm. If attention shares that norm, scratch.partial_NC (with one tensor rank d_norm_RC)
+  // receives this rank's partial gradient of all rows instead. A serial block also runs the norm's
+  // backward, into d_stream_RC.
   void BackwardMlp(const BlockParameters& parameters, const BlockActivations& saved,
                    const BlockScratch& scratch, const Matrix& d_stream_RC);
   // Runs the backward of attention and of the remaining norms. Requires: BackwardMlp ran before.
@@ -234,11 +236,12 @@ class TransformerBlock {
                          const BlockScratch& scratch, BatchShape shape, const Matrix& d_stream_RC);
   void InputGradient(const LinearParameters& parameters, const GatheredRows& d_out,
                      const Matrix& d_in);
-  // Turns the gradient of the MLP's output into that of the activation's input, d_up_NU.
+  // Computes the gradient of the activation's input, d_up_NU, from the gradient of the MLP's
+  // output.
   void ActivationInputGradient(const LinearParameters& parameters, const GatheredRows& d_out,
                                const BlockActivations& saved, const BlockScratch& scratch);
   void AddBiasGradient(const LinearParameters& parameters, const Matrix& d_out);
-  // Accumulates the gradients of the bias and, if it is wanted, of the weight.
+  // Accumulates the gradients of the bias and, if the layer has one, of the weight.
   void AddGradients(const LinearParameters& parameters, const GatheredRows& in,
                     const Matrix& d_out);
 

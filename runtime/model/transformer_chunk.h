@@ -1,6 +1,6 @@
 // One pipeline chunk of the transformer: forward and backward in memory planned at creation. It
-// allocates nothing in a step and knows no schedule: the caller decides which micro-batch goes
-// forward or backward when.
+// allocates nothing in a step. It knows no schedule; the caller decides when which micro-batch goes
+// forward or backward.
 //
 // A slot holds one micro-batch in flight with its buffers, which sends and receives use directly:
 //
@@ -14,13 +14,13 @@
 //   chunk->Backward(slot);
 //   first chunk: nothing         send gradient(slot)
 //
-// A slot is free for another micro-batch when Backward is done and its sends have read it. The last
-// chunk's Forward computes the loss and its gradient together, so that logits exist for one
-// micro-batch only. It therefore already accumulates the head's gradients.
+// A slot is free for another micro-batch when Backward is done and the sends from the slot have
+// ended. The last chunk's Forward computes the loss and its gradient together, so that logits exist
+// for one micro-batch only. So it is Forward that accumulates the head's gradients.
 //
 // With ChunkOptions::split_backward, Backward may come in two parts, so that a schedule can send
-// the input's gradient before it computes the weight gradients, and can fill bubbles with the
-// latter:
+// the input's gradient before it computes the weight gradients, and can compute weight gradients in
+// bubbles:
 //
 //   chunk->BackwardInput(slot);       // instead of Backward
 //   first chunk: nothing              send gradient(slot)
@@ -28,14 +28,14 @@
 //
 // Source: Qi et al., Zero Bubble Pipeline Parallelism, 2023 (B and W).
 //
-// Several tensor ranks hold a chunk together, each with a TransformerChunk of its own. Each has its
-// parameters, those of ChunkLayout(config, range, tensor), and its own rows of input, output and
-// gradient: R = N / t rows, on rank i those from i R on. All ranks are given the same tokens and
+// Several tensor ranks hold a chunk together, each with a TransformerChunk of its own. Each rank
+// has the parameters of ChunkLayout(config, range, tensor), and its own rows of input, output and
+// gradient: R = N / t rows, on rank i the rows from i R on. All ranks are given the same tokens and
 // targets, make the same calls in the same order, and compute the same loss. Gradients of
 // replicated parameters are partial: the caller sums them over the ranks.
 //
-// Threads: one at a time, that of `ops`. Stream: all work is ordered on `ops`; other streams may
-// use the buffers after an event recorded behind the call. Determinism: as Ops.
+// Threads: one at a time, the thread of `ops`. Stream: all work is ordered on `ops`; other streams
+// may use the buffers after an event recorded behind the call. Determinism: as Ops.
 #pragma once
 
 #include <cstdint>
@@ -55,20 +55,20 @@ namespace megascale::model {
 
 // The memory of a chunk's parameters: flat spaces in the order of ChunkLayout(config, range,
 // tensor), with at least its num_elements(). Values may change between calls, addresses may not.
-// Only gradients may cover a part of the space; AddGradientsTo then says before each call which
-// part.
+// Only `gradients` may cover less than the whole space; then AddGradientsTo must tell the covered
+// part before each call.
 struct ChunkParameters {
   Vector weights;  // compute
   // F: accumulated; the caller zeroes them before a step. Empty: evaluation only.
   Vector gradients;
-  // [EarlyElements] F, zero: for a caller whose gradients cover only the layers of the next call. A
-  // call also makes gradients of other layers, or of the embedding, and sums them here. The call
-  // that completes such a layer's gradients adds them and leaves zeros. Empty: all go to
-  // `gradients`.
+  // [EarlyElements] F, zero: for a caller whose `gradients` cover only the layers of the next call.
+  // A call also computes gradients of other layers, or of the embedding, and sums them here. The
+  // call that completes such a layer's gradients adds these sums to `gradients` and sets them to
+  // zero. Empty: all gradients go to `gradients`.
   Vector early_gradients = {};
   // For a chunk that BorrowsEmbedding only. `head_weight` [EmbeddingElements] compute: a copy of
-  // the embedding matrix. `head_gradient` [EmbeddingElements] F: Forward accumulates the gradient
-  // of the head's use of it, whatever AddGradientsTo says. Empty: evaluation only.
+  // the embedding matrix. `head_gradient` [EmbeddingElements] F: here Forward accumulates the
+  // matrix's gradient from the head, whatever AddGradientsTo says. Empty: evaluation only.
   Vector head_weight = {};
   Vector head_gradient = {};
 };
@@ -76,8 +76,8 @@ struct ChunkParameters {
 // How the last chunk computes the loss from its logits.
 struct ChunkLoss {
   double gradient_scale = 1.0;  // factor on each token's loss: 1 / (tokens of the global batch)
-  // [1] F64: increased by the micro-batch's nats, unscaled. Every tensor rank adds those of all N
-  // tokens.
+  // [1] F64: the micro-batch's loss in nats is added to it, unscaled. Every tensor rank adds the
+  // loss of all N tokens.
   Vector sum = {};
 };
 
@@ -91,14 +91,16 @@ struct KeyValueCache {
 class TransformerChunk {
  public:
   // `ops`, the parameters' memory and `group` must outlive the chunk. `group` has the place
-  // options.tensor; it is null if that is a single rank. After it fails, buffers and gradients are
-  // undefined: check its status() after each call. Errors: InvalidArgument - seq exceeds
-  // max_positions of learned positions, or a split backward with recomputation, or the tensor ranks
-  // cannot have equal parts; those of `allocate`, which gives the ActivationBytes(options) bytes.
+  // options.tensor; null if there is a single tensor rank. If `group` fails, buffers and gradients
+  // are undefined, so check its status() after each call. `allocate` provides
+  // ActivationBytes(options) bytes. Errors: InvalidArgument - seq exceeds max_positions of learned
+  // positions, or a split backward with recomputation, or the tensor ranks cannot have equal parts;
+  // those of `allocate`.
   static absl::StatusOr<std::unique_ptr<TransformerChunk>> Create(
       const ChunkOptions& options, ops::Ops* ops, const ChunkParameters& parameters,
       TensorGroup* group = nullptr, tensor::AllocateArena allocate = tensor::Arena::Create);
-  // The same with buffers in `memory`. Requires: ActivationBytes(options) bytes are free in it.
+  // The same with buffers in `memory`. Requires: ActivationBytes(options) bytes are free in
+  // `memory`.
   static absl::StatusOr<std::unique_ptr<TransformerChunk>> CreateIn(
       tensor::Arena memory, const ChunkOptions& options, ops::Ops* ops,
       const ChunkParameters& parameters, TensorGroup* group = nullptr);
@@ -108,9 +110,9 @@ class TransformerChunk {
 
   // Returns the bytes that Create allocates: the buffers of all slots and the scratch memory.
   static int64_t ActivationBytes(const ChunkOptions& options);
-  // Returns the size of ChunkParameters::early_gradients: the elements of parameters to whose
-  // gradients a call adds before the call that completes them. These are a tied output matrix
-  // (Forward), and with split_backward the parameters to which BackwardInput adds.
+  // Returns the size of ChunkParameters::early_gradients. These are gradients to which one call
+  // adds before another call completes them: of a tied output matrix (Forward adds to it), and with
+  // split_backward of the parameters to whose gradients BackwardInput adds.
   static int64_t EarlyElements(const ChunkOptions& options);
 
   // The slot's buffers; N = micro_batch * seq.
@@ -123,32 +125,33 @@ class TransformerChunk {
   Matrix input(int slot) const { return SlotAt(slot).input_RC; }
   // [R, C]; all chunks but the last
   Matrix output(int slot) const { return SlotAt(slot).output_RC; }
-  // The loss's gradient: with respect to the output before Backward, to the input after it.
+  // The loss's gradient: before Backward with respect to the output, after it with respect to the
+  // input.
   Matrix gradient(int slot) const { return SlotAt(slot).gradient_RC; }
 
   // Runs the micro-batch in `slot`, and keeps activations for Backward. `loss` is for the last
   // chunk.
   void Forward(int slot, const ChunkLoss& loss = {});
-  // Accumulates the micro-batch's gradients of the parameters. Requires: Forward(slot) before.
+  // Accumulates the micro-batch's gradients of the parameters. Requires: Forward(slot) came before.
   //
-  // Goes down to layer `down_to`, counted from 0 in the chunk; layer 0 includes the embedding, and
-  // the slot is free after it. The next call for the slot continues below. Each call accumulates
-  // gradients of its own layers only. The same holds for BackwardWeights.
+  // Ends with layer `down_to`, counted from 0 in the chunk. The next call for the slot continues
+  // with the layer below. Layer 0 includes the embedding; after it the slot is free. Each call
+  // accumulates gradients of its own layers only. The same holds for BackwardWeights.
   void Backward(int slot, int down_to = 0);
 
-  // Makes later calls accumulate into these gradients instead of the previous ones: a flat space
-  // like that of ChunkParameters. This includes the last chunk's Forward.
+  // Makes later calls, including the last chunk's Forward, accumulate into `gradients` instead of
+  // the previous gradients. `gradients` is a flat space as in ChunkParameters.
   //
-  // With early gradients they may be a part of the flat space, from element `first` on: that of the
-  // layers of the next call. For Forward this is the part of the head, from FirstElement(number of
-  // layers) on.
+  // With early gradients, `gradients` may be the part of the flat space, from element `first` on,
+  // that has the layers of the next call. For Forward this is the part of the head, from
+  // FirstElement(number of layers) on.
   void AddGradientsTo(const Vector& gradients, int64_t first = 0);
 
-  // Backward in two parts. BackwardInput fills gradient(slot), and accumulates all gradients except
-  // those of the layers' matrices: those of norms, biases and embeddings are cheap. BackwardWeights
-  // accumulates the matrices' gradients: at any time after BackwardInput(slot), and in any order of
-  // slots. Requires: split_backward; Forward(slot) before BackwardInput, which comes before
-  // BackwardWeights. Effects: input(slot) belongs to the chunk from BackwardInput to
+  // Backward in two parts. BackwardInput fills gradient(slot), and accumulates the gradients of
+  // norms, biases and embeddings, because these are cheap. BackwardWeights accumulates the
+  // gradients of the layers' matrices. It may run at any time after BackwardInput(slot), and in any
+  // order of slots. Requires: split_backward; Forward(slot) before BackwardInput, which comes
+  // before BackwardWeights. Effects: input(slot) belongs to the chunk from BackwardInput to
   // BackwardWeights. Determinism: a gradient has the same bits as with Backward if the calls that
   // accumulate it come in the same order of micro-batches.
   void BackwardInput(int slot);
@@ -163,11 +166,12 @@ class TransformerChunk {
   // is the whole model on one tensor rank.
   Vector Logits(const Vector& tokens);
 
-  // Runs N new tokens after those that the cache holds, and adds theirs to it. places_N [N] I32:
-  // the row of each in the cache, which also tells its sequence and position, sequence * capacity +
-  // position. Returns the logits [num_logits, V] after the last `num_logits` tokens, at most
-  // ops::kFewRows; they are valid until the next call. Requires: options.generates. Determinism:
-  // with at most ops::kFewRows tokens, each has the same bits whatever the others are.
+  // Runs N new tokens that follow the tokens in the cache, and adds their keys and values to the
+  // cache. places_N [N] I32: each token's row in the cache, which is sequence * capacity + position
+  // and so also tells the token's sequence and position. Returns the logits [num_logits, V] after
+  // the last `num_logits` tokens, at most ops::kFewRows; they are valid until the next call.
+  // Requires: options.generates. Determinism: with at most ops::kFewRows tokens, the bits of a
+  // token's results do not depend on the other tokens.
   Matrix Continue(const Vector& tokens_N, const Vector& places_N, const KeyValueCache& cache,
                   int64_t num_logits);
 
@@ -180,8 +184,8 @@ class TransformerChunk {
   const SlotMemory& SlotAt(int slot) const;
   // Returns the shape of the first `batch` samples of a slot.
   BatchShape ShapeOf(const SlotMemory& slot, int64_t batch) const;
-  // Removes the layers from `down_to` on from those that the slot's backward has not reached, and
-  // returns how many were left before.
+  // Notes that the slot's backward goes down to layer `down_to`, and returns how many layers were
+  // left before.
   int TakeLayers(int slot, int down_to);
   void BindParameters(const ChunkParameters& parameters);
   void BindEarlyGradients(const Vector& space);
@@ -194,13 +198,13 @@ class TransformerChunk {
   // Adds the early gradients of layers [first, end) to their gradients.
   void AddEarlyGradients(int first, int end);
   void Embed(const Vector& tokens_N, BatchShape shape, const Matrix& out_RC);
-  // Runs the embedding and the layers; with a cache as Continue.
+  // Runs the embedding and the layers; with a cache for Continue.
   Residual ForwardLayers(const SlotMemory& slot, const Vector& tokens_N, BatchShape shape,
                          const KeyValueCache* cache = nullptr);
   // Computes the final norm and the logits of all rows of `residual`; returns the logits.
   Matrix ForwardHead(Residual residual);
-  // Sums the loss over tensor ranks' columns. With args.backward it turns these columns of logits
-  // into gradients.
+  // Computes the loss over all tensor ranks' columns of the logits. With args.backward it
+  // overwrites this rank's columns with their gradients.
   void CrossEntropy(ops::CrossEntropyArgs args);
   void LossBackward(const SlotMemory& slot, const Matrix& d_logits_NV);
   void EmbeddingBackward(const SlotMemory& slot);
@@ -228,7 +232,8 @@ class TransformerChunk {
   std::vector<EarlyGradient> early_gradients_;
   std::vector<void**> late_gradients_;  // data pointers of the d_ members that view gradients_
   Matrix token_weight_VC_, d_token_weight_VC_;  // first chunk
-  // First chunk, learned positions, first tensor rank only: it adds the positions to its part.
+  // First chunk, learned positions, first tensor rank only, which adds the positions to its part of
+  // the embedding.
   Matrix position_weight_TC_, d_position_weight_TC_;
   std::vector<BlockParameters> layers_;
   NormParameters final_norm_;  // last chunk

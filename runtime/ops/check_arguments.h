@@ -11,7 +11,7 @@ void CheckArguments(const NormArgs& args, DType compute);
 void CheckArguments(const NormBackwardArgs& args, DType compute);
 void CheckArguments(const AttentionArgs& args, DType compute);
 void CheckArguments(const AttentionBackwardArgs& args, DType compute);
-// Checks the places' values, too: only where the host may read them.
+// Checks the values of `places`, too, so use it only where the host may read them.
 void CheckArguments(const CachedAttentionArgs& args, DType compute);
 void CheckArguments(const RotaryArgs& args, DType compute);
 void CheckArguments(const ActivationArgs& args, DType compute);

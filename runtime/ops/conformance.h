@@ -7,8 +7,8 @@
 //   ... run the operator on x.exact and out.exact, and on x.tested and out.tested ...
 //   twins.ExpectClose("Norm", out);
 //
-// The destructor checks that nothing was written between rows, before the first or after the last
-// one.
+// The destructor checks that nothing was written between rows, before the first row or after the
+// last row.
 #pragma once
 
 #include <cstdint>
@@ -51,7 +51,8 @@ class Twins {
   // Returns uniform I32 numbers from [0, limit), in one vector for both sides.
   Vector Tokens(int64_t size, int32_t limit);
 
-  // Fails the test, showing the worst element, if one differs by more than tolerances.h allows.
+  // Fails the test if an element differs by more than tolerances.h allows, and shows the worst
+  // element.
   void ExpectClose(absl::string_view name, const TwinMatrix& twin);
   void ExpectClose(absl::string_view name, const TwinVector& twin);
 

@@ -1,5 +1,5 @@
-// The epilogues of products (ops.h, MatMulArgs), for an Ops that computes the product first and
-// them afterwards.
+// The epilogues of products (product.h, MatMulArgs), for an Ops that computes them separately after
+// the product.
 #pragma once
 
 #include "runtime/ops/ops.h"
@@ -9,8 +9,8 @@ namespace megascale::ops {
 // Returns the product alone.
 MatMulArgs WithoutEpilogues(MatMulArgs args);
 
-// Calls the operators of `ops` that the epilogues of a product stand for, in the order of the
-// fields. The product itself must have been computed.
+// Calls the operators of `ops` that compute the product's epilogues, in the order of the fields.
+// Requires: the product itself has been computed.
 void RunEpilogues(const MatMulArgs& args, Ops* ops);
 
 }  // namespace megascale::ops

@@ -1,11 +1,12 @@
-// What both implementations on the host do with single numbers. Private to this folder.
+// Operations on single numbers that the two implementations on the host share. Private to this
+// folder.
 #pragma once
 
 #include "runtime/ops/ops.h"
 
 namespace megascale::ops {
 
-// Computes on the host what the operators of these names do.
+// Compute on the host what the operators CombineNorms and FirstNotFinite compute.
 void CombineNormsOnHost(const CombineNormsArgs& args);
 void FirstNotFiniteOnHost(const Matrix& x, const Vector& out);
 

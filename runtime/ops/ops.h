@@ -1,17 +1,17 @@
 // The operators of a transformer, forward and backward, with one implementation per device family.
 // All implementations pass ops_conformance_test.cc and product_conformance_test.cc.
 //
-// Stream order: calls on one Ops object take effect in the order in which they are made; results
-// are visible to other streams after an event recorded behind them. The CPU implementations run
-// inside the call.
+// Stream order: calls on one Ops object take effect in the order in which they are made. Another
+// stream sees their results after it has waited for an event that was recorded after them. The CPU
+// implementations compute inside the call.
 //
 // Threads: one Ops object belongs to one stream's thread.
 //
 // Errors: shapes and dtypes that do not fit are bugs (CHECK).
 //
-// Memory: tensors lie in the device's memory, results included; numbers that the host needs are
-// copied to it once a step. A list of arguments lies in host memory and must stay as it is until
-// the work that reads it has ended.
+// Memory: all tensors, results included, lie in the device's memory; the numbers that the host
+// needs are copied to the host once a step. A list of arguments lies in host memory and must not
+// change until the work that reads it has ended.
 //
 // Determinism: the same inputs, thread count and instruction set give the same bits, whatever else
 // the machine does.
@@ -39,8 +39,8 @@ using tensor::DType;
 
 enum class NormKind : uint8_t { kLayerNorm, kRmsNorm };
 
-// Computes out = norm(in) * weight + bias, where in = x, or x + delta if there is a delta; `sum`
-// then receives x + delta.
+// Computes out = norm(in) * weight + bias, where in = x. With a delta, in = x + delta, and `sum`
+// receives x + delta.
 struct NormArgs {
   NormKind kind = NormKind::kLayerNorm;
   double eps = 1e-5;
@@ -67,12 +67,12 @@ struct NormBackwardArgs {
 };
 
 // How rotary frequencies are scaled, for contexts longer than those of pre-training. Pair i has the
-// frequency f = theta^(-2i/R). It becomes f * (kept + (1 - kept) / factor), where
+// frequency f = theta^(-2i/R). The scaled frequency is f * (kept + (1 - kept) / factor), where
 //
 //   kept = clamp(kept_at_0 + kept_per_pair * i + kept_per_frequency * f, 0, 1).
 //
-// Linear scaling keeps nothing. Llama 3 keeps more of higher frequencies, YaRN more of earlier
-// pairs. YaRN also multiplies each turned pair by `amplitude`.
+// Linear scaling has kept = 0. With Llama 3, `kept` grows with the frequency; with YaRN, it is
+// greater for earlier pairs. YaRN also multiplies each turned pair by `amplitude`.
 struct RotaryScaling {
   double factor = 1;  // 1: no scaling; the three numbers below do not matter
   double kept_at_0 = 0, kept_per_pair = 0, kept_per_frequency = 0;
@@ -83,7 +83,8 @@ struct RotaryScaling {
 
 // Rotary position embedding, in place, of the first R elements of each head. Uses the halves
 // convention of Hugging Face's Llama (pairs (i, i + R/2)). Row n has the position n mod T, or
-// places[n] mod T. `inverse` turns back, with the same amplitude: the backward pass.
+// places[n] mod T. `inverse` turns in the other direction, with the same amplitude, for the
+// backward pass.
 struct RotaryArgs {
   int64_t seq = 0, heads = 0, head_dim = 0;
   int64_t rotary_dim = 0;  // R, even; 0: head_dim
@@ -115,13 +116,13 @@ struct ActivationBackwardArgs {
 // The tokens to which the rows of an embedding, or the columns of logits, belong.
 struct VocabularyPart {
   int64_t first_token = 0;  // token of the first row or column
-  int64_t vocab_size = 0;   // tokens are below this; 0: the part is the whole vocabulary
+  int64_t vocab_size = 0;   // all tokens are below it; 0: the part is the whole vocabulary
 };
 
-// Computes out[n] = token_weight[tokens[n]] (+ position_weight[n mod seq], or that of places[n] mod
-// seq). With document_begins, positions count from the document's begin: n mod seq -
-// document_begins[n]. For a token outside of the part that token_weight holds, its row counts as 0:
-// the sum of the parts' outputs is the output of the whole vocabulary.
+// Computes out[n] = token_weight[tokens[n]] (+ position_weight[n mod seq], or with `places`
+// position_weight[places[n] mod seq]). With document_begins, positions count from the beginning of
+// the document: n mod seq - document_begins[n]. A token outside of the part in token_weight has a
+// row of zeros, so that the sum of the parts' outputs is the output of the whole vocabulary.
 struct EmbeddingArgs {
   int64_t seq = 0;
   Vector tokens;           // [N] I32
@@ -132,8 +133,8 @@ struct EmbeddingArgs {
   Vector places = {};           // [N] I32, as in CachedAttentionArgs; or empty
   Vector document_begins = {};  // [N] I32, as in AttentionArgs; or empty; not with `places`
 };
-// Accumulates the gradients in token order: deterministic. Tokens outside of the part add to
-// positions only.
+// Accumulates the gradients in token order, so that they are deterministic. Tokens outside of the
+// part add to the gradients of positions only.
 struct EmbeddingBackwardArgs {
   int64_t seq = 0;
   Vector tokens;
@@ -153,15 +154,15 @@ struct CrossEntropyArgs {
   bool backward = true;
   Vector loss_sum = {};  // [1] F64: added to, in row order
 
-  // For a vocabulary cut into P parts, each on one rank: which part `logits` is, and the results of
-  // LogitStatistics of all parts, one after the other. Targets are tokens of the whole vocabulary,
-  // and the loss is that of the whole vocabulary; gradients are those of the part's columns.
+  // For a vocabulary cut into P parts, each on one rank: the part that `logits` has, and the
+  // results of LogitStatistics of all parts, one after the other. Targets and the loss refer to the
+  // whole vocabulary; gradients are written for the part's columns only.
   VocabularyPart vocabulary = {};
   Vector statistics = {};  // [P, 3, N] F; empty: `logits` is the whole vocabulary
 };
 
-// The statistics of one part of each row of logits that the other parts need.
-// Source: Shoeybi et al., Megatron-LM, 2019, section 3.
+// For each row of logits: the statistics of one part of the vocabulary, which the ranks with the
+// other parts need. Source: Shoeybi et al., Megatron-LM, 2019, section 3.
 struct LogitStatisticsArgs {
   Matrix logits;   // [N, V / P] compute
   Vector targets;  // [N] I32, of the whole vocabulary
@@ -171,10 +172,10 @@ struct LogitStatisticsArgs {
   Vector statistics;
 };
 
-// AdamW for a contiguous range, bias-corrected, with decoupled decay: with the corrected moments m
-// and v, master -= lr * u, where u = m / (sqrt(v) + eps) + weight_decay * master. If `update` is
-// set, it receives u and master does not change: LAMB has to scale u first. Learning rate, step and
-// clipping factor are those of `step_numbers`; if the step is not finite, nothing changes. Sources:
+// AdamW for a contiguous range, with decoupled decay: master -= lr * u, where u = m / (sqrt(v) +
+// eps) + weight_decay * master, and m and v are the bias-corrected moments. If `update` is set, it
+// receives u and master does not change, because LAMB has to scale u first. Learning rate, step and
+// clipping factor come from `step_numbers`. If its kIsFinite is 0, nothing changes. Sources:
 // Loshchilov and Hutter, 2019, algorithm 2; You et al., 2020, algorithm 2.
 struct AdamWArgs {
   Vector master;             // F: updated
@@ -189,7 +190,7 @@ struct AdamWArgs {
 
 // The second part of LAMB's step for a contiguous range of one tensor, after AdamW with `update`:
 // master -= lr * ratio * update. The ratio is the norm of the whole tensor's weights divided by the
-// norm of its update, or 1 if either is 0. Source: You et al., 2020, algorithm 2.
+// norm of its update, or 1 if either norm is 0. Source: You et al., 2020, algorithm 2.
 struct TrustStepArgs {
   Vector master;  // F: updated
   Vector update;  // F
@@ -201,11 +202,11 @@ struct TrustStepArgs {
   Vector step_numbers = {};  // [kNumStepNumbers] F64
 };
 
-// Computes the step's numbers (step_numbers.h) from those that each rank contributes, added in rank
-// order.
+// Computes the step's numbers (step_numbers.h) from the numbers that each rank contributes, added
+// in rank order.
 struct CombineNormsArgs {
   Vector ranks;          // [P, kNumRankNumbers] F64
-  double clip_grad = 0;  // the largest norm of the gradient; 0: it is not clipped
+  double clip_grad = 0;  // the largest permitted norm of the gradient; 0: no clipping
   Vector step_numbers;  // [kNumStepNumbers] F64: all but the learning rate and the step are written
 };
 
@@ -220,7 +221,8 @@ class Ops {
   virtual void NormBackward(const NormBackwardArgs& args) = 0;
   virtual void Attention(const AttentionArgs& args) = 0;
   virtual void AttentionBackward(const AttentionBackwardArgs& args) = 0;
-  // For generation. The default ends the program: implementations that only train keep it.
+  // For generation. The default ends the program; implementations that only train do not override
+  // it.
   virtual void CachedAttention(const CachedAttentionArgs& args);
   virtual void Rotary(const RotaryArgs& args) = 0;
   virtual void Activation(const ActivationArgs& args) = 0;
@@ -247,8 +249,8 @@ class Ops {
   virtual void AddSumOfSquares(const Vector& x, const Vector& out) = 0;
   // out [1] F64 += each element of x F64, one after the other.
   virtual void AddTotal(const Vector& x, const Vector& out) = 0;
-  // out [1] F64 = the first element of x, in row-major order, that is not finite; 0 if all are. x
-  // is compute, F or F64.
+  // out [1] F64 = the first element of x, in row-major order, that is not finite; 0 if all elements
+  // are finite. x is compute, F or F64.
   virtual void FirstNotFinite(const Matrix& x, const Vector& out) = 0;
   // Converts between dtypes, rounding to nearest even.
   virtual void Cast(const Vector& from, const Vector& to) = 0;
@@ -257,9 +259,9 @@ class Ops {
 
 // Makes the fast CPU implementation: oneDNN for products, Highway for the rest. `compute` is kF32
 // or kBF16. The number of threads is fixed for the object's life and is part of the numerics. With
-// 1 no thread is started. With more they are OpenMP's, and the process must have been started with
-// base::ThreadEnvironment, or they spin while idle. After the first call with each shape only
-// oneDNN allocates memory, within products.
+// 1 no thread is started. More threads belong to OpenMP. They spin while idle unless the process
+// was started with base::ThreadEnvironment. After the first call with each shape, only oneDNN
+// allocates memory, within products.
 std::unique_ptr<Ops> MakeCpuOps(DType compute, int num_threads);
 
 // The calls that determine the memory of the object that MakeCpuOps returns; their data may be
@@ -267,14 +269,15 @@ std::unique_ptr<Ops> MakeCpuOps(DType compute, int num_threads);
 struct KernelShapes {
   std::vector<MatMulArgs> products;
   AttentionArgs attention;
-  int64_t logits_cols = 0;  // of CrossEntropy; 0: no such call
+  int64_t logits_cols = 0;  // of CrossEntropy; 0: it is not called
 };
 // Returns how many bytes of memory an object of MakeCpuOps holds after these calls: rearranged
-// operands, temporary rows, and memory in which oneDNN packs. Leaves out some MiB that oneDNN takes
+// operands, temporary rows, and oneDNN's memory for packing. Leaves out some MiB that oneDNN takes
 // for other purposes.
 int64_t CpuKernelBytes(const KernelShapes& shapes, int num_threads);
 
-// Makes the reference that all others are compared with: plain loops in float64 (compute is kF64).
+// Makes the reference, with which all other implementations are compared: plain loops in float64
+// (compute is kF64).
 std::unique_ptr<Ops> MakeReferenceOps();
 
 // Returns "avx2", "avx512", "avx512_bf16" or "amx_bf16": the best instruction set of this processor

@@ -18,9 +18,9 @@ inline constexpr int64_t kFewRows = 32;
 
 // c (+)= op(a) op(b) [+ bias]. a, b in compute; c in compute or F.
 //
-// An epilogue is an operator that needs the product, or reads its operand anyway: a device may
-// compute it together with the product, and then round once where two operators round twice. At
-// most one of them is set.
+// An epilogue is an operator that reads the product's result or operand anyway. A device may
+// compute it together with the product, and then rounds once where two operators round twice. At
+// most one epilogue is set.
 struct MatMulArgs {
   Matrix a;  // [m, k], or [k, m] when transposed
   Matrix b;  // [k, n], or [n, k] when transposed
@@ -29,17 +29,19 @@ struct MatMulArgs {
   Transpose transpose_b = Transpose::kNo;
   bool accumulate = false;  // add to c instead of overwriting it; not with bias
   Vector bias;              // [n] in compute, added to each row; or empty
-  // For generation: m is at most kFewRows, so that reading `b` is what costs, and each row of c has
-  // the same bits whatever the other rows are. Requires: only b is transposed; not `accumulate`.
+  // For generation. Most of the time goes into reading `b`, and the bits of a row of c do not
+  // depend on the other rows. Requires: m is at most kFewRows; a is not transposed, b is; not
+  // `accumulate`.
   bool few_rows = false;
 
-  // Epilogue: `activated` receives Activation of c, which keeps the activation's input for the
-  // backward pass. Like ActivationArgs::out; or empty. c in compute; not with `accumulate`.
+  // Epilogue: `activated` receives Activation of c; c keeps the activation's input for the backward
+  // pass. `activated` is like ActivationArgs::out, or empty. Requires: c in compute; not
+  // `accumulate`.
   ActivationKind activation = ActivationKind::kGeluTanh;
   Matrix activated = {};
   // Epilogue: the product is the gradient of an activation's output, and `d_activation_in` receives
-  // that of its input, by ActivationBackward at `activation_in`. c is scratch: its content
-  // afterwards is not specified. c in compute; not with `accumulate`.
+  // the gradient of the activation's input, by ActivationBackward at `activation_in`. c is scratch
+  // memory, whose content afterwards is not specified. Requires: c in compute; not `accumulate`.
   Matrix activation_in = {};
   Matrix d_activation_in = {};  // or empty
   // Epilogue of a weight gradient, whose `a` is transposed: AddColumnSums(a, d_bias), the gradient

@@ -1,12 +1,12 @@
-// The numbers of an optimizer step, which stay on the device: operators read them there, so that a
-// step waits for no host. Each has a place in a vector of F64.
+// The numbers of an optimizer step. They stay on the device, where operators read them, so that a
+// step does not wait for the host. Each number has a place in a vector of F64.
 #pragma once
 
 #include <cstdint>
 
 namespace megascale::ops {
 
-// The numbers that all ranks hold alike.
+// The numbers that are equal on all ranks.
 enum StepNumber : uint8_t {
   kLearningRate,
   kStep,        // from 1
@@ -17,11 +17,12 @@ enum StepNumber : uint8_t {
   kStop,  // the highest of the ranks' stop flags
   kNumStepNumbers,
 };
-// What a rank contributes to them.
+// The numbers that each rank contributes, from which the step's numbers are computed.
 enum RankNumber : uint8_t { kRankSumOfSquares, kRankLossSum, kRankStop, kNumRankNumbers };
 
 // Returns the factor for the gradients that makes their norm, the root of `sum_of_squares` over all
-// parameters of the model, at most `clip_grad`. 1 if it already is, or if clip_grad is 0.
+// parameters of the model, at most `clip_grad`. Returns 1 if the norm already is, or if clip_grad
+// is 0.
 double ClipFactor(double sum_of_squares, double clip_grad);
 
 }  // namespace megascale::ops

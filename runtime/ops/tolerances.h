@@ -1,6 +1,6 @@
 // The one table of tolerances: how far an implementation of Ops may be from the float64 reference,
 // by operator and dtype. An element passes if |tested - exact| <= absolute + relative * |exact|.
-// Test inputs are of the order of 1 and the same numbers on both sides.
+// Test inputs are of the order of 1, and the reference gets the same numbers.
 #pragma once
 
 #include "absl/strings/string_view.h"

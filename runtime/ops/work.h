@@ -4,9 +4,9 @@
 //   const Work work = WorkOf(args);
 //   seconds = max(work.flops / rate, work.bytes / bandwidth);
 //
-// FLOPs: a multiply-add counts as two. Values that a kernel computes a second time, such as
-// attention's scores in a backward pass, do not count, nor does anything but matrix products.
-// Bytes: each operand is read once and each result is written once.
+// FLOPs: a multiply-add counts as two. Only matrix products count. Values that a kernel computes a
+// second time, such as attention's scores in a backward pass, do not count. Bytes: each operand is
+// read once and each result is written once.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,12 @@
 namespace megascale::ops {
 
 struct Work {
-  const char* name = "";  // of the operator: "matmul", "norm, backward"
+  const char* name = "";  // the operator's: "matmul", "norm, backward"
   int64_t flops = 0;
   int64_t bytes = 0;
 };
 
-// Without epilogues: those cost what the operators cost that they stand for, or less.
+// Leaves out epilogues. An epilogue costs at most as much as its operator.
 Work WorkOf(const MatMulArgs& args);
 Work WorkOf(const NormArgs& args);
 Work WorkOf(const NormBackwardArgs& args);

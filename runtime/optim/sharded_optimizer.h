@@ -1,9 +1,9 @@
 // AdamW or LAMB over one data-parallel rank's shard of a chunk's flat parameter space. It holds
-// that shard of the master weights and of both moments, in the accumulation type F. If models
-// compute in F, the weights themselves are the master weights. A shard has a part of each bucket of
-// the chunk, so data of a shard is a vector for each bucket, [part]. If tensor ranks hold a chunk
-// together, each shards its own part of it; replicated parameters count once in sums, on the first
-// tensor rank.
+// that shard of the master weights and of both moments, in the accumulation type F. If the model
+// computes in F, the weights themselves are the master weights. A shard has a part of each bucket
+// of the chunk, so the data of a shard is one vector [part] for each bucket. If tensor ranks hold a
+// chunk together, each tensor rank's part of the chunk is sharded separately. Replicated parameters
+// count once in sums, on the first tensor rank.
 //
 //   reduce-scatter gradients, bucket by bucket -> grad (the shard's ranges)
 //   optimizer->AddSumOfSquares(grad, sum), over all ranks -> step_numbers (ops::CombineNorms)
@@ -17,20 +17,20 @@
 //   all-gather weights
 //
 // With u = m / (sqrt(v) + eps) + weight_decay * w, of bias-corrected moments, AdamW does w -= lr *
-// u. LAMB does, tensor by tensor, w -= lr * |w| / |u| * u. The trust ratio |w| / |u| is that of the
-// whole logical tensor, however it is sharded, and 1 if either norm is 0; the scaling function phi
-// of the paper is the identity.
+// u. LAMB does, tensor by tensor, w -= lr * |w| / |u| * u. The trust ratio |w| / |u| is computed
+// over the whole logical tensor, however it is sharded, and is 1 if either norm is 0. The scaling
+// function phi of the paper is the identity.
 //
-// Biases and norms have no weight decay, and with LAMB a ratio of 1; matrices and embeddings have
-// both. This agrees with BERT's LAMB of TensorFlow Addons (exclude_from_weight_decay, which its
-// layer adaptation follows) and with Apex's FusedLAMB (no ratio without decay).
+// Matrices and embeddings have weight decay and, with LAMB, a trust ratio. Biases and norms have no
+// weight decay, and their ratio is 1. This agrees with BERT's LAMB of TensorFlow Addons
+// (exclude_from_weight_decay also excludes from layer adaptation) and with Apex's FusedLAMB (no
+// ratio without decay).
 //
-// Threads: one at a time, that of `ops`. Determinism: with AdamW each element's update depends on
-// that element alone, so neither shards nor buckets change its bits. LAMB's norms, and the sum of
-// squares by which gradients are clipped, are sums in fp64 over each shard, added in shard order.
-// Their bits are the same for the same buckets and numbers of shards and tensor ranks; other
-// numbers round differently. Sources: Loshchilov and Hutter, 2019, algorithm 2; You et al., 2020,
-// algorithm 2.
+// Threads: one at a time, the thread of `ops`. Determinism: with AdamW each element's update
+// depends on that element alone, so neither shards nor buckets change its bits. LAMB's norms, and
+// the sum of squares by which gradients are clipped, are sums in fp64 over each shard, added in
+// shard order. The bits of these sums depend on the buckets and on the numbers of shards and tensor
+// ranks. Sources: Loshchilov and Hutter, 2019, algorithm 2; You et al., 2020, algorithm 2.
 #pragma once
 
 #include <cstdint>
@@ -54,7 +54,7 @@ class OptimizerSpec;
 
 namespace megascale::optim {
 
-// Whether a step exchanges trust sums, as LAMB's does.
+// Whether a step exchanges trust sums, as a step of LAMB does.
 bool HasTrustRatios(const job::v1::OptimizerSpec& spec);
 // Returns how many numbers each shard of a chunk contributes to that exchange; 0: no exchange.
 int NumTrustSums(const job::v1::OptimizerSpec& spec, const model::ChunkLayout& layout);
@@ -85,49 +85,49 @@ struct StepArgs {
   tensor::Vector trust_sums = {};
 };
 
-// A part of the optimizer's state that lies in one logical tensor: a flat range of one box of it.
-// Without tensor parallelism the box is the whole tensor.
+// A part of the optimizer's state that lies in one logical tensor: a flat range of one box of the
+// tensor. Without tensor parallelism the box is the whole tensor.
 struct StateSlice {
-  // The parameter's name; for the moments with "optimizer.exp_avg." or "optimizer.exp_avg_sq."
-  // before it.
+  // The parameter's name; moments have "optimizer.exp_avg." or "optimizer.exp_avg_sq." before the
+  // name.
   std::string name;
   std::vector<int64_t> shape;  // of the whole tensor
   std::vector<int64_t> box_offset;
   std::vector<int64_t> box_shape;
   int64_t begin = 0;  // first element, within the flattened box
-  // The index of this copy among those that tensor ranks have; else 0.
+  // The index of this copy if several tensor ranks have copies; otherwise 0.
   int replica = 0;
   tensor::Vector data;  // the elements; writing to them restores the state
 };
 
-// With this begin the names of both moments, and of nothing else.
+// The names of both moments begin with this, and no other names do.
 inline constexpr char kMomentPrefix[] = "optimizer.";
 
 class ShardedOptimizer {
  public:
-  // `spec` is that of a resolved job. `weights`: by bucket, [part] compute: the shard of the
-  // weights, which steps overwrite. The state that Create allocates is zero. Ownership: `ops` and
-  // the memory of `weights` must outlive the object. Errors: ResourceExhausted - no memory for
+  // `spec` belongs to a resolved job. `weights`: the shard of the weights, by bucket, [part]
+  // compute; steps overwrite it. The state that Create allocates is zero. Ownership: `ops` and the
+  // memory of `weights` must outlive the object. Errors: ResourceExhausted - no memory for
   // StateBytes().
   static absl::StatusOr<std::unique_ptr<ShardedOptimizer>> Create(
       const job::v1::OptimizerSpec& spec, const OptimizerShard& shard,
       std::vector<tensor::Vector> weights, ops::Ops* ops,
       tensor::AllocateArena allocate = tensor::Arena::Create);
-  // Returns the bytes of the state that Create allocates, with the compute type `compute`. Both
-  // algorithms need the same, since LAMB's update overwrites the gradient.
+  // Returns the bytes of the state that Create allocates, with the compute type `compute`. AdamW
+  // and LAMB need the same, because LAMB's update overwrites the gradient.
   static int64_t StateBytes(const OptimizerShard& shard, tensor::DType compute);
 
-  // Sets the master weights as model::InitializeParameters does, through `window` into the memory
-  // of this object. The moments stay zero, as they were made. Blocking. Requires: PublishWeights is
-  // called next. Errors: as HostWindow::Write.
+  // Sets the master weights to the values of model::InitializeParameters. `window` copies them into
+  // this object's memory. The moments stay zero, as Create left them. Blocking. Requires:
+  // PublishWeights is called next. Errors: as HostWindow::Write.
   absl::Status Initialize(const model::InitializeOptions& options, device::HostWindow* window);
 
   const OptimizerShard& shard() const { return shard_; }
   // Returns shard().ranges(); the first may end in padding.
   const std::vector<model::FlatRange>& ranges() const { return ranges_; }
 
-  // Adds the sum of squares of the shard's gradients to `sum` [1] F64, without padding and without
-  // those that another tensor rank counts. grad: by bucket, [part] F.
+  // Adds the sum of squares of the shard's gradients to `sum` [1] F64. Leaves out padding, and
+  // gradients that another tensor rank counts. grad: by bucket, [part] F.
   void AddSumOfSquares(absl::Span<const tensor::Vector> grad, const tensor::Vector& sum);
 
   // See NumTrustSums.
@@ -135,28 +135,29 @@ class ShardedOptimizer {
 
   // Runs the first part of LAMB's step: updates the moments and overwrites args.grad with the
   // update u. For each tensor of the chunk, in the layout's order, `sums` [num_trust_sums] F64
-  // receives the sum of squares of its weights, then that of its update, over the elements of this
-  // shard. Both are 0 for tensors without elements here, for those that another tensor rank counts,
-  // and for those without a trust ratio.
+  // receives the sum of squares of the tensor's weights, then that of its update, over the elements
+  // of this shard. The two sums are 0 for tensors without elements in this shard, for tensors that
+  // another tensor rank counts, and for tensors without a trust ratio.
   void MakeUpdate(const StepArgs& args, const tensor::Vector& sums);
 
-  // Runs AdamW's step, or the second part of LAMB's: after MakeUpdate (CHECK), with the same grad
-  // and numbers. Updates state and weights, but not the padding of the state. Allocates nothing if
-  // the arguments' memory is that of the call before.
+  // Runs AdamW's step, or the second part of LAMB's step. With LAMB it requires (CHECK) that
+  // MakeUpdate came before, with the same grad and step_numbers. Updates state and weights, but not
+  // the padding of the state. Allocates nothing if the arguments have the same addresses as in the
+  // call before.
   void Step(const StepArgs& args);
 
   // Overwrites the weights with the rounded master weights, after Initialize or a restore.
   void PublishWeights();
 
-  // Returns the weights by bucket, as given to Create; if compute is F they are a part of the
-  // state.
+  // Returns the weights by bucket, as given to Create. If the compute type is F, they are a part of
+  // the state.
   const std::vector<tensor::Vector>& weights() const { return weights_; }
 
-  // Returns what State() would list, without memory behind it, to lay out checkpoints.
+  // Returns the slices that State() would return, but without memory, to lay out checkpoints.
   static std::vector<StateSlice> StateLayout(const OptimizerShard& shard, tensor::DType compute);
 
   // Returns all state as slices of logical tensors without padding: master weights, then first
-  // moments, then second moments. The memory is this object's, or that of the weights.
+  // moments, then second moments. The memory belongs to this object or to the weights.
   std::vector<StateSlice> State() const;
 
  private:
@@ -171,10 +172,11 @@ class ShardedOptimizer {
   static std::vector<StateSlice> Describe(const model::ChunkLayout& layout,
                                           const std::vector<Slice>& slices, tensor::DType dtype);
 
-  // Returns the elements of `slice` in `shard`, data of a shard by bucket.
+  // Returns the elements of `slice` in `shard`, which is a shard's data by bucket.
   tensor::Vector Part(absl::Span<const tensor::Vector> shard, const Slice& slice) const;
   const model::Parameter& ParameterOf(const model::ParameterSlice& slice) const;
-  // Makes the lists of what the step's operators work on, if they are not those of the call before.
+  // Makes the lists of arguments for the step's operators, unless the lists of the call before are
+  // still right.
   void MakeLists(const StepArgs& args);
   bool IsOfShard(absl::Span<const tensor::Vector> vectors, tensor::DType dtype) const;
   // Whether another tensor rank counts these elements in sums.

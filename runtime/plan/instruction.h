@@ -1,6 +1,6 @@
-// One instruction of a step plan: the operation, its stream and its dependencies. Plain data: the
-// executor runs it, the simulator prices it, the viewer draws it, and diagnosis walks `depends_on`
-// to say who waits for whom.
+// One instruction of a step plan: the operation, its stream and its dependencies. It is plain data.
+// The executor runs it, the simulator estimates its time, timelines show it, and diagnosis follows
+// `depends_on` to find which instruction waits for which.
 #pragma once
 
 #include <cstdint>
@@ -15,17 +15,18 @@
 namespace megascale::plan {
 
 // The name of an instruction within a step: (operation, chunk, micro-batch, bucket, piece). It is
-// structural, not an ordinal, so it means the same in every schedule, on every rank and for every
-// reader. Chunks are numbered through the model, not within a rank. Text forms:
+// not the instruction's number in a list, so it means the same in every schedule and on every rank.
+// Chunks are numbered through the model, not within a rank. Text forms:
 //
 //   F.c0.m3      forward of micro-batch 3 through chunk 0
 //   R.c1         no micro-batch; bucket 0, which is not shown
 //   R.c1.b2      bucket 2 of the chunk
 //   B.c0.m3.b1   the piece of a backward for bucket 1; see PlanOptions::num_buckets
-//   F.c0.m3.p2   exchange 2 (they count from 1) of tensor-parallel ranks within the pass. For
-//                telemetry only: no plan lists it. In spite of the field's name it is no piece of a
-//                backward; that is B.c0.m3.b1.
+//   F.c0.m3.p2   exchange 2 (counted from 1) of tensor-parallel ranks within the pass. For
+//                telemetry only: no plan has it. In spite of the field's name, `piece`, it is no
+//                piece of a backward, such as B.c0.m3.b1.
 //   N, SE        no chunk
+//
 // operation.h explains the letters: F, B and W are passes, S and R reduce gradients.
 class InstructionId {
  public:
@@ -48,14 +49,15 @@ class InstructionId {
   // Parses what ToString returns. Errors: InvalidArgument - the text has another form.
   static absl::StatusOr<InstructionId> Parse(absl::string_view text);
 
-  // Returns the id of exchange `piece` within this pass; 0: of the whole instruction. Requires: 0
-  // <= piece <= kMaxPiece.
+  // Returns the id of exchange `piece` within this pass; 0: the id of the whole instruction.
+  // Requires: 0 <= piece <= kMaxPiece.
   InstructionId WithPiece(int piece) const;
 
-  // Returns the id that both ends of a transfer put on the message: that of the send. For other
-  // instructions returns the id itself.
+  // Returns the id that both ends of a transfer put on the message, which is the send's id. For
+  // other instructions returns the id itself.
   InstructionId MessageId() const;
-  // For a transfer: returns the id at its other end; InstructionId() if there is no chunk.
+  // For a transfer: returns the id of its other end; InstructionId() if the other end would have no
+  // valid chunk number.
   InstructionId OtherEnd() const;
 
   OpKind operation() const { return static_cast<OpKind>(packed_ >> 56); }
@@ -75,10 +77,10 @@ class InstructionId {
 bool IsExchangeOfPass(InstructionId id);
 
 // True for an instruction that ends only once other ranks do their part: transfers, collectives,
-// exchanges within a pass. A rank that is stuck in one of them need not be the cause.
+// exchanges within a pass. A rank that is stuck in such an instruction need not be the cause.
 bool NeedsPeers(InstructionId id);
 
-// Returns the pipeline stage at the other end of a transfer; -1: there is none.
+// Returns the pipeline stage at the other end of a transfer; -1: there is no other end.
 int OtherStage(InstructionId transfer, int num_stages);
 
 inline constexpr int kNoPeer = -1;
@@ -90,29 +92,29 @@ struct Instruction {
   StreamKind stream = StreamKind::kCompute;
   Owner owner = Owner::kStage;
   // For communication: the group and the channel of its communicator. A rank uses each (group,
-  // channel) from one stream only. For a pass: the group of the tensor ranks that share it.
+  // channel) from one stream only. For a pass: the group of the tensor ranks that share the pass.
   GroupKind group = GroupKind::kNone;
   std::string channel = "";  // see build/channels.h
   int peer = kNoPeer;        // group-relative rank of a send's receiver or a receive's sender
   // One of the chunk's activation slots, which hold a micro-batch on its way through the chunk: the
   // activations that F keeps for B, and the buffers of sends and receives. All instructions of a
-  // micro-batch in a slot have ended before those of the slot's next micro-batch begin.
+  // micro-batch in a slot end before instructions of the slot's next micro-batch begin.
   int activation_slot = kNoSlot;
   // One of the rank's gradient buffers: a pass or A accumulates into it, S and R work on it. A
   // buffer holds a whole chunk, or with ZeRO stage 2 one bucket. With stage 2 buckets take turns in
-  // a buffer: a turn lasts from the first pass that accumulates into it to the R that takes the
-  // sum, and has ended before the next one begins. With stage 2 a forward accumulates only into the
-  // buffer of the chunk's first bucket, and an input-only backward into no buffer. Their gradients
-  // for other buckets go to memory of the stage; the backward piece of such a bucket later adds
-  // them to the bucket's buffer.
+  // a buffer. A turn lasts from the first pass that accumulates into the buffer to the R that
+  // reduces the sum, and ends before the next turn begins. With stage 2 a forward accumulates only
+  // into the buffer of the chunk's first bucket, and an input-only backward into no buffer. Their
+  // gradients for other buckets go to separate memory (GradientSizes::early). The backward piece of
+  // such a bucket later adds these gradients to the bucket's buffer.
   int gradient_buffer = kNoBuffer;
   // Overwrites the memory instead of accumulating into it. For a pass: the pass begins a turn in
-  // its gradient buffer, which is zeroed first. For R: it is the first of its bucket in a step, and
-  // overwrites the rank's shard with its result.
+  // its gradient buffer, which is zeroed first. For R: it is the first R of its bucket in a step,
+  // and overwrites the rank's shard with its result.
   bool begins_sum = false;
-  // For B and W: the number of buckets through whose layers it goes, from id.bucket() on. 1 for a
-  // piece of a backward that is cut at its buckets, so that each bucket is reduced as soon as its
-  // gradients are complete; otherwise the number of all buckets of the chunk.
+  // For B and W: the number of buckets through whose layers it goes, from id.bucket() on. A
+  // backward may be cut into one piece for each bucket, so that each bucket is reduced as soon as
+  // its gradients are complete. Then num_buckets is 1, otherwise the number of the chunk's buckets.
   int num_buckets = 0;
   // For B: computes only the gradient of the chunk's input; a separate W computes the weight
   // gradients.

@@ -3,12 +3,12 @@
 //
 // Ranks are numbered with tensor fastest, then data, then pipeline, so that tensor-parallel peers
 // are neighbours and data-parallel peers are nearer than pipeline peers. Source:
-// MegaScale (Jiang et al., 2024). Plans refer to groups by kind, not by name: the same plan then
-// serves every rank of a role, and `Mesh` resolves the rest.
+// MegaScale (Jiang et al., 2024). Plans refer to groups by kind, not by name, so that the same plan
+// is right for every rank of a role; `Mesh` tells which group it is on each rank.
 //
-// Axes and kinds of groups are rows of a MeshTable, from which Mesh derives all its answers. So a
-// further axis, such as experts, takes a row for the axis and one for each of its groups (mesh.cc).
-// The tests have a table with such an axis.
+// Axes and kinds of groups are rows of a MeshTable, from which Mesh derives everything. So a
+// further axis, such as experts, needs a row for the axis and a row for each of its kinds of groups
+// (mesh.cc). The tests have a table with such an axis.
 #pragma once
 
 #include <array>
@@ -24,9 +24,9 @@
 
 namespace megascale::plan {
 
-// In the order in which people list axes; ranks are counted in the order of MeshTable::axes. The
-// values from kFurther on have no field of their own in MeshSizes and Coordinate, but an element of
-// `further`.
+// The axes, in the order in which people list them. (Ranks are counted in the order of
+// MeshTable::axes.) In MeshSizes and Coordinate, the axes from kFurther on are elements of
+// `further` instead of separate fields.
 enum class Axis : uint8_t { kData, kPipeline, kTensor, kFurther };
 inline constexpr int kFurtherAxesMax = 4;
 inline constexpr int kAxesMax = static_cast<int>(Axis::kFurther) + kFurtherAxesMax;
@@ -92,13 +92,14 @@ struct AxisRow {
   Axis axis = {};
   absl::string_view name = "";    // for people: "data"
   absl::string_view letter = "";  // in the names of groups: "d"
-  // The axis occurs in names of groups even if its size is 1.
+  // Whether the axis occurs in names of groups even if its size is 1.
   bool is_always_named = false;
 };
 
-// A row of the table of groups. Members of a group differ in the axes of `along` alone, and are
-// indexed with the nearest axis fastest. A group's name is `prefix` and the group's positions on
-// all other axes, the farthest axis first; the first position has no letter.
+// A row of the table of groups. Members of a group differ only in the axes of `along`; they are
+// indexed with the nearest axis fastest. A group's name is `prefix`, then the group's positions on
+// all other axes, the farthest axis first, each with its axis's letter; the first position has no
+// letter.
 struct GroupRow {
   GroupKind kind = GroupKind::kNone;
   absl::string_view name = "";    // for people: "pipeline"
@@ -110,7 +111,7 @@ struct GroupRow {
 };
 
 struct MeshTable {
-  std::vector<AxisRow> axes;     // the nearest first: neighbours on it have neighbouring ranks
+  std::vector<AxisRow> axes;     // nearest first: its neighbours have neighbouring ranks
   std::vector<GroupRow> groups;  // ascending by kind
 };
 
@@ -121,7 +122,7 @@ class Mesh {
  public:
   // A mesh of one rank.
   Mesh() = default;
-  // Requires: `table` outlives the mesh and all its copies; sizes of axes that it lacks are 1.
+  // Requires: `table` outlives the mesh and all its copies; axes that `table` lacks have size 1.
   // Errors: InvalidArgument - a size below 1, or more than 2^20 ranks.
   static absl::StatusOr<Mesh> Create(const MeshSizes& sizes,
                                      const MeshTable& table = JobMeshTable());
@@ -133,9 +134,9 @@ class Mesh {
   int world_size() const { return world_size_; }
   bool operator==(const Mesh&) const = default;
   bool Contains(int rank) const { return rank >= 0 && rank < world_size(); }
-  // Returns the rows of the axes, the nearest first.
+  // Returns the rows of the axes, the nearest axis first.
   absl::Span<const AxisRow> axes() const { return table_->axes; }
-  // Returns them in the order in which people list them.
+  // Returns the rows of the axes in the order of Axis, in which people list them.
   std::vector<AxisRow> AxesForPeople() const;
   // Returns "data 2 x pipeline 4 x tensor 1".
   std::string SizesText() const;
@@ -149,13 +150,12 @@ class Mesh {
   bool Has(GroupKind kind) const;
   // Returns "world", "data", "pipeline", "tensor", "stage", or "" for kNone.
   absl::string_view Name(GroupKind kind) const;
-  // Returns the axis along which members of a group differ; nullopt: along several.
+  // Returns the one axis along which members of a group differ; nullopt: they differ along several.
   std::optional<Axis> OnlyAxisOf(GroupKind kind) const;
   // True if members of a group differ along this axis. Requires: the table has the kind.
   bool IsAlong(GroupKind kind, Axis axis) const { return RowOf(kind).along.Has(axis); }
 
-  // Returns every group, in the same order on every rank: the world, then the data groups by their
-  // first rank, then the groups of each other kind by theirs.
+  // Returns every group, in the same order on every rank: by kind, and within a kind by first rank.
   std::vector<Group> Groups() const;
 
   // Returns the group of this kind that `rank` is in. Requires: the table has the kind. Cost:

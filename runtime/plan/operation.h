@@ -1,6 +1,6 @@
-// The operations of a step, one row of a table for each. Code that reads a plan (text, checks,
-// prices, pictures, breakdowns, progress of a rank) looks up the row and never lists operations
-// itself. So a new operation takes a value of OpKind, a row in operation.cc, and the code that
+// The operations of a step, each a row of a table. Code that reads a plan (text, checks, estimated
+// times, timelines, breakdowns, progress of a rank) looks up the row and never lists operations
+// itself. So a new operation needs a value of OpKind, a row in operation.cc, and the code that
 // builds and runs it; operation_test fails on a value without a row. docs/adding.md lists the
 // steps.
 #pragma once
@@ -14,8 +14,8 @@
 
 namespace megascale::plan {
 
-// The values are part of packed ids: new ones may be added, existing ones never change. The letters
-// are those that ids show.
+// The values are part of packed ids: new values may be added, but existing values never change. The
+// comments begin with the letters that ids show.
 enum class OpKind : uint8_t {
   // L: loads the step's tokens (for the first chunk) and targets (for the last); where attention
   // stays within documents, also the documents of samples (for every chunk)
@@ -44,19 +44,21 @@ enum class OpKind : uint8_t {
   // S: all-reduce over the tensor group of the gradients of replicated parameters; before each R.
   kSumReplicated = 15,
   // With tied embeddings on several stages the first chunk owns the embedding matrix. The head, in
-  // the last chunk, computes with a copy of it; the gradients of both uses are added up.
+  // the last chunk, computes with a copy of the matrix; the gradients of embedding and head are
+  // added up.
   kSendEmbedding = 16,        // SE: sends the embedding matrix to the last stage
-  kReceiveEmbedding = 17,     // RE: receives it there, before the step's first head
-  kSendHeadGradient = 18,     // SH: sends the head's gradient to the first stage, once complete
-  kReceiveHeadGradient = 19,  // RH: receives it there
-  // A: adds the head's gradient to that of the embedding; before the (last) S and R of its bucket.
+  kReceiveEmbedding = 17,     // RE: the last stage receives it, before the first use
+  kSendHeadGradient = 18,     // SH: sends the head's complete gradient to the first stage
+  kReceiveHeadGradient = 19,  // RH: the first stage receives it
+  // A: adds the head's gradient to the embedding's gradient, before the (last) S and R of its
+  // bucket.
   kAddHeadGradient = 20,
 };
 
-// Streams run independently of each other; each runs its instructions one after another, in the
-// plan's order. Each belongs to one owner. Sends and receives have separate streams, in both
-// directions: a send that waits for its receiver never blocks a receive, so a plan can only have
-// cycles that its data dependencies have.
+// Streams run independently of each other. Each stream runs its instructions one after another, in
+// the plan's order, and belongs to one owner. Sends and receives have separate streams, in each
+// direction. So a send that waits for its receiver never blocks a receive, and a plan has no other
+// cycles than those of its data dependencies.
 enum class StreamKind : uint8_t {
   kCompute,
   kLoadBatch,
@@ -66,7 +68,7 @@ enum class StreamKind : uint8_t {
   kReceiveGradient,
   kDataParallel,  // the shard's collectives: gradients, norm, parameters
   kOptimizer,     // the shard's computing
-  // Exchanges of tensor-parallel ranks within a pass: the pieces of a pass, which no plan lists.
+  // Exchanges of tensor-parallel ranks within a pass (InstructionId::piece), which no plan has.
   kTensorParallel,
 };
 inline constexpr int kNumStreamKinds = 9;
@@ -79,11 +81,11 @@ enum class Owner : uint8_t { kStage, kShard };
 inline constexpr int kNumOwners = 2;
 absl::string_view Name(Owner owner);
 
-// The classes of operations that breakdowns, pictures and prices distinguish.
+// The classes of operations that breakdowns, timelines and estimates of time distinguish.
 enum class OpClass : uint8_t {
   kUnknown,     // no row
   kLoad,        // reads the batch
-  kForward,     // the passes of a micro-batch through a chunk, or parts of one:
+  kForward,     // the passes of a micro-batch through a chunk, or their parts:
   kBackward,    //   tensor-parallel ranks do them together
   kWeights,     //
   kSend,        // the two ends of a transfer between stages
@@ -115,11 +117,12 @@ struct Operation {
   bool per_chunk = true;    // the id names a chunk
   bool per_bucket = false;  // the id names a bucket
   bool goes_back = false;   // part of a micro-batch's way back through the chunks
-  // Where the ranks of this operation meet, and where they meet in a mesh without such groups.
+  // Where the ranks of this operation meet, and where they meet in a mesh without groups of that
+  // kind.
   Meeting meeting = {};
   Meeting otherwise = {};
-  // For a transfer: the operation at its other end, and the chunk there relative to this one. Where
-  // the id names no chunk: 1 is the model's last chunk, -1 its first.
+  // For a transfer: the operation at its other end, and the other end's chunk relative to this
+  // end's chunk. If the id names no chunk, 1 means the model's last chunk, and -1 its first.
   OpKind other_end = {};
   int other_chunk = 0;
   // For a collective: how often its buffer goes round the ring of its members; an all-reduce is a
@@ -129,7 +132,7 @@ struct Operation {
   bool for_tied_ends = false;     // only in plans with tied embeddings on several stages
 };
 
-// Returns the row of an operation. For a value that has no row, as another program may leave in
+// Returns the row of an operation. For a value that has no row, which another program may leave in
 // shared memory, returns a row of class kUnknown.
 const Operation& OperationOf(OpKind kind);
 
@@ -148,8 +151,8 @@ inline bool IsTransfer(OpKind kind) {
   return op_class == OpClass::kSend || op_class == OpClass::kReceive;
 }
 
-// True for a pass of a micro-batch through a chunk, or a part of one: F, B and W. Tensor-parallel
-// ranks do these together.
+// True for a pass of a micro-batch through a chunk, or a part of a pass: F, B and W.
+// Tensor-parallel ranks run these together.
 inline bool IsPass(OpKind kind) {
   const OpClass op_class = OperationOf(kind).op_class;
   return op_class == OpClass::kForward || op_class == OpClass::kBackward ||

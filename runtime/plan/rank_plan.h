@@ -15,16 +15,18 @@ struct RankPlan {
   int num_chunks = 1;  // in the model; chunk c is on pipeline stage c % mesh.pipeline_size()
   int num_microbatches = 1;
   // Number of activation slots, by chunk of this stage in the model's order. Chunks do not share
-  // slots: they differ in layers, and in having the embedding or the loss.
+  // slots, because they differ in their number of layers, and only some have the embedding or the
+  // loss.
   std::vector<int> slots = {};
-  // Number of gradient buffers. ZeRO stage 1: one for each chunk; a rank's shard is a part of it.
-  // Stage 2: one buffer of a bucket's size, or two where the stage has three buckets or more, so
-  // that one is reduced while passes accumulate into the other.
+  // Number of gradient buffers. ZeRO stage 1: one for each chunk; a rank's shard is a part of the
+  // buffer. Stage 2: one buffer of a bucket's size, or two if the stage has three buckets or more,
+  // so that one buffer is reduced while passes accumulate into the other.
   int gradient_buffers = 0;
   // ZeRO stage 2: the gradients of each micro-batch are reduced, and shards have memory of their
   // own.
   bool shards_gradients = false;
-  // Every forward needs the step's batch, not only those of the first and the last chunk.
+  // Whether every forward needs the step's batch, and not only the forwards of the first and the
+  // last chunk.
   bool every_chunk_reads_batch = false;
   bool has_tied_ends = false;  // see PlanOptions
   // Instructions of the same stream are in the order in which the stream runs them.
@@ -39,7 +41,7 @@ struct RankPlan {
 // Returns the streams that a plan uses, ascending.
 std::vector<StreamKind> StreamsOf(const RankPlan& plan);
 
-// Returns one line per stream with its instructions in order, to be read by people.
+// Returns one line per stream with its instructions in order, for people.
 std::string ToString(const RankPlan& plan);
 
 }  // namespace megascale::plan

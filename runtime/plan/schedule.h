@@ -1,10 +1,11 @@
 // Pipeline schedules: the order in which a stage computes. The rest of a plan follows from it.
 //
 // The model is cut into `num_stages` x `chunks_per_stage` chunks; chunk c is on stage c %
-// num_stages. There are p stages and m >= p micro-batches, and links take no time. T_F, T_B and T_W
-// are the times of a forward, a backward and a W through one stage's share of the model; T_B
-// includes T_W except for kZeroBubbleH1. Each stage computes for m (T_F + T_B), and a step takes
-// longer than that by the bubble.
+// num_stages. The formulas below assume p stages, m >= p micro-batches, and links that take no
+// time. T_F, T_B and T_W are the times of a forward, a backward and a W through one stage's share
+// of the model. T_B includes T_W, except for kZeroBubbleH1. Each stage computes for m (T_F + T_B),
+// or with kZeroBubbleH1 for m (T_F + T_B + T_W); the bubble is the time by which a step takes
+// longer than that.
 #pragma once
 
 #include <cstdint>
@@ -27,13 +28,13 @@ enum class Schedule : uint8_t {
   // Source: Huang et al., 2019.
   kGPipe,
   // 1F1B over the v = chunks_per_stage chunks of each stage: p micro-batches go through a chunk
-  // before the next chunk's turn. Bubble: (p - 1) (T_F + T_B) / v. Requires: p divides m. Source:
+  // before the next chunk begins. Bubble: (p - 1) (T_F + T_B) / v. Requires: p divides m. Source:
   // Narayanan et al., 2021, section 2.2; MegaScale, section 3.1.
   kInterleaved1F1B,
-  // 1F1B with a separate instruction for the weight gradients of each backward (W): the gradient of
-  // a chunk's input is sent on earlier, and W fills the bubble. Keeps at most p micro-batches on
-  // every stage. Bubble: (p - 1) (T_F + T_B - T_W) where T_F = T_B = T_W, and T_B excludes T_W.
-  // Source: ZB-H1, Qi et al., 2023.
+  // 1F1B with a separate instruction for the weight gradients of each backward (W), so that the
+  // gradient of a chunk's input is sent earlier, and W fills the bubble. Keeps at most p
+  // micro-batches on every stage. Bubble: (p - 1) (T_F + T_B - T_W) if T_F = T_B = T_W; T_B
+  // excludes T_W. Source: ZB-H1, Qi et al., 2023.
   kZeroBubbleH1,
 };
 
@@ -51,7 +52,7 @@ struct ScheduleOptions {
 struct ScheduleMisfit {
   enum class Option : uint8_t { kSchedule, kNumStages, kChunksPerStage, kNumMicrobatches };
   Option option = Option::kSchedule;
-  std::string why;  // the value, what the schedule needs, what to do
+  std::string why;  // has the value, what the schedule needs, what to do
   bool operator==(const ScheduleMisfit&) const = default;
 };
 
@@ -64,9 +65,9 @@ absl::Status CheckSchedule(const ScheduleOptions& options);
 // Returns the default schedule for this number of chunks per stage.
 Schedule DefaultSchedule(int chunks_per_stage);
 
-// Returns the schedule that stages really run when options.schedule is asked for. With one stage
-// there is no bubble to fill, and it always runs 1F1B: GPipe would add to the gradient of a tied
-// embedding in another order, and a schedule must not change the numerics.
+// Returns the schedule that stages really run if a job asks for options.schedule. A single stage
+// always runs 1F1B. It has no bubble to fill, and GPipe would add to the gradient of a tied
+// embedding in another order, but a schedule must not change the numerics.
 Schedule ScheduleInUse(const ScheduleOptions& options);
 
 // One pass of one micro-batch through one chunk, or a part of a pass.
@@ -81,7 +82,7 @@ struct ComputeItem {
 // Requires: 0 <= stage < num_stages, CheckSchedule(options).ok().
 std::vector<ComputeItem> ComputeOrder(const ScheduleOptions& options, int stage);
 
-// True when the schedule has a W for every backward.
+// True if the schedule has a W for every backward.
 bool SplitsBackward(Schedule schedule);
 
 }  // namespace megascale::plan

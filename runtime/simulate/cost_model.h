@@ -1,12 +1,13 @@
-// Prices the instructions of a step for machines of given speed, before anything runs (`megascale
-// plan`).
+// Estimates the times of a step's instructions on machines of given speed, before anything runs
+// (`megascale plan`).
 //
-// The time of a pass is that of its recorded operations one after another; exchanges of tensor
-// ranks run beside them. The time of an optimizer step or a batch load follows from the bytes it
-// moves through memory. A collective of n members moves (n - 1) / n of its bytes through each link,
-// as a ring does; an all-reduce moves them twice. Links inside a machine and between machines have
-// rates of their own; links.h says on which one an exchange runs. Latency, launches and contention
-// cost nothing in this model: ranks that share a network adapter do not slow each other down.
+// The time of a pass is the time of its recorded operations one after another; exchanges of tensor
+// ranks run at the same time. The time of an optimizer step or a batch load follows from the bytes
+// that it moves through memory. A collective of n members moves (n - 1) / n of its bytes through
+// each link, as a ring does; an all-reduce moves them twice. Links inside a machine have one rate,
+// and links between machines another; links.h says on which link an exchange runs. Latency,
+// launches and contention cost nothing in this model: ranks that share a network adapter do not
+// slow each other down.
 #pragma once
 
 #include <cstdint>
@@ -31,26 +32,27 @@ struct MachineRates {
 // One chunk of the model on one rank.
 struct ChunkWork {
   model::ChunkPasses passes;   // pieces: by bucket
-  int64_t shard_elements = 0;  // elements that this rank's optimizer steps
+  int64_t shard_elements = 0;  // elements that this rank's optimizer updates
 };
 
 struct CostOptions {
   plan::PlanOptions plan;
   tensor::DType compute = tensor::DType::kF32;
-  bool tp_comm_overlap = true;         // exchanges of tensor ranks run beside matrix products
+  bool tp_comm_overlap = true;         // exchanges of tensor ranks run during matrix products
   MachineRates rates;                  // all above 0
   std::vector<ChunkWork> chunks = {};  // of the whole model
 };
 
-// True if CostModel can price this operation, by its operators, its memory traffic or its links.
+// True if CostModel can estimate the time of this operation, from its operators, memory traffic or
+// links.
 bool HasPrice(plan::OpKind kind);
 
 class CostModel {
  public:
   explicit CostModel(const CostOptions& options);
 
-  // Returns the duration of an instruction whose rank exchanges on `link`. Requires: it belongs to
-  // a plan built from options.plan.
+  // Returns the duration of an instruction whose rank exchanges on `link`. Requires: `instruction`
+  // belongs to a plan built from options.plan.
   int64_t NanosOf(const plan::Instruction& instruction, Link link) const;
 
  private:

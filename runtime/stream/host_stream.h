@@ -1,5 +1,5 @@
-// The streams of a CPU: what a task issues is done inside the call, so the stream's order is the
-// order of its tasks.
+// The streams of a CPU. The work that a task issues is done inside the call that issues it, so the
+// stream's order is the order of its tasks.
 #pragma once
 
 #include <memory>

@@ -1,12 +1,12 @@
-// The state of every exchange of a rank, in shared memory that the agent makes and reads: what runs
-// in each communicator, towards each peer, and the calls that ended last. Start with
-// ExchangeWriter.
+// The state of every exchange of a rank, in shared memory that the agent makes and reads: the call
+// that runs in each communicator, its progress with each peer, and the calls that ended last. Start
+// with ExchangeWriter.
 //
 // Boards lie at the end of the region that holds the rings of spans. Writing is a few stores
 // without a lock. A reader that finds another version after it copied something knows that the copy
-// is torn and drops it; it never waits. A board is written by a process that may be broken: the
-// reader limits every number and name, so that nothing in a board can mislead it beyond the claims
-// of that rank about itself.
+// is torn and drops it; it never waits. The process that writes a board may be broken, so the
+// reader limits every number and name. In this way a board can only tell wrong things about its own
+// rank.
 //
 // Times: base::Clock::Monotonic in nanoseconds. Ownership: writers and readers borrow the region.
 #pragma once
@@ -24,21 +24,22 @@
 
 namespace megascale::telemetry {
 
-// Communicators of a rank that are shown; further ones are not.
+// The number of a rank's communicators that are shown. Further communicators are not shown.
 inline constexpr int kExchangeChannels = 32;
-// Peers of a call that are shown one by one. A call with more shows the first ones.
+// The number of a call's peers that are shown one by one. A call with more peers shows the first of
+// them.
 inline constexpr int kExchangePeers = 32;
 // Bytes of a group's name; the rest is cut off.
 inline constexpr size_t kExchangeNameMax = 40;
-// Calls that have ended and are kept in shared memory: enough for 10,000 a second if they are read
-// every 100 ms.
+// The number of ended calls that are kept in shared memory: enough for 10,000 calls a second if
+// they are read every 100 ms.
 inline constexpr int64_t kCompletedExchanges = 1024;
-// No exchange moves more bytes; a reader takes larger numbers for this.
+// No exchange moves more bytes than this; a reader replaces larger numbers by this number.
 inline constexpr int64_t kExchangeBytesMax = int64_t{1} << 50;
 
 struct PeerExchange {
   comm::PeerProgress progress;
-  int64_t changed_nanos = 0;  // when a byte moved last
+  int64_t changed_nanos = 0;  // when the last byte moved
 };
 
 struct ExchangeRecord {
@@ -83,7 +84,7 @@ class ExchangeReader {
   // Requires: as ExchangeWriter.
   ExchangeReader(const base::SharedMemory* region, int index);
 
-  // Returns the calls that run now.
+  // Returns the calls that are running now.
   std::vector<ExchangeRecord> Running() const;
   // Appends the calls that ended since the last call of this function, oldest first. Returns how
   // many were overwritten before they could be read.

@@ -1,6 +1,6 @@
-// What the GPUs of a machine do, for its samples. Who can ask their driver
-// (gpu/cuda/nvml_metrics.h) gives a function; a thread of its own calls it, because a driver that
-// hangs must not stop the agent.
+// What the GPUs of a machine do, for the machine's samples. The caller passes a function that asks
+// the GPUs' driver (gpu/cuda/nvml_metrics.h). A separate thread calls this function, because a
+// driver that hangs must not stop the agent.
 #pragma once
 
 #include <functional>
@@ -12,24 +12,25 @@
 
 namespace megascale::telemetry {
 
-// Returns one sample of each GPU; none: there are no GPUs, or they cannot be asked. Blocking: some
-// milliseconds for each GPU, or for ever.
+// Returns one sample of each GPU; empty: there are no GPUs, or the driver does not answer.
+// Blocking: some milliseconds for each GPU, or forever.
 using ReadGpus = std::function<std::vector<v1::GpuSample>()>;
 
 // Threads: one owner.
 class GpuMetrics {
  public:
-  // The values change slowly, and a machine keeps samples of 15 minutes.
+  // Every 5 s is enough, because the values change slowly, and a machine keeps samples of 15
+  // minutes.
   static constexpr absl::Duration kInterval = absl::Seconds(5);
 
-  // Starts the thread; without one if `read` is empty. The destructor does not wait for it: a read
-  // that hangs goes on until the process ends.
+  // Starts the thread, unless `read` is empty. The destructor does not wait for the thread; a read
+  // that hangs stays in it until the process ends.
   explicit GpuMetrics(ReadGpus read, absl::Duration interval = kInterval);
   ~GpuMetrics();
   GpuMetrics(const GpuMetrics&) = delete;
   GpuMetrics& operator=(const GpuMetrics&) = delete;
 
-  // Returns the newest samples, once; none: nothing was read since the last call.
+  // Returns the newest samples, each only once; empty: nothing was read since the last call.
   std::vector<v1::GpuSample> Take();
 
  private:

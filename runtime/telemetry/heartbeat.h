@@ -1,7 +1,7 @@
 // Heartbeat slots: the state that each process of an attempt shows, in a SharedMemory that the
-// agent makes and reads. A slot has one writing process. Every field is an atomic, and what spans
-// several words has two buffers, so a writer may be killed at any instruction, and a reader still
-// sees whole values without waiting. Times: base::Clock::Monotonic, comparable between the
+// agent makes and reads. A slot has one writing process. Every field is an atomic, and values of
+// several words have two buffers. So a reader sees whole values without waiting, even if the writer
+// was killed in the middle of a write. Times: base::Clock::Monotonic, comparable between the
 // processes of one machine. Ownership: writers and readers borrow the region. Start with
 // HeartbeatWriter.
 #pragma once
@@ -32,8 +32,8 @@ size_t HeartbeatBytes(int num_slots);
 void FormatHeartbeats(base::SharedMemory& region);
 
 // Writes one slot.
-// Threads: Alive, SetPid, SetPhase, SetStep and Progress from any thread; SetDoing and
-// SetDevice from one thread at a time each. Cost: a few stores; no system call.
+// Threads: any thread may call Alive, SetPid, SetPhase, SetStep and Progress; only one thread at a
+// time may call SetDoing, and only one SetDevice. Cost: a few stores; no system call.
 class HeartbeatWriter {
  public:
   // Bytes of a device's name that readers get; the rest is cut off.
@@ -52,8 +52,8 @@ class HeartbeatWriter {
   void SetPhase(telemetry::v1::Phase phase);
   void SetStep(int64_t step);
   void SetDoing(const Doing& doing);
-  // Shows the device of this rank, again whenever its memory has changed. The name must stay the
-  // same.
+  // Shows the device of this rank. Call it again whenever the device's memory has changed. The name
+  // must stay the same.
   void SetDevice(const telemetry::v1::DeviceUse& device);
 
  private:
@@ -63,15 +63,15 @@ class HeartbeatWriter {
   Slot* slot_;
 };
 
-// Shows what a rank does now, and that it makes progress. `heartbeat`: null for none.
+// Shows what a rank does now, and that it makes progress. Does nothing if `heartbeat` is null.
 void ShowDoing(HeartbeatWriter* heartbeat, const Doing& doing);
 
-// Shows how much of a long activity is done, in percent, until it is destroyed. Threads: any,
-// together.
+// Shows, until it is destroyed, how much of a long activity is done, in percent. Threads: several
+// may call it at the same time.
 class ShownShare {
  public:
-  // Shows 0 %. `heartbeat`: null for none; else it outlives this object, and nothing else shows
-  // there what the rank does meanwhile. `all`: how much there is to do, as Add counts.
+  // Shows 0 %. `heartbeat`: null, or it outlives this object; during this time nothing else may
+  // show there what the rank does. `all`: how much there is to do, in the unit of Add.
   ShownShare(HeartbeatWriter* heartbeat, telemetry::v1::Activity activity, int64_t all);
   ~ShownShare();
   ShownShare(const ShownShare&) = delete;
@@ -89,8 +89,9 @@ class ShownShare {
 };
 
 // Returns the content of a slot at `monotonic_now`. `rank` is not in the slot; the caller knows it.
-// Ages are -1 until the process has written its first heartbeat (limits on starting apply then).
-// What the process does is left out if the writer changed it faster than it could be read.
+// Ages are -1 until the process has written its first heartbeat; until then, limits on starting
+// apply. If the writer changes the activity faster than it can be read, the result leaves the
+// activity out.
 telemetry::v1::RankStatus ReadHeartbeat(const base::SharedMemory& region, int slot,
                                         absl::Duration monotonic_now);
 

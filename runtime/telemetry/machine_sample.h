@@ -1,5 +1,5 @@
-// What a machine and the ranks on it did in a second, from texts of /proc: pure functions of two
-// readings, and a ring of the newest samples. Who reads the files is in the agent
+// What a machine and its ranks did in a second, from texts of /proc: pure functions of two
+// readings, and a ring of the newest samples. The agent reads the files
 // (controlplane/agent/evidence/machine_reader.h).
 #pragma once
 
@@ -29,7 +29,7 @@ struct MachineTexts {
   std::string cpu_stat;   // cpu.stat of the agent's control group; empty: it has no quota
 };
 
-// Counters since the machine's start, and values of now.
+// Counters since the machine's start, and current values.
 struct MachineCounters {
   struct Interface {
     int64_t received_bytes = 0;
@@ -58,13 +58,13 @@ struct ProcessCounters {
 };
 ProcessCounters ParseProcess(absl::string_view stat, absl::Duration tick, int64_t page_bytes);
 
-// Returns the rates between two readings. A counter that went back counts as zero. Requires:
+// Returns the rates between two readings. If a counter went back, its rate is zero. Requires:
 // `length` is positive.
 v1::MachineSample SampleOf(const MachineCounters& before, const MachineCounters& now,
                            absl::Duration length);
 
-// The samples of the newest 15 minutes, if one is added each second. A message with all of them
-// has less than 2 MiB, if GPUs are in every fifth.
+// The samples of the newest 15 minutes, if one sample is added each second. A message with all
+// samples has less than 2 MiB, if every fifth sample has GPUs.
 class SampleRing {
  public:
   static constexpr size_t kSamplesMax = 900;

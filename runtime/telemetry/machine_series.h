@@ -1,4 +1,4 @@
-// The metrics by which the machines of a job are compared (runtime/minder), of one machine, as
+// The metrics by which runtime/minder compares the machines of a job: those of one machine, as
 // columns. Pure.
 //
 //   SeriesOf(samples, "job-1");
@@ -10,7 +10,7 @@
 
 namespace megascale::telemetry {
 
-// The names of the columns, which recordings and models have, too. Rates are per second.
+// The names of the columns. Recordings and models use the same names. Rates are per second.
 inline constexpr char kComputeShare[] = "compute share";
 inline constexpr char kThrottledShare[] = "throttled share";
 inline constexpr char kBusyCores[] = "busy cores";
@@ -21,8 +21,8 @@ inline constexpr char kDiskBytes[] = "disk bytes per second";
 inline constexpr char kMajorFaults[] = "major faults per second";
 inline constexpr char kMemoryBytes[] = "memory bytes";
 
-// Appends a sample, if ranks of the job were on the machine. Shares are means of these ranks,
-// memory is their sum, everything else is of the whole machine.
+// Appends a sample if ranks of the job were on the machine. Shares are means over these ranks,
+// memory is their sum, and everything else is measured for the whole machine.
 void AppendSample(const v1::MachineSample& sample, const std::string& job_id,
                   v1::MachineSeries* series);
 

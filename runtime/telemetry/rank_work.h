@@ -1,6 +1,6 @@
-// How long a rank computed and waited in ranges of steps, from the samples of its machine. A job of
-// any size is summed up by a few numbers of each rank, where spans would be a megabyte of each.
-// Pure: no clock.
+// How long a rank computed and waited in ranges of steps, from the samples of its machine. This
+// needs only a few numbers for each rank of a large job, where spans would need a megabyte for each
+// rank. Pure: no clock.
 //
 //   SumWork("job-1", ranges, samples);
 //
@@ -24,12 +24,12 @@ class RankWorkSum {
 
   RankWorkSum(std::string job_id, std::vector<v1::StepRange> ranges);
 
-  // Takes the next sample. Time counts from one end of a step to another, as the samples show them,
-  // so that a step that is seen in part is left out. A rank whose newest step goes back has begun
-  // another attempt: what came before it is forgotten.
+  // Takes the next sample. Time counts from one end of a step to another, as the samples show these
+  // ends, so that a step that the samples show only in part is left out. If the newest step of a
+  // rank goes back, the rank has begun another attempt, and its earlier sums are dropped.
   void Add(const v1::MachineSample& sample);
 
-  // Returns the sums of each rank of the job that was seen, ascending by rank.
+  // Returns the sums of each rank of the job that the samples have, ascending by rank.
   std::vector<v1::RankWork> Ranks() const;
 
  private:

@@ -1,6 +1,7 @@
-// Whether this process records what diagnosis reads: spans, exchanges, and samples of the machine.
-// It always does, unless MEGASCALE_RECORDING=off is in its environment, for benchmarks that measure
-// what recording costs (tests/bench/studies/recording.py). An agent's processes inherit it.
+// Whether this process records the input of diagnosis: spans, exchanges, and samples of the
+// machine. It does, unless MEGASCALE_RECORDING=off is in its environment. That is for benchmarks
+// that measure the cost of recording (tests/bench/studies/recording.py). An agent's processes
+// inherit the variable.
 #pragma once
 
 #include <cstdlib>

@@ -2,10 +2,10 @@
 // shared memory that the agent makes and reads. Start with SpanWriter.
 //
 // A ring has a lane for each stream of the rank, and a lane has one writing thread at a time, so
-// that writing is a few stores without a lock or contention. Every record carries the number under
-// which it was written. A reader that finds another number before or after it copied the record
-// knows that the record is not written yet, was overwritten, or is torn; it never waits. So a
-// writer may be killed at any instruction, and its complete records stay readable.
+// that writing is a few stores without a lock or contention. Every record has its sequence number.
+// A reader that finds another number before or after it copied the record knows that the record is
+// not written yet, was overwritten, or is torn; it never waits. So the complete records of a writer
+// stay readable even if the writer is killed in the middle of a write.
 //
 // Times: base::Clock::Monotonic in nanoseconds, comparable between the processes of one machine.
 // Ownership: writers and readers borrow the region.
@@ -21,7 +21,8 @@
 namespace megascale::telemetry {
 
 inline constexpr int kSpanLanes = 9;
-// Records of a lane. With 4096, draining once a second loses nothing at 4,000 spans a second.
+// Number of records in a lane. With 4096 and 4,000 spans a second, a reader that drains once a
+// second loses nothing.
 inline constexpr int64_t kSpansPerLane = 4096;
 
 struct Span {
@@ -43,7 +44,7 @@ struct Span {
 size_t SpanBytes(int num_ranks);
 
 // Writes the ring of one rank.
-// Threads: each lane from one thread at a time. Cost: about as many stores as a Span has fields.
+// Threads: one at a time for each lane. Cost: about as many stores as a Span has fields.
 class SpanWriter {
  public:
   // Requires: `region` has SpanBytes(more than `index`) and outlives the writer; no other process
@@ -52,7 +53,7 @@ class SpanWriter {
 
   // Begins the next span of `span.lane`; ignores the fields that are known only at its end.
   void Begin(const Span& span);
-  // Ends the span that was begun last in `lane`. Requires: a span has begun there.
+  // Ends the span that was begun last in `lane`. Requires: a span has begun in `lane`.
   void End(int lane, int64_t end_nanos, int code, int64_t exchange_nanos = 0);
 
  private:
@@ -62,8 +63,8 @@ class SpanWriter {
   Lane* lanes_;
 };
 
-// Reads the ring of one rank, beginning with the oldest record that is still there. Threads: one at
-// a time; never waits for the writer.
+// Reads the ring of one rank, beginning with the oldest record that is still in the ring. Threads:
+// one at a time. Never waits for the writer.
 class SpanReader {
  public:
   // Requires: `region` outlives the reader and has a ring `index`.

@@ -1,11 +1,12 @@
-// Memory for tensors, planned before a job's first step: one zeroed block, handed out from front to
-// back and freed as a whole.
+// Memory for tensors, planned before a job's first step: one zeroed block, which is given out from
+// front to back and freed as a whole.
 //
 //   size_t bytes = Arena::BytesFor(DType::kF32, n) + ...;
 //   ASSIGN_OR_RETURN(Arena arena, Arena::Create(bytes));
 //   Vector grad = arena.Allocate(DType::kF32, n);
 //
-// Threads: one at a time. Ownership: views die with the arena; moving the arena keeps them valid.
+// Threads: one at a time. Ownership: when the arena is destroyed, its views become invalid; when it
+// is moved, they stay valid.
 #pragma once
 
 #include <cstddef>
@@ -26,12 +27,12 @@ class Arena {
   static absl::StatusOr<Arena> Create(size_t capacity_bytes);
 
   // Reserves addresses without memory; reading or writing there is a fault. For code that only
-  // looks at shapes and addresses of tensors, which may be larger than this machine's memory.
-  // Errors: ResourceExhausted - the process may not have that many addresses.
+  // looks at shapes and addresses of tensors. Together the tensors may be larger than this
+  // machine's memory. Errors: ResourceExhausted - the process may not have that many addresses.
   static absl::StatusOr<Arena> Reserve(size_t capacity_bytes);
 
-  // Hands out memory that belongs to somebody else, a device's for example, and outlives the arena.
-  // Requires: `begin` is aligned to kAlignment, and the memory is zeroed.
+  // Gives out memory that belongs to somebody else, for example to a device. Requires: the memory
+  // is zeroed and outlives the arena, and `begin` is aligned to kAlignment.
   static Arena Over(void* begin, size_t capacity_bytes);
 
   // Returns the bytes that Allocate(dtype, count) takes from the capacity.
@@ -42,8 +43,8 @@ class Arena {
   Arena& operator=(Arena&& other) noexcept;
   ~Arena();
 
-  // Returns `count` zeroed elements. Requires: count >= 0 and enough capacity (CHECK): callers sum
-  // up all sizes first, so running out is a bug.
+  // Returns `count` zeroed elements. Requires (CHECK): count >= 0 and enough capacity. Callers sum
+  // up all sizes first, so a lack of capacity is a bug.
   Vector Allocate(DType dtype, int64_t count);
   // Returns rows x cols zeroed elements with stride == cols.
   Matrix AllocateMatrix(DType dtype, int64_t rows, int64_t cols);
@@ -61,7 +62,7 @@ class Arena {
   size_t used_bytes_ = 0;
 };
 
-// Gives memory for an arena's capacity in bytes: the host's (Arena::Create) or a device's.
+// Returns an arena of `capacity_bytes`, in host memory (Arena::Create) or in a device's memory.
 using AllocateArena = absl::FunctionRef<absl::StatusOr<Arena>(size_t capacity_bytes)>;
 
 }  // namespace megascale::tensor

@@ -72,10 +72,10 @@ struct Vector {
   int64_t bytes() const { return size * static_cast<int64_t>(SizeOf(dtype)); }
 };
 
-// A view of contiguous elements in host memory: what code of this process may read and write. A
-// Vector may lie in a device's memory, so no conversion leads from one to the other, and nobody can
-// wrap an untyped pointer: a view comes from memory that has a C++ type, from another view, or from
-// a device whose memory is the host's (runtime/device/host_views.h).
+// A view of contiguous elements in host memory, which code of this process may read and write. A
+// Vector may lie in a device's memory, so a Vector cannot be converted to a HostVector. Nor can an
+// untyped pointer be wrapped. A HostVector comes from memory that has a C++ type, from another
+// HostVector, or from a device that uses host memory (runtime/device/host_views.h).
 class HostVector {
  public:
   HostVector() = default;  // empty
@@ -85,15 +85,15 @@ class HostVector {
   static HostVector Of(absl::Span<T> elements) {
     return {elements.data(), DTypeOf<T>::value, static_cast<int64_t>(elements.size())};
   }
-  // Views the bytes of `objects` as elements of `dtype`, as many as they have room for. Requires:
-  // aligned for the type.
+  // Views the bytes of `objects` as elements of `dtype`, as many as fit. Requires: `objects` are
+  // aligned for `dtype`.
   template <typename T>
   static HostVector OfBytes(absl::Span<T> objects, DType dtype) {
     static_assert(std::is_trivially_copyable_v<T>);
     const size_t bytes = objects.size() * sizeof(T);
     return {objects.data(), dtype, static_cast<int64_t>(bytes / SizeOf(dtype))};
   }
-  // Returns elements [first, first + count) of this view. Requires: it has them.
+  // Returns elements [first, first + count) of this view. Requires: the view has these elements.
   HostVector Slice(int64_t first, int64_t count) const {
     return {as<std::byte>() + first * static_cast<int64_t>(SizeOf(dtype_)), dtype_, count};
   }
@@ -129,7 +129,7 @@ struct Matrix {
   T* as() const {
     return static_cast<T*>(data);
   }
-  // From the first element to the last one.
+  // Bytes from the first element to the end of the last one.
   int64_t bytes() const {
     if (rows == 0 || cols == 0) return 0;
     return ((rows - 1) * stride + cols) * static_cast<int64_t>(SizeOf(dtype));

@@ -10,8 +10,8 @@
 namespace megascale::timeline {
 
 // Nanoseconds. Every instant of the step counts for the first field below that applies. So the
-// fields add up to the step's time exactly, and communication counts only where computing does not
-// hide it.
+// fields add up to the step's time exactly, and communication counts only while the rank does not
+// compute.
 struct StepBreakdown {
   int64_t compute = 0;          // a forward, a backward or weight gradients
   int64_t tensor_parallel = 0;  // a pass waits for an exchange of its tensor-parallel ranks
@@ -29,12 +29,12 @@ struct StepBreakdown {
   StepBreakdown& operator+=(const StepBreakdown& other);
 };
 
-// Computes the breakdown of one rank. A pass counts first, whether it computes or waits for an
-// exchange of its own. A receive that moves data counts before a collective, and a collective
-// before a send, because the next pass waits for the receive. Waiting (from `ready` to `begin`)
-// does not count as communication: the peer computes or is stuck. An instruction that still runs
-// counts up to its `end`; one that has not begun does not count. Requires: `spans` belong to
-// `plan`. Cost: O(n log n) for n instructions.
+// Computes the breakdown of one rank. A pass counts first, whether it computes or waits for its own
+// exchanges. A receive that moves data counts before a collective, and a collective before a send,
+// because the next pass waits for the receive. Waiting (from `ready` to `begin`) does not count as
+// communication, because in this time the peer computes or is stuck. An instruction that still runs
+// counts up to its `end`. An instruction that has not begun does not count. Requires: `spans`
+// belong to `plan`. Cost: O(n log n) for n instructions.
 StepBreakdown BreakDown(const plan::RankPlan& plan, absl::Span<const SpanTime> spans);
 
 }  // namespace megascale::timeline

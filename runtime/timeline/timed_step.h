@@ -1,6 +1,6 @@
-// A step in time: when each instruction was ready, began and ended, whether it was measured
-// (measured_step.h) or computed (runtime/simulate). What draws, sums up or explains steps reads
-// this form. Pure functions.
+// A step in time: when each instruction was ready, began and ended, either measured
+// (measured_step.h) or computed (runtime/simulate). All code that draws, sums up or explains steps
+// reads this form. Pure functions.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,7 @@ struct ExchangeTime {
   bool operator==(const ExchangeTime&) const = default;
 };
 
-// One of several steps, all on one clock.
+// One of several steps, whose times are all on one clock.
 struct TimedStep {
   int64_t step = 0;   // from 1; 0: a planned step, which stands for any
   bool whole = true;  // every instruction has ended, on every rank
@@ -54,24 +54,24 @@ struct TimedStep {
   std::vector<std::vector<ExchangeTime>> exchanges = {};
 };
 
-// Returns "stage 2" if each stage is one rank, which then stands for every replica; otherwise the
-// name includes the rank.
+// Returns "stage 2" if the mesh has one rank for each stage; otherwise the name includes the rank.
 std::string NameOf(const plan::RankPlan& plan);
 
-// The name that both ends of a transfer, or all members of a collective, have in common: group,
+// The name that the two ends of a transfer, or all members of a collective, have in common: group,
 // channel, message.
 using MeetingName = std::tuple<std::string, std::string, uint64_t>;
-// Returns the name of an instruction's meeting. Requires: it belongs to `plan` and communicates.
+// Returns the name of an instruction's meeting. Requires: the instruction belongs to `plan` and
+// communicates.
 MeetingName MeetingOf(const plan::RankPlan& plan, const plan::Instruction& instruction);
 
-// The first part of a step, for readers that cannot hold the whole.
+// The first part of a step, for readers that cannot hold the whole step.
 struct Beginning {
   StepTime time;             // left-out instructions are kNotBegun; `end` is before them
   int64_t num_left_out = 0;  // instructions
 };
-// Returns the first instructions of a step, at most `instructions_max`. Of instructions that are
-// ready at the same time it keeps all or none. A step with no more than the maximum is returned
-// whole. Requires: every instruction has ended.
+// Returns the first instructions of a step, at most `instructions_max`. If several instructions are
+// ready at the same time, it keeps all of these or none. A step with no more than the maximum is
+// returned whole. Requires: every instruction has ended.
 Beginning BeginningOf(const StepTime& time, int64_t instructions_max);
 
 // How long a rank computes and idles in a step.

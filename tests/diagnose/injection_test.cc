@@ -1,7 +1,6 @@
 // What `megascale diagnose` says of real jobs with faults. Replays recorded evidence, and runs live
-// two faults that stop a job and one that slows it; `./dev soak diagnose` makes 147 live runs: 100
-// with a victim that must be named, 7 with one that need not be, and 40 in which nobody may be
-// named. By hand:
+// two faults that stop a job; `./dev soak diagnose` makes 147 live runs: 100 with a victim that
+// must be named, 7 with one that need not be, and 40 in which nobody may be named. By hand:
 //   megascale-inject --seed S --runs N --verbose
 #include <gtest/gtest.h>
 

@@ -79,7 +79,7 @@ struct StartTest {
   v1::MachineTestRequest request;
 };
 
-// Pointers in actions are valid until the next OnDesired or Reconcile.
+// Pointers in actions are valid until the next call of OnDesired or Reconcile.
 using Action = std::variant<PrepareMemory, StartProcess, CheckStore, KillProcess, SendToWorker,
                             SendToHost, MarkPersisted, DropMemory, StartTest>;
 
@@ -107,12 +107,12 @@ class AgentCore {
 
   // Takes over `desired`, unless it is older than the known one or meant for another incarnation.
   // A driver whose log was restored from a copy begins a new epoch. Then nothing of older epochs
-  // counts: their processes end and their memory goes before a job begins again. Where a driver of
-  // another version wants a phase or a restore point that this version does not know, the job goes
-  // on as before, and `desired` does not count as applied.
+  // counts: before a job begins again, its old processes end and its old memory is freed. If a
+  // driver of another version wants a phase or a restore point that this version does not know, the
+  // job continues as before, and `desired` does not count as applied.
   void OnDesired(const v1::DesiredState& desired, absl::Duration now);
 
-  // From now on the reports ask the driver to take the jobs away and to place no more here.
+  // From now on the reports ask the driver to move the jobs elsewhere and to place no more here.
   void Drain() { draining_ = true; }
   // True when the driver knows that this agent drains and no job has anything left here.
   bool drained() const { return draining_ && drain_known_ && jobs_.empty(); }
@@ -126,8 +126,8 @@ class AgentCore {
   void OnStarted(int64_t process_id, absl::StatusOr<int> pid, absl::Duration now);
   // The process is reaped. Call after all its messages were passed.
   void OnEnded(int64_t process_id, const ProcessEnd& end, absl::Duration now);
-  // The shell forwards store requests itself and does not pass them here. Returns whether the next
-  // report is to come soon, because of this message.
+  // The shell forwards store requests itself and does not pass them here. Returns true if this
+  // message should reach the driver soon, so that the next report is due early.
   bool OnWorkerMessage(int64_t process_id, const link::v1::FromWorker& message);
   void OnHostMessage(int64_t process_id, const link::v1::FromHost& message);
   void OnTestMessage(int64_t process_id, const v1::MachineTest& message);
@@ -148,9 +148,9 @@ class AgentCore {
   static constexpr int kUnaskedBytesMax = 1024;
 
   // Returns the whole actual state. `heartbeats`: of live processes, by process id. The report has
-  // their ages and phases; rank and pid are filled in, and the texts of stalled ranks are cut to
-  // equal parts of kUnaskedBytesMax for each second of report_interval(), or of half of that if the
-  // machine has GPUs.
+  // their ages and phases, and their ranks and pids are filled in. The texts of stalled ranks share
+  // kUnaskedBytesMax bytes for each second of report_interval(), or half as many if the machine has
+  // GPUs; each text is cut to an equal part.
   v1::ActualState Report(const std::map<int64_t, telemetry::v1::RankStatus>& heartbeats) const;
 
   // Removes the texts of stalled ranks from a report if less than report_interval() has passed
@@ -163,7 +163,7 @@ class AgentCore {
   static constexpr absl::Duration kKeeperSilenceMin = absl::Seconds(5);
   void OnKeeperSilence(absl::Duration silence) { keeper_silence_ = silence; }
 
-  // Takes what was read of the GPUs; none: nothing was read.
+  // Takes the samples that were read from the GPUs; empty: nothing was read.
   void OnGpus(std::vector<telemetry::v1::GpuSample> read) { gpus_.Take(std::move(read)); }
   // Returns the samples of GPUs for the report that is sent now: see gpu_turns.h.
   std::vector<telemetry::v1::GpuSample> NextGpus(absl::Duration now) { return gpus_.Next(now); }

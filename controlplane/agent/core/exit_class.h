@@ -11,8 +11,9 @@ namespace megascale::agent {
 // True when a status of waitpid means that SIGKILL ended the process, or a program that it ran.
 bool IsKill(int status);
 
-// True when a status of waitpid means that the process computed or reached for what it must not:
-// SIGSEGV, SIGBUS, SIGILL or SIGFPE. Of a tested program, that may be the machine's fault.
+// True when a status of waitpid means that a forbidden instruction, operation or memory access
+// ended the process: SIGSEGV, SIGBUS, SIGILL or SIGFPE. If the program is well tested, this may be
+// the machine's fault.
 bool IsCrash(int status);
 
 // Returns the failure of a process that ended. Its own report takes precedence over its exit

@@ -27,19 +27,20 @@ class JobCore {
 
   explicit JobCore(std::string node_id) : node_id_(std::move(node_id)) {}
 
-  // Returns what only a driver of another version knows, the phase or where the attempt starts;
+  // Returns the phase or the restore point in `desired` if this version does not know it, as text;
   // empty: this version knows both.
   static std::string UnknownIn(const v1::DesiredJob& desired);
   // Takes over `desired`, unless its attempt is older than the known one. If something in it is
-  // unknown, the attempt goes on in the phase before, and a new attempt waits.
+  // unknown, the running attempt stays in its phase, and a new attempt does not start.
   void SetDesired(const v1::DesiredJob& desired, absl::Duration now);
   void SetUnwanted() {
     wanted_ = false;
     next_.reset();
   }
-  // From now on the job only ends its processes; what is desired waits for a job core of its own.
+  // From now on this object only ends the job's processes. A new desired state of the job waits
+  // until a new JobCore takes it over (TakeNext).
   void Abandon() { abandoned_ = true; }
-  // Returns what is desired after an abandoned job; nullopt: nothing.
+  // Returns the job's desired state for the JobCore after an abandoned one; nullopt: nothing.
   std::optional<v1::DesiredJob> TakeNext() { return std::exchange(next_, std::nullopt); }
 
   bool has_processes() const { return !processes_.empty(); }
@@ -48,7 +49,7 @@ class JobCore {
   void OnStoreChecked(int64_t attempt, const absl::Status& outcome, absl::Duration now);
   void OnStarted(int64_t process_id, absl::StatusOr<int> pid, absl::Duration now);
   void OnEnded(int64_t process_id, const ProcessEnd& end, absl::Duration now);
-  // Returns whether the driver is to hear of it soon.
+  // Returns true if the driver should hear of this message soon.
   bool OnWorkerMessage(int64_t process_id, const link::v1::FromWorker& message);
   void OnHostMessage(int64_t process_id, const link::v1::FromHost& message);
   void OnHostProgress(int64_t process_id);
@@ -116,7 +117,7 @@ class JobCore {
   void Start(int rank, int64_t* last_process_id, std::vector<Action>* actions);
   void TellHost(std::vector<Action>* actions);
 
-  // Takes a completed step. Returns whether the driver is to hear of it soon.
+  // Takes a completed step. Returns true if the driver should hear of it soon.
   bool OnStep(const telemetry::v1::StepRecord& record, Process* process);
   bool ReportsSteps() const;
   // Adds what is kept of the attempts: snapshots in memory, stored shards, manifests.
@@ -142,8 +143,8 @@ class JobCore {
   std::map<int, Outcome> outcomes_;  // by rank; of ranks that ended
   std::vector<Action> outbox_;       // consequences of messages, for the next Reconcile
 
-  // The preflight passes when the host process passes it and the store, if it is a Redis server,
-  // too.
+  // The preflight passes when the host process has passed it and the store, if it is a Redis
+  // server, works.
   std::optional<v1::Preflight> preflight_;
   bool store_check_sent_ = false;
   bool store_checked_ = false;
@@ -160,7 +161,7 @@ class JobCore {
   std::map<int64_t, telemetry::v1::StepRecord> steps_;
   std::set<std::string> warnings_;  // of the attempt's ranks
   std::string storage_error_;
-  std::optional<v1::CheckpointId> retained_;  // newest commit for which the host deleted older ones
+  std::optional<v1::CheckpointId> retained_;  // newest commit whose predecessors the host deleted
 };
 
 }  // namespace megascale::agent

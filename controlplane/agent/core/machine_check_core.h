@@ -12,8 +12,8 @@ namespace megascale::agent {
 
 class MachineCheckCore {
  public:
-  // How long the process may run, without the time in which the agent itself did not. Far more than
-  // a test takes on a busy machine.
+  // How long the process may run. Time in which the agent itself did not run does not count. The
+  // limit is far more than a test takes on a busy machine.
   static absl::Duration DeadlineOf(v1::TestKind kind);
 
   // Takes over what the driver wants; null: no test. Another id asks for another test.
@@ -25,16 +25,16 @@ class MachineCheckCore {
   bool Has(int64_t process_id) const { return process_id != 0 && process_id == process_id_; }
 
   // A process that cannot be started, or that ends for another reason than a crash, says nothing
-  // about the machine. It is started again after growing pauses, at most kStartsMax times, and then
-  // the machine counts as not tested and passes with a note. A process that did not end in time is
-  // started again once. The process of an exchange is not started again: the other machine does not
-  // wait for it.
+  // about the machine. It is started again after growing pauses, at most kStartsMax times in all.
+  // After the last start the machine counts as not tested and passes with a note. A process that
+  // did not end in time is started again once. The process of an exchange is not started again,
+  // because the other machine does not wait for it.
   static constexpr int kStartsMax = 5;
   static constexpr int kOverdueMax = 2;  // this many in a row fail
   // A process that was killed this long ago, and is not reaped, hangs.
   static constexpr absl::Duration kReapMax = absl::Seconds(10);
-  // How long an exchange waits here for the end of processes of jobs. The other machine waits
-  // longer, and learns why it waited in vain.
+  // How long an exchange waits until no process of a job runs here. The other machine waits longer,
+  // so it still learns why there was no exchange.
   static constexpr absl::Duration kExchangeWait = absl::Seconds(4);
   void OnStarted(const absl::StatusOr<int>& pid, absl::Duration now);
   void OnMessage(const v1::MachineTest& message);

@@ -1,6 +1,6 @@
-// What an agent keeps of the last attempt of jobs that have left it, so that the driver can still
-// ask why they failed, or how their last steps went: the newest spans, calls and samples. Threads:
-// one at a time.
+// The newest spans, calls and samples of jobs that no longer run on this agent. It keeps those of
+// each job's last attempt, so that the driver can still ask why the job failed or how its last
+// steps went. Threads: one at a time.
 #pragma once
 
 #include <cstddef>
@@ -27,13 +27,13 @@ class LastAttempts {
  public:
   static constexpr size_t kJobsMax = 4;                 // those that left last
   static constexpr size_t kBytesMax = size_t{1} << 20;  // about, of a job
-  // It keeps the spans of this many steps (fewer where they do not fit) and this many calls of each
-  // rank, and the machine's samples of this many seconds.
+  // What it keeps: of each rank the spans of kSteps steps (fewer if they do not fit) and kCalls
+  // calls, and the machine's samples of kSamples seconds.
   static constexpr int64_t kSteps = 16;
   static constexpr int kCalls = 64;
   static constexpr int kSamples = 60;
 
-  // Keeps the newest part of it.
+  // Keeps the newest part of `last`.
   void Keep(const std::string& job_id, LastAttempt last);
 
   // Answer as the running attempt does. Errors: NotFound - nothing is kept of that attempt here.

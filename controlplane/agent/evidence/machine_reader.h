@@ -35,16 +35,16 @@ class MachineReader {
 
   // Whether the next sample is due.
   bool IsDue(absl::Duration now) const { return now >= read_ + kInterval; }
-  // Reads everything. The first call makes no sample, because there are no rates yet. `gpus`: what
-  // was read of them since the call before.
+  // Reads everything. The first call makes no sample, because there are no rates yet. `gpus`: the
+  // samples that were read from them since the last call.
   void Read(absl::Duration now, const std::vector<SampledRank>& ranks,
             std::vector<telemetry::v1::GpuSample> gpus = {});
 
   // Returns the samples, oldest first, with the ranks of one job, or of all if `job_id` is empty.
   telemetry::v1::Evidence Samples(const std::string& job_id = "") const;
-  // Returns what the machine is compared by, of the samples with ranks of the job.
+  // Returns the series by which machines are compared, from the samples with ranks of the job.
   telemetry::v1::Evidence Series(const std::string& job_id) const;
-  // Returns how the ranks of the job spent these steps, by the samples.
+  // Returns how the ranks of the job spent their time in these ranges of steps, from the samples.
   telemetry::v1::Evidence Work(const std::string& job_id,
                                std::vector<telemetry::v1::StepRange> ranges) const;
 

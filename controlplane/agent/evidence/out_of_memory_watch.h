@@ -4,7 +4,7 @@
 // Evidence, strongest first:
 //   1. The kernel's log names the process (if this user may read the log).
 //   2. The count of kills in this agent's control group, or on the machine, rose recently while the
-//      process lived, and that kill does not explain the end of another process.
+//      process lived, and no other process's end explains the rise.
 //   3. If there is no count: the process held nearly all of the limit when it was last seen.
 #pragma once
 

@@ -1,10 +1,10 @@
-// The exchanges of one rank: those that run, how far they had come when they were looked at, and
-// the newest that have ended. Private to this folder's users in the agent. Threads: one at a time.
+// The exchanges of one rank: those that run, samples of how far they had come, and the newest that
+// have ended. Private to this folder's users in the agent. Threads: one at a time.
 //
 // Retention: the newest kHistoryCalls calls that have ended, which is 40 s at 100 calls a second;
-// and the newest kInFlightSamples looks at running calls that showed something new, at most one for
-// a peer in 100 ms. A call that stands still adds a sample each second, so that a stall of one call
-// keeps its beginning for minutes; one that moves to one peer keeps about 50 s.
+// and the newest kInFlightSamples samples of running calls, at most one for each peer in 100 ms. A
+// sample is kept if bytes have moved since the sample before, or after 1 s. So if one call stalls,
+// its samples reach back for minutes; if bytes move to one peer all the time, about 50 s.
 #pragma once
 
 #include <cstddef>
@@ -43,7 +43,7 @@ class RecentExchanges {
     double awaiting = 0;
     double transfer = 0;
   };
-  // Returns the shares since this was called last; zeros if nobody has looked since.
+  // Returns the shares since this was called last; zeros if Drain was not called since then.
   Shares TakeShares();
 
   // Returns what runs now, one entry for each peer of a call, and what has ended. Drain() first.

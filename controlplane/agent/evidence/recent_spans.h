@@ -14,8 +14,8 @@
 
 namespace megascale::agent {
 
-// At most this many spans or exchanges count as lost: a broken rank may claim to have written any
-// number again and again.
+// At most this many spans or exchanges count as lost, because a broken rank may claim to have
+// written any number of them, again and again.
 inline constexpr int64_t kLostMax = int64_t{1} << 61;
 
 class RecentSpans {
@@ -41,9 +41,9 @@ class RecentSpans {
   // lane in order, then those that run. Drain() first.
   std::vector<telemetry::Span> Since(int64_t first_step) const;
 
-  // How a rank spent a stretch of time, as shares of it: computing, and waiting for other ranks
-  // without computing; and how many forward passes ended in it, each of one micro-batch through one
-  // chunk.
+  // How a rank spent a stretch of time: the share in which it computed, and the share in which it
+  // waited for other ranks without computing. Also the number of forward passes that ended in this
+  // time, each of one micro-batch through one chunk.
   struct Shares {
     double compute = 0;
     double wait = 0;

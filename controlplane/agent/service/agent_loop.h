@@ -1,5 +1,5 @@
-// The agent's main thread: waits for children, the driver and signals, passes what happened to
-// AgentCore, and carries out its actions. Private to this folder.
+// The agent's main thread. It waits for children, the driver and signals, tells AgentCore what
+// happened, and carries out the actions of AgentCore. Private to this folder.
 #pragma once
 
 #include <poll.h>
@@ -44,7 +44,7 @@ class AgentLoop {
  public:
   AgentLoop(AgentLoopOptions options, launch::ProcessKeeper* keeper, DriverStream* stream);
 
-  // Runs until a signal has ended or drained the agent (OK), the driver refuses it (Aborted,
+  // Runs until a signal has ended or drained the agent (OK), the driver refuses the agent (Aborted,
   // FailedPrecondition), or the process keeper is gone (Unavailable).
   absl::Status Run();
 

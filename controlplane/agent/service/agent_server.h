@@ -37,17 +37,17 @@ struct AgentOptions {
 };
 
 // Runs the agent until a signal ends it (returns OK) or the driver refuses it for good.
-//
-// SIGTERM drains the agent: it tells the driver, the jobs make a checkpoint and leave, and it ends
-// when they have left, or after the drain timeout. A second SIGTERM, or SIGINT, kills its
-// children and ends it at once. While the driver is away the agent goes on and keeps reconnecting;
-// while another agent holds the node id, it logs that and keeps asking.
+// SIGTERM drains the agent: the agent tells the driver, the jobs make a checkpoint and leave, and
+// the agent ends when they have left, or after the drain timeout. A second SIGTERM, or SIGINT,
+// kills the agent's children and ends the agent at once. While the driver cannot be reached, the
+// agent keeps its jobs running and keeps reconnecting; while another agent holds the node id, it
+// logs that and keeps asking.
 // Requires: called from the main thread while no other thread exists (it forks a process keeper
 // first). Errors: InvalidArgument - options; FailedPrecondition - another agent holds the run
 // directory or the state directory, or the driver speaks another version; DataLoss - the key in the
-// state directory cannot be read; Unauthenticated - at the start, the driver refuses this agent's
-// certificate or the agent the driver's; PermissionDenied - the node id is bound to another
-// certificate; Aborted - another agent took the node id over.
+// state directory cannot be read; Unauthenticated - at the start, driver or agent refuses the
+// other's certificate; PermissionDenied - the node id is bound to another certificate; Aborted -
+// another agent took the node id over.
 absl::Status RunAgent(const AgentOptions& options);
 
 }  // namespace megascale::agent

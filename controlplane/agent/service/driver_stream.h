@@ -1,10 +1,10 @@
-// The agent's stream to the driver; opened again whenever it breaks, for ever. Only
-// driver_stream.cc sees gRPC. Private to this folder.
-//
-// Outgoing messages wait while there is no stream, in order; only the newest actual state waits,
-// because it is complete. Messages sent on a stream that broke may be lost: the caller sends them
-// again when `opened` says that there is a new stream. Threads: SendActual from any; the others one
-// at a time. gRPC's callback threads do not reach the caller.
+// The agent's stream to the driver, which is opened again whenever it breaks. Only driver_stream.cc
+// sees gRPC. Private to this folder.
+// While there is no stream, only the newest actual state waits to be sent, because each one is
+// complete; Send drops other messages. Messages that were sent on a stream that broke may be lost.
+// The caller sends dropped and lost messages again when `opened` says that there is a new stream.
+// Threads: SendActual from any; the others one at a time. gRPC's callback threads do not reach the
+// caller.
 #pragma once
 
 #include <memory>
@@ -35,8 +35,8 @@ class DriverStream {
   // Makes a stream that is not connected yet. Errors: InvalidArgument - TCP without TLS, or TLS
   // files that cannot be used; Unauthenticated - the certificate has expired.
   static absl::StatusOr<std::unique_ptr<DriverStream>> Create(const DriverStreamOptions& options);
-  // Cancels the stream. Blocking: at most 5 s; while it is found out why no driver answers over
-  // TCP, as long as the system looks up and tries the driver's addresses.
+  // Cancels the stream. Blocking: at most 5 s; longer while a probe finds out why no driver answers
+  // over TCP, until the system has looked up and tried the driver's addresses.
   ~DriverStream();
 
   // Readable when Take has something.
@@ -45,8 +45,8 @@ class DriverStream {
   struct Events {
     bool opened = false;                  // there is a new stream: its first message arrived
     std::vector<v1::AgentDown> messages;  // from the newest stream
-    // Not OK: the driver refuses this agent for good, with Aborted, InvalidArgument or
-    // PermissionDenied, or with FailedPrecondition an agent that no driver has taken yet: their
+    // Not OK: the driver refuses this agent for good. Errors: Aborted, InvalidArgument,
+    // PermissionDenied; FailedPrecondition, if no driver has accepted this agent yet - their
     // versions do not work together. After any other error the stream logs it and tries again.
     absl::Status ended;
   };
@@ -57,9 +57,9 @@ class DriverStream {
   // user. OK: the address may be used, or no driver listens there yet.
   absl::Status CheckAddress() const;
 
-  // Opens the stream when that is due, and gives up a stalled one. Call at NextWake at the latest.
-  // A refused address is logged and tried again. So is a driver that does not answer for some
-  // seconds, then once a minute.
+  // Opens the stream when that is due, and gives up a stalled one. Call no later than NextWake.
+  // Tries a refused address again and logs it. If no driver answers for some seconds, logs that,
+  // too, then once a minute.
   void Maintain(absl::Duration now);
   absl::Duration NextWake() const;
 

@@ -1,7 +1,8 @@
-// Reports of the agent's loop, and heartbeats while the loop is busy. The loop writes logs, prunes
-// directories, starts processes and sends to them, each of which may take seconds when the machine
-// or its disk is slow. Meanwhile a thread repeats the newest report, so that the driver does not
-// take the machine for lost. It stops after kBusyMax: a loop that hangs for longer is lost.
+// Sends the reports of the agent's loop, and heartbeats while the loop is busy. The loop writes
+// logs, prunes directories, starts processes and sends to them; each of these may take seconds when
+// the machine or its disk is slow. During this time a thread repeats the newest report, so that the
+// driver does not take the machine for lost. The thread stops after kBusyMax, so that the driver
+// loses a machine whose loop hangs for longer.
 // Private to this folder. Threads: any.
 #pragma once
 
@@ -23,9 +24,10 @@ class Repeater {
 
   // The loop has made this report, and makes the next one within `interval` unless it is busy.
   void OnReport(const v1::ActualState& report, absl::Duration interval, absl::Duration now);
-  // Returns the report to send now; nullopt: the loop reports itself, or has not for too long.
-  // A repeated report is as old as the loop's newest one: a rank that hangs meanwhile is noticed
-  // later, and a rank that works is not blamed for the busy agent.
+  // Returns the report to send now; nullopt: the loop reports in time, or has been busy for too
+  // long.
+  // A repeated report has the same content as the loop's newest one. So a rank that hangs while the
+  // loop is busy is noticed later, and a rank that works is not blamed for the busy agent.
   std::optional<v1::ActualState> Due(absl::Duration now);
 
  private:

@@ -24,8 +24,8 @@
 
 namespace megascale::agent {
 
-// The first message on a link, with the descriptors that travel beside it. The agent keeps owning
-// the descriptors.
+// The first message on a link, with the descriptors that are sent with it. The agent still owns the
+// descriptors.
 template <typename Message>
 struct Introduction {
   Message message;
@@ -40,8 +40,8 @@ class JobMemory {
       : node_id_(std::move(node_id)), socket_prefix_(std::move(socket_directory_prefix)) {}
   ~JobMemory();
 
-  // Replaces the regions of the attempt before by those of this one. Snapshots of ranks that are
-  // still here stay. Errors: ResourceExhausted; those of the file system.
+  // Replaces the regions of the attempt before by the regions of this attempt. Keeps the snapshots
+  // of ranks that are still here. Errors: ResourceExhausted; those of the file system.
   absl::Status Prepare(const v1::DesiredJob& job);
 
   // Return the first message to a worker or host. Requires: Prepare succeeded for this attempt; a
@@ -57,7 +57,7 @@ class JobMemory {
   void DrainSpans();
   // Returns RecentSpans::SharesOf the rank; zeros for the host.
   RecentSpans::Shares SharesOf(int rank, int64_t begin_nanos, int64_t end_nanos) const;
-  // Returns RecentExchanges::TakeShares of the rank; nothing for the host.
+  // Returns RecentExchanges::TakeShares of the rank; nullopt for the host.
   std::optional<RecentExchanges::Shares> TakeExchangeShares(int rank);
   // Returns the tokens that a rank takes through its chunks in one forward pass of a chunk: those
   // of a micro-batch divided by the number of its chunks.

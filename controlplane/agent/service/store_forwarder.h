@@ -1,5 +1,5 @@
 // The agent's side of the rendezvous store. Forwards the workers' requests to the store of their
-// job (the driver, over the agent's stream, or a Redis server), and the answers back. For this
+// job (the driver, over the agent's stream, or a Redis server), and returns the answers. For this
 // folder and tests/sim. Threads: one; no call blocks.
 #pragma once
 
@@ -84,8 +84,8 @@ class StoreForwarder {
   // Requests to the driver, by the id that the driver sees, until they are answered or their
   // process ends.
   std::map<std::string, v1::StoreRequest> waiting_;
-  // Writes of these processes to the driver's store, to be repeated to a new driver: the driver may
-  // be killed while the ranks look for each other, and its store dies with it.
+  // Writes of these processes to the driver's store. They are repeated to a new driver, because the
+  // driver may be killed while the ranks look for each other, and its store dies with it.
   std::map<std::string, v1::StoreRequest> written_;
   v1::StoreRequests batch_;
 

@@ -28,14 +28,14 @@ class DesiredParts {
     std::string print;                         // covers `attempt` and `common`
     std::string first_print;                   // covers fields for the agent of rank 0 only
   };
-  // Returns the part of a job that holds slots. It stays until the job is touched.
+  // Returns the part of a job that holds slots. The part is valid until the job is touched.
   const Part& Of(const JobRecord& job);
-  // Call when events have touched jobs. Returns the nodes whose agents may have to be told
-  // something else now, unless any may (touched.all_node_records).
+  // Call when events have touched jobs. Returns the nodes whose agents may need another desired
+  // state now. If touched.all_node_records is true, all nodes may need one.
   std::set<std::string> Update(const IndexedState& state, const JobIndex::Touched& touched);
 
  private:
-  // Returns false if all agents of the job are to be told the same as before.
+  // Returns false if nothing changed that the agents of the job are told.
   bool Refresh(const JobRecord& job);
   static void Make(const JobRecord& job, Part* part);
 
@@ -45,8 +45,8 @@ class DesiredParts {
 // The desired states of all agents, for one state of the driver.
 class DesiredStates {
  public:
-  // Requires: all outlive the object, and the state does not change. `parts` has no job that was
-  // touched since its last Update.
+  // Requires: the arguments outlive the object, and the state does not change. `parts` has no job
+  // that was touched since its last Update.
   DesiredStates(const DriverState& state, const JobIndex& index, DesiredParts* parts);
   // Makes the index and the parts.
   explicit DesiredStates(const DriverState& state);

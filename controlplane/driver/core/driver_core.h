@@ -16,18 +16,19 @@
 namespace megascale::driver {
 
 // The version of the rules by which events are applied. Raise it when the effect of an existing
-// kind of event changes. Events are replayed by the rules of the driver that logged them: a
-// DriverStarted in the log says from where on newer rules apply.
+// kind of event changes. Events are replayed by the rules of the driver that logged them: newer
+// rules apply from the DriverStarted in the log that names them.
 //   1: jobs are placed in the order of their submission.
 //   2: recovering jobs are placed before queued ones, and a recovering job may take slots that
 //      later recovering jobs hold.
 //   3: restore_order.h handles checkpoints that could not be read.
-//   4: every attempt on a node whose agent has not passed the job's preflight begins with one; a
-//      refusal there excludes the node; failures of machines are counted apart; processes that
-//      cannot be ended, and checkpoints that only one machine cannot read, quarantine the machine.
-//   5: queued jobs start by priority; jobs pass one that waits for more slots than there are; a
-//      spare stays a spare when a job is placed on it; when the log is restored from a copy, every
-//      job, queued ones included, first ends what is left of it on all machines (FENCE).
+//   4: if the agent of a node has not passed the job's preflight, an attempt on this node begins
+//      with a preflight; a refusal there excludes the node; failures of machines are counted apart;
+//      processes that cannot be ended, and checkpoints that only one machine cannot read,
+//      quarantine the machine.
+//   5: queued jobs start by priority; jobs may start before a job that waits for more slots than
+//      there are; a spare stays a spare when a job is placed on it; when the log is restored from a
+//      copy, every job, queued jobs included, is first fenced on all machines (FENCE).
 //   6: when tests are turned on, running jobs continue, and lost nodes are tested when they
 //      return; a recovering job counts as waiting for slots until it makes progress, not only until
 //      an attempt starts; only a machine that was there for the whole fence timeout is blamed.
@@ -36,19 +37,19 @@ namespace megascale::driver {
 //      processes of a failed attempt had ended is not the cause.
 //   8: machines exchange in rounds, too (rounds.h): new ones, those of a failed attempt whose ranks
 //      lost each other, and those on which a job is to start; a machine is tested once its agent
-//      says that it can, also if the agent had joined a driver of an older version, which knew of
-//      no tests.
+//      says that it can run tests, even if the agent first joined a driver of an older version,
+//      which did not know tests.
 inline constexpr int kRules = 8;
 
 // A restored copy of the log begins a new epoch (epoch.h), which adds this to the attempts of all
-// jobs: each attempt after it is greater than every attempt that the lost part of the log may have
-// begun.
+// jobs: each later attempt has a greater number than every attempt that the lost part of the log
+// may have begun.
 inline constexpr int64_t kAttemptsOfAnEpoch = 1'000'000;
 
 // Applies one event. Returns false when the event is refused, because it belongs to an older
-// attempt or incarnation or repeats what the state knows: then only the count of events changes.
-// Determinism: the state depends on nothing but the events. `index`: the state's; it is kept up to
-// date. Without it every job is looked at.
+// attempt or incarnation or repeats what the state knows; then only the count of events changes.
+// Determinism: the state depends on nothing but the events. `index`: the index of the state, which
+// is kept up to date. Without an index every job is looked at.
 bool Apply(const Event& event, DriverState* state, JobIndex* index);
 bool Apply(const Event& event, DriverState* state);
 
@@ -56,8 +57,8 @@ bool Apply(const Event& event, DriverState* state);
 // time in every round.
 inline constexpr int kOpenJobsMax = 1000;
 
-// Returns whether a submit must be logged; false: the same submit is in the log, so answer with its
-// job. Errors: AlreadyExists - a job with another specification has the id; ResourceExhausted -
+// Returns whether a submit must be logged; false: the same submit is in the log, so the answer is
+// its job. Errors: AlreadyExists - a job with another specification has the id; ResourceExhausted -
 // kOpenJobsMax jobs have not ended; the message says what to do.
 absl::StatusOr<bool> IsNewSubmit(const IndexedState& state,
                                  const megascale::driver::v1::JobSubmitted& submit);
@@ -65,7 +66,7 @@ absl::StatusOr<bool> IsNewSubmit(const IndexedState& state,
 // Returns the NotFound error for a job id that the driver does not know.
 absl::Status NoSuchJob(absl::string_view job_id);
 
-// Returns whether a cancel must be logged; false: the job is being or has been cancelled.
+// Returns whether a cancel must be logged; false: the job is being cancelled or has been cancelled.
 // Errors: NotFound; FailedPrecondition - the job has succeeded or failed.
 absl::StatusOr<bool> IsNewCancel(const IndexedState& state, absl::string_view job_id);
 
@@ -88,8 +89,8 @@ absl::StatusOr<bool> IsNewReport(const IndexedState& state, absl::Time now,
                                  megascale::driver::v1::SuspectFound* found);
 
 // Returns whether a suspicion that does not come from the analysis of a stall may replace the job's
-// current one now. False while that analysis has found a suspect, and soon after the same
-// suspicion, because each one is logged.
+// current one now. False while the job has a suspicion from that analysis, and for some time after
+// any suspicion, because each one is logged.
 bool MayReplaceSuspicion(const JobRecord& job, const megascale::control::v1::Suspicion& found,
                          absl::Time now);
 
@@ -100,15 +101,16 @@ enum class Contact {
   kHeard,    // its stream is open and its reports come in time
 };
 
-// Returns OK if an agent may take the node id that it asks for. An agent with the holder's key on
-// the holder's machine is the same agent, started again: it takes over at once, unless the holder
-// still reports. The same key on another machine, or after a reboot, may be a copy: such an
-// agent must wait until the holder is lost, as must one with another key. `certificate`: the
-// name in the agent's certificate; empty: it connected without TLS. A node id is bound to the
-// certificate that it first joined with. An agent with the holder's key may move the binding to a
-// renewed certificate, and an eviction frees the node id for another machine. Errors: AlreadyExists
-// - another agent holds the node id, asking again later may help; PermissionDenied - the node id is
-// bound to another certificate. The message says what to do.
+// Returns OK if an agent may take the node id that it asks for. The holder is the agent that took
+// this node id last. An agent with the holder's key on the holder's machine is the same agent,
+// started again: it takes over at once, unless the holder still reports. On another machine, or
+// after a reboot, the key may be a copy, so the agent must wait until the holder is lost. An agent
+// with another key must wait, too. `certificate`: the name in the agent's certificate; empty: it
+// connected without TLS. A node id is bound to the certificate that it first joined with. An agent
+// with the holder's key may move the binding to a renewed certificate, and an eviction frees the
+// node id for another machine. Errors: AlreadyExists - another agent holds the node id; asking
+// again later may help; PermissionDenied - the node id is bound to another certificate. The message
+// says what to do.
 absl::Status CheckJoin(const DriverState& state, const megascale::agent::v1::Hello& hello,
                        absl::string_view certificate, Contact contact);
 

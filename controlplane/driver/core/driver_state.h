@@ -27,7 +27,8 @@ class IndexedState;  // job_index.h
 // Find a job or node by its id; null: there is no such job or node.
 const JobRecord* FindJob(const DriverState& state, absl::string_view job_id);
 JobRecord* FindJob(DriverState* state, absl::string_view job_id);
-// Returns whether the suspicion explains a stall, and not a slow job or a machine that differs.
+// Returns whether the suspicion explains a stall; false: a slow job, or a machine that differs from
+// the others.
 bool IsOfStall(const megascale::control::v1::Suspicion& suspicion);
 // Returns whether all ranks train, and none of them has ended.
 bool Trains(const JobRecord& job);
@@ -46,8 +47,8 @@ NodeRecord* AddNode(DriverState* state, absl::string_view node_id);
 bool TakesRanks(const NodeRecord& node);
 
 // Machine tests: a machine gets its first rank only after its agent's test has passed, and is
-// tested again after a failure that could be its own. Results belong to one start of its agent. A
-// machine that fails is quarantined.
+// tested again after a failure that could be its own. A result is valid for one start of the
+// machine's agent. A machine that fails is quarantined.
 //
 // How long an agent lets one process of a test run, and how many it may start for one test.
 inline constexpr int kTestStartsMax = 5;
@@ -64,8 +65,9 @@ int WorldSize(const JobRecord& job);
 // priority counts as much as an hour of waiting, so no priority makes a job wait for ever.
 std::vector<const JobRecord*> Queue(const IndexedState& state);
 
-// Returns what orders a queued job; the least starts first. `submitted`: the latest submission of
-// this job and of those before it, because the clock may have stepped back.
+// Returns the key by which queued jobs are ordered; the job with the least key starts first.
+// `submitted`: the latest time of submission of this job and the jobs before it, because the clock
+// may have stepped back.
 int64_t QueueKey(const DriverState& state, const JobRecord& job, int64_t submitted);
 
 // True for SUCCEEDED, FAILED and CANCELLED.
@@ -98,16 +100,16 @@ bool HasLeft(const JobRecord& job, const NodeRecord& node);
 bool HasPreflight(const JobRecord& job, const megascale::agent::v1::Hello& agent);
 // True when every node of the job's placement has passed.
 bool HasAllPreflights(const DriverState& state, const JobRecord& job);
-// Returns the nodes whose agents of now have refused the job.
+// Returns the nodes whose present agents have refused the job.
 std::set<std::string> RefusingNodesOf(const DriverState& state, const JobRecord& job);
 const megascale::driver::v1::EndedRank* FindEnded(const JobRecord& job, int rank);
 
 void SetTime(int64_t unix_nanos, google::protobuf::Timestamp* timestamp);
 
-// Why a job goes on with another attempt after its driver's log was restored from a copy.
+// The reason of a job whose attempt ends because the driver's log was restored from a copy.
 inline constexpr char kDriverRestored[] = "DriverRestored";
-// True while the job must be fenced on every node, because its log is a copy that may lack later
-// placements.
+// True while the job must be fenced on every node, because the driver's log is a copy that may lack
+// later placements.
 bool IsFencedEverywhere(const DriverState& state, const JobRecord& job);
 // True when the node has no process left of any job of an older epoch.
 bool HasFencedEpoch(const DriverState& state, const NodeRecord& node);
@@ -138,9 +140,9 @@ int64_t StepBeingStored(const DriverState& state, const JobRecord& job);
 // lives.
 bool WaitsForRetention(const DriverState& state, const JobRecord& job);
 
-// Returns the folder of the job's checkpoints: a folder named by the job id in the specification's
-// directory, because several jobs may name one directory; without one, a folder in the job's
-// folder.
+// Returns the folder of the job's checkpoints. If the specification names a directory, this is a
+// folder in it with the job id as its name, because several jobs may name one directory; otherwise
+// it is a folder in the job's folder.
 std::string CheckpointDirectory(const JobRecord& job);
 
 // Returns the lowest version of a desired state after `num_events` events. Desired states that

@@ -1,7 +1,7 @@
-// What is looked up in the driver's state again and again: a job by its id, the jobs that have not
-// ended, those that wait for slots, those with ranks on a node. It follows from the state alone, so
-// it is no part of a log or a snapshot. Apply keeps it up to date, and notes which jobs an event
-// touched, so that nothing looks at the others. Pure. Threads: plain objects.
+// An index for what is looked up in the driver's state again and again: a job by its id, the jobs
+// that have not ended, the jobs that wait for slots, the jobs with ranks on a node. It follows from
+// the state alone, so it is not part of a log or a snapshot. Apply keeps it up to date, and notes
+// which jobs an event touched, so that the other jobs need no look. Pure. Threads: plain objects.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@
 
 namespace megascale::driver {
 
-// How many ranks of an attempt may still run, and how many nodes must still confirm that none is
-// left there. The counts are kept: a look takes in only the ranks that ended and the nodes that
-// were fenced since the look before, because a job of thousands of ranks ends in thousands of
-// events.
+// How many ranks of an attempt may still run, and how many nodes must still confirm that no process
+// is left there. A job of thousands of ranks ends in thousands of events. So the counts are kept,
+// and each call adds only the ranks that ended and the nodes that were fenced since the call
+// before.
 class AttemptCounts {
  public:
   // As many as UnfencedNodesOf returns. `node_changes`: grows whenever the record of a node
@@ -29,16 +29,17 @@ class AttemptCounts {
   int NumRunning(const JobRecord& job);
   // Ranks that ended by a failure.
   int NumFailed(const JobRecord& job);
-  // As FindEnded, without its look at all ranks that have ended.
+  // As FindEnded, without its search of all ranks that have ended.
   bool HasEnded(const JobRecord& job, int rank);
-  // As IsFenced, without its look at all fenced nodes.
+  // As IsFenced, without its search of all fenced nodes.
   bool HasFenced(const JobRecord& job, const std::string& node_id);
 
-  // Takes in what changed in the job. Call it after each event that changed the job: a node that is
-  // taken out of JobRecord.fenced is noticed because there are fewer of them, and not once others
-  // were added.
+  // Takes in what changed in the job. Call it after each event that changed the job. A node that
+  // was removed from JobRecord.fenced is noticed only because the list is shorter, so it would be
+  // missed if other nodes were added before the call.
   void CatchUp(const JobRecord& job);
-  // How many times the counts began anew: ranks or nodes changed in another way than at their ends.
+  // How many times the counts began anew, because the lists of ranks or nodes changed otherwise
+  // than by new elements at their ends.
   int64_t num_begun() const { return num_begun_; }
 
  private:
@@ -81,11 +82,11 @@ class JobIndex {
 
   // The jobs that have not ended.
   const Places& open() const { return open_; }
-  // Those of them that are queued, hold or have waited for slots since their last progress.
+  // Those open jobs that are queued, on hold, or have waited for slots since their last progress.
   const Places& waiting() const { return waiting_; }
-  // Those of them that are fenced on every node because the log was restored from a copy.
+  // Those open jobs that must be fenced on every node because the log was restored from a copy.
   const Places& restored() const { return restored_; }
-  // Those of them that hold slots and have ranks on the node.
+  // Those open jobs that hold slots and have ranks on the node.
   const Places& On(const std::string& node_id) const;
   // As NodesOf of the job at this place, if it holds slots; else there are no nodes.
   const std::vector<std::string>& NodesAt(int place) const {
@@ -93,7 +94,8 @@ class JobIndex {
   }
   // The latest time of submission of the jobs up to this place. The clock may have stepped back.
   int64_t SubmittedBy(int place) const { return entries_[static_cast<size_t>(place)].submitted; }
-  // As AllFenced and AllGone of driver_state.h, by counts that are kept, with `job` in `state`.
+  // As AllFenced and AllGone of driver_state.h, but from counts that are kept. Requires: `job` is
+  // in `state`.
   bool AllFenced(const DriverState& state, const JobRecord& job) const {
     return NumUnfenced(state, job) == 0;
   }
@@ -106,7 +108,7 @@ class JobIndex {
   // --- for Apply
   // Adds the last job of the state, which is new.
   void Add(const DriverState& state);
-  // Notes that a node's record changes, or that any of them may do so.
+  // Note that a node's record changes, or that any node's record may change.
   void TouchNode(const std::string& node_id) {
     news_.node_records.insert(node_id);
     ++node_changes_;
@@ -125,30 +127,31 @@ class JobIndex {
   void NoteNode(const std::string& node_id) { news_.nodes.insert(node_id); }
   // The jobs that the present event touches.
   const Places& touched() const { return touched_; }
-  // Ends an event: takes over what it changed in the jobs that it touched.
+  // Ends an event: takes over what the event changed in the jobs that it touched.
   void Update(const DriverState& state);
   // Takes over a state from which jobs were removed.
   void Removed(const DriverState& state);
   // Counts the jobs that an event settled.
   void NoteSettled(size_t num_jobs) { num_settled_ += static_cast<int64_t>(num_jobs); }
-  // Notes that elements of the lists that ListsOf is about change in place.
+  // Notes that elements of the lists that ListsOf names change in place.
   void TouchLists(const JobRecord& job);
 
-  // --- for Apply: placing the jobs that wait, which looks at all nodes and jobs. What it decided
-  // is kept for as long as nothing that it depends on changes.
+  // --- for Apply: placing the jobs that wait. A placement looks at all nodes and jobs, so its
+  // decision is kept for as long as nothing changes that it depends on.
   struct Placed {
-    // The times in which the ages of the waiting jobs decide the same; `until` is the first after.
+    // Between these times the ages of the waiting jobs lead to the same decision; `until` is
+    // excluded.
     int64_t from_unix_nanos = 0;
     int64_t until_unix_nanos = 0;
     int refused = -1;         // the place of a queued job for which there are no slots
     std::string why_refused;  // for people
   };
   enum class Change { kNothing, kQueue, kSlots };
-  // Returns what has changed since NotePlaced. kQueue: only jobs that are queued, or were. Call it
-  // before the jobs that wait are placed.
+  // Returns what has changed since NotePlaced. kQueue: only jobs that are queued now or were queued
+  // before. Call it before the jobs that wait are placed.
   Change ChangeSincePlaced(const DriverState& state, int64_t now_unix_nanos) const;
-  // Returns why there are no slots for a queued job; null: it must be found out anew. Requires:
-  // ChangeSincePlaced returned kQueue.
+  // Returns why there are no slots for a queued job; null: not known, the job must be tried.
+  // Requires: ChangeSincePlaced returned kQueue.
   const std::string* WhyRefused(int place) const;
   // Ends a placement that began no attempt.
   void NotePlaced(const DriverState& state, Placed placed);
@@ -166,11 +169,11 @@ class JobIndex {
     bool all_node_records = false;       // any of them may have changed
   };
   Touched TakeTouched();
-  // Returns how many jobs all events together settled.
+  // Returns how many jobs were settled, summed over all events.
   int64_t num_settled() const { return num_settled_; }
-  // Returns how many nodes of jobs all events together noted.
+  // Returns how many nodes of jobs were noted, summed over all events.
   int64_t num_noted() const { return num_noted_; }
-  // Returns how many times all events together looked for slots for a job.
+  // Returns how many times Apply looked for slots for a job, summed over all events.
   int64_t num_placement_tries() const { return num_placement_tries_; }
   // Returns a number that stays the same for as long as the placements of a job that holds slots
   // stay the same, and elements are only added at the ends of its lists of preflights, ended ranks

@@ -30,8 +30,9 @@ PlacementResult PlaceJob(const DriverState& state, const JobRecord& job,
 // tested again. A machine whose new test waits for running jobs keeps its ranks meanwhile.
 std::set<std::string> NodesInTest(const DriverState& state);
 
-// Returns the nodes of a recovering job whose tests are worth waiting for, because its memory is
-// there.
+// Returns the nodes of a recovering job whose tests or exchanges the job should wait for: the nodes
+// that exchange now; and nodes whose test can run now, if they are tested again or hold snapshots
+// of the job.
 std::set<std::string> TestsToWaitFor(const DriverState& state, const JobRecord& job);
 
 // True when the job fits on the nodes that are not in `nodes`.

@@ -37,9 +37,9 @@ bool IsBetterCause(const megascale::driver::v1::Failure& candidate,
 // The maximum number of failures that are kept of one attempt.
 inline constexpr int kFailuresMax = 16;
 
-// Adds a failure to those of the job's attempt: the cause goes before all others, a consequence
-// goes among the consequences in the order in which they were noticed. Only the cause keeps more
-// than the first line of its evidence.
+// Adds a failure to those of the job's attempt. The cause goes before all others; a consequence
+// goes among the other consequences, in the order in which they were noticed. Only the cause keeps
+// more than the first line of its evidence.
 void AddFailure(const megascale::driver::v1::Failure& failure, bool is_cause, JobRecord* job);
 
 // True when an attempt that failed with this class is tried again. False for failures that would
@@ -48,12 +48,13 @@ void AddFailure(const megascale::driver::v1::Failure& failure, bool is_cause, Jo
 // can cause are tried again.
 bool IsRetried(FailureClass failure_class);
 
-// The maximum number of attempts in a row that failures of machines end and that make no progress.
-// It is high because each of them loses a machine; kFailuresOfOneNodeMax ends sooner a job that
-// takes its machines down.
+// The maximum number of attempts in a row that make no progress and that failures of machines end.
+// It is high because each such failure loses a machine. If a job itself takes its machines down,
+// kFailuresOfOneNodeMax ends it sooner.
 inline constexpr int kMachineFailuresMax = 20;
 // After this many attempts without progress that failed on one node, the job is placed elsewhere.
-// This many nodes that were lost in a row mean that the job takes its machines down.
+// If this many nodes were lost since the job last progressed, the job counts as the cause that
+// takes its machines down.
 inline constexpr int kFailuresOfOneNodeMax = 3;
 
 // True when a machine, and not the job, is at fault for the end of the newest of job.causes().
@@ -62,9 +63,10 @@ bool IsFaultOfMachine(const JobRecord& job);
 // False: the failure came from elsewhere, a peer or the rendezvous store.
 bool MayBlameNode(const Culprit& cause);
 
-// True if the newest failure of the job could be its machine's: wrong numbers or bytes, a hang, a
-// signal that a broken core or memory gives, or the second failure there in a row. Call it after
-// the failure is in job.causes().
+// True if the machine could be at fault for the newest failure of the job: wrong numbers or bytes,
+// a hang, a signal that a broken core or memory can cause, or the exit of a process if the job has
+// failed twice on this machine since it last progressed. Call it after the failure is in
+// job.causes().
 bool CouldBeOfMachine(const JobRecord& job);
 
 // Returns the nodes on which the job failed kFailuresOfOneNodeMax times since it last progressed,
@@ -78,15 +80,15 @@ void ForgetFailures(JobRecord* job);
 // passed elsewhere.
 bool WasRefusedByNode(const JobRecord& job);
 
-// Returns the wait before the next attempt: zero after an attempt that progressed; restart_backoff
-// after an attempt without progress or that could not read its checkpoint, doubled for each further
-// one in a row, up to a minute.
+// Returns the wait before the next attempt. After an attempt that progressed, it is zero. After an
+// attempt that made no progress or could not read its checkpoint, it is restart_backoff, doubled
+// for each further such attempt in a row, up to a minute.
 absl::Duration BackoffOf(const JobRecord& job);
 
 // Returns where an attempt with these placements starts: at the highest step of which every rank
-// has a sealed snapshot on its node, at a newer committed checkpoint, or at the initial weights.
-// The snapshots are those that the fenced nodes reported, without steps that were rolled back
-// before.
+// has a sealed snapshot on its node, or at the newest committed checkpoint if that is newer. If
+// there is neither, it starts where the job began. The snapshots are those that the fenced nodes
+// reported, without steps that were rolled back before.
 megascale::agent::v1::RestorePoint ChooseRestore(
     const JobRecord& job, const std::vector<megascale::agent::v1::Placement>& placements);
 

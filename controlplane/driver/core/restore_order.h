@@ -1,8 +1,8 @@
 // The order in which a job tries checkpoints when it cannot read one: the same checkpoint again;
-// the same one on other machines, if they have room; then every older one in the same way. A job
-// that has committed a checkpoint never falls back to initial weights: it ends, and its message
-// says what it tried and how to go on. Unreadable checkpoints stay on storage, because another
-// machine may be able to read them. Pure.
+// the same one on other machines, if they have room; then every older one in the same way. If a job
+// has committed a checkpoint but can read none, it does not fall back to initial weights. It ends,
+// and its message says what it tried and how to continue. Unreadable checkpoints stay on storage,
+// because another machine may be able to read them. Pure.
 #pragma once
 
 #include <cstdint>
@@ -31,25 +31,25 @@ void StepOverMemory(JobRecord* job);
 // Adds the checkpoint that the attempt could not read to job->unread(). Requires: CouldNotRead.
 void NoteFailedRead(JobRecord* job);
 
-// Decides which checkpoint the next attempt reads, sets aside those that it does not try again, and
-// returns the choice in words for people; empty: there is no checkpoint left to try.
+// Decides which checkpoint the next attempt reads. If the last one is not tried again, sets it
+// aside. Returns the choice in words for people; empty: there is no checkpoint left to try.
 // Requires: NoteFailedRead.
 std::string NextRead(const DriverState& state, JobRecord* job);
 
 // Returns the final message of a job whose checkpoints cannot be read: every checkpoint that was
-// tried, on which machine and with which error, and how to go on.
+// tried, on which machine and with which error, and how to continue.
 std::string NothingCanBeRead(const JobRecord& job);
 
 // Returns the nodes that should get no rank, because they could not read the job's checkpoint.
 std::set<std::string> NodesThatCannotRead(const DriverState& state, const JobRecord& job);
 
 // Returns the number of failed reads by which the backoff grows: a checkpoint that was set aside
-// counts once, any other one as often as it could not be read.
+// counts once, any other checkpoint as many times as attempts failed to read it.
 int64_t NumFailedReads(const JobRecord& job);
 
-// Notes that the attempt has read its checkpoint. If that shows that machines and not the
-// checkpoint were at fault, adds it to the evidence of the failure before it, and returns these
-// nodes.
+// Notes that the attempt has read its checkpoint. If attempts on other nodes could not read it
+// before, this shows that those nodes are at fault and not the checkpoint: adds this to the
+// evidence of the earlier failure, and returns those nodes.
 std::set<std::string> NoteRead(JobRecord* job);
 
 // Drops the entries of job->unread() that a commit of `committed_step` makes superfluous.

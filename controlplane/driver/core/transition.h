@@ -1,7 +1,8 @@
-// Applies one event to the state: the implementation of Apply in driver_core.h, which is the
-// manual. driver_core.cc handles events about jobs, transition_nodes.cc events about nodes and lets
-// them exchange bytes, transition_suspects.cc suspicions, transition_pools.cc decides which machine
-// is at fault, and transition_settle.cc what follows from the events. Private to this folder.
+// Applies one event to the state. This is the implementation of Apply in driver_core.h, which is
+// the manual. driver_core.cc handles events about jobs; transition_nodes.cc handles events about
+// nodes, and lets them exchange bytes; transition_suspects.cc handles suspicions;
+// transition_pools.cc decides which machine is at fault; transition_settle.cc decides what follows
+// from the events. Private to this folder.
 #pragma once
 
 #include <set>
@@ -72,22 +73,23 @@ class Transition {
   bool OnStageTimedOut(const v1::StageTimedOut& timed_out);
   bool OnRetentionEnded(const v1::RetentionEnded& ended);
 
-  // Moves every job, in the order of submission, as far as it gets without another event. A job
-  // that this event did not touch was moved as far before, unless it depends on a node that
-  // changed.
+  // Moves every job, in the order of submission, as far as possible without another event. Skips a
+  // job that this event did not touch, unless the job depends on a node that changed, because an
+  // earlier event has moved it as far as possible.
   void Settle();
   void SettleStage(JobRecord* job);
   // Brings the time accounts of the touched jobs up to the event.
   void KeepBooks();
-  // The places of the jobs that wait for slots now, or may do so: a superset, in order.
+  // The places of the jobs that may wait for slots now, in order: a superset of those that do.
   JobIndex::Places Waiting() const;
   // As Queue of driver_state.h.
   std::vector<JobRecord*> QueueNow();
   // Places jobs that wait for slots, unless nothing changed that their placement depends on.
   void PlaceWaiting();
-  // Notes at which times around the event's no waiting job's age decides otherwise than now.
+  // Notes the span of time around the event in which the ages of the waiting jobs lead to the same
+  // decisions as now.
   void NoteAges();
-  // As PlaceJob, and counts the look.
+  // As PlaceJob, and counts the call.
   PlacementResult TryToPlace(const JobRecord& job, const std::set<std::string>& givers = {});
   // Places jobs that wait for slots as drivers with rules 1 did. A log of schema 1 has only such
   // events, and rocksdb_log.cc upgrades it by replaying them, so this stays for as long as that
@@ -95,7 +97,8 @@ class Transition {
   void PlaceByRules1();
   // The next three place jobs that wait for slots. Source: docs/running-on-a-cluster.md (The
   // queue).
-  // Returns the first recovering job that could not be placed; null: all of them run again.
+  // Places recovering jobs. Returns the first one that could not be placed; null: all of them run
+  // again.
   const JobRecord* PlaceRecovering();
   // Returns true if the job must wait for tests of its machines; its status then says so.
   bool WaitsForTests(JobRecord* job);
@@ -122,7 +125,7 @@ class Transition {
   JobRecord* Current(const std::string& job_id, int64_t attempt);
   // Returns the job, which counts as touched; null: there is no such job.
   JobRecord* Find(absl::string_view job_id);
-  // Call before a job changes that neither Find, Enter nor SetStatus has touched.
+  // Call before changing a job that was not touched by Find, Enter or SetStatus.
   void Touch(const JobRecord& job) { index_.Touch(JobId(job)); }
   // Returns the node, which counts as changed; null: there is no such node.
   NodeRecord* NodeToChange(const std::string& node_id);
@@ -135,8 +138,9 @@ class Transition {
   void EndUnfenced(JobRecord* job);
   // Returns whether the job, of which processes may exist, must be fenced on the node.
   bool MustFence(const JobRecord& job, const std::string& node_id) const;
-  // Quarantines the nodes whose processes of the job cannot be ended. The job goes on without them.
-  // Returns false if there is no such node: each one that is left came, or came back, later.
+  // Quarantines the nodes whose processes of the job cannot be ended. The job continues without
+  // them. Returns false if it did nothing yet, because such nodes joined, or joined again, less
+  // than kFenceTimeout ago.
   bool GiveUpUnfenced(JobRecord* job);
   // Requires: `found` names the culprit; Fail fills in the attempt.
   void Fail(JobRecord* job, v1::Failure found);
@@ -155,24 +159,26 @@ class Transition {
   void Stamp(google::protobuf::Timestamp* time) const;
   void Quarantine(const std::string& node_id, const std::string& evidence);
   void KeepSuspicion(const megascale::control::v1::Suspicion& suspicion, JobRecord* job);
-  // Handles progress of the job: nothing holds it up, and an old report ends.
+  // Handles progress of the job: ends the suspicion of a stall, because nothing holds the job up,
+  // and any other suspicion that is old.
   void EndSuspicion(JobRecord* job);
-  // Lets the machine be tested before it gets another rank. `job`: the one that failed there; null:
-  // there is none.
+  // Lets the machine be tested before it gets another rank. `job`: the job that failed there; null:
+  // there is no such job.
   void DemandTest(NodeRecord* node, const std::string& why, const JobRecord* job);
   void DemandTestBesideJobs(NodeRecord* node, const std::set<std::string>& busy);
   void TestAfterFailure(const JobRecord& job);
   void SetMachineTests(megascale::agent::v1::TestKind kind);
-  // Ends what exchanges say about the machine, in the records of all others, too: it may not be now
-  // what it was then.
+  // Deletes the results of exchanges with the machine, in the records of all other machines, too,
+  // because the machine may have changed since.
   void ClearExchanges(NodeRecord* node);
   // Drops exchanges and results of agents that share a machine.
   void ForgetLocalResults();
-  // Lets the machine exchange bytes with others; earlier results do not count any more.
+  // Lets the machine exchange bytes with others, and deletes its earlier results.
   void DemandExchanges(NodeRecord* node, const std::string& why, bool after_failure);
-  // Lets all machines of a job do so whose ranks lost each other, if nobody knows why.
+  // If the ranks of a job lost each other without a known cause, lets all machines of the job
+  // exchange bytes.
   void ExchangeAfterFailure(const JobRecord& job);
-  // Keeps the result of the exchange, and quarantines whom it shows to be at fault.
+  // Keeps the result of the exchange, and quarantines the machines that it shows to be at fault.
   void EndExchange(const v1::Exchange& exchange);
   void EndRound(const v1::Exchange& round);
   void DropExchange(int place);
@@ -192,18 +198,21 @@ class Transition {
   // Whether jobs must be fenced on all machines, because the log was restored from a copy.
   bool IsRestored() const;
   void BeginExchange(const std::vector<std::string>& node_ids);
-  // Begins the rounds of machines that are new, or that a failure demands, once their pairs ended.
+  // Begins the rounds of new machines, and those that a failure demands, once the exchanges of
+  // pairs have ended.
   void BeginRounds(const std::vector<FreeMachine>& free);
   // Returns whether the machines began a round.
   bool BeginRoundsOf(const std::vector<const NodeRecord*>& machines);
-  // Begins the rounds that the machines of a job's first attempt want yet. Returns false if there
-  // are none.
+  // Begins the rounds that the machines of a job's first attempt still want. Returns false if there
+  // are no such rounds.
   bool BeginRoundsBefore(const PlacementResult& placement);
-  // Ends what a failure demands of machines, once their exchanges have ended.
+  // Once the exchanges that a failure demanded have ended, the machines no longer count as tested
+  // because of a failure.
   void EndHaste();
-  // Returns why a suspect must stay; "": its machine is to be evicted.
+  // Returns why the suspect's machine must not be evicted; "": it is to be evicted.
   std::string WhySuspectStays(JobRecord* job) const;
-  // Ends every attempt, because the agents may have served a later state than this log's.
+  // Ends every attempt, because the agents may have served a later state than the state of this
+  // log.
   void BeginEpoch();
   // Makes every job with ranks on the node begin to leave it.
   void Leave(const std::string& node_id, const std::string& reason);

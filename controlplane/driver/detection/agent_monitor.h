@@ -1,6 +1,6 @@
 // Turns what agents report, and time, into the events that the driver logs. Pure: time comes in as
 // an argument. It joins four parts: agent_reports.h keeps what the agents said last,
-// reported_events.h knows what a report tells, failure_detector.h judges silence and hangs, and
+// reported_events.h derives events from a report, failure_detector.h judges silence and hangs, and
 // step_reporters.h says which agents report steps.
 // Threads: one at a time, const calls included.
 #pragma once
@@ -60,8 +60,8 @@ class AgentMonitor {
   const AgentReports& reports() const { return reports_; }
   StepReporters& step_reporters() { return step_reporters_; }
 
-  // Returns since when, in awake time, checkpoints cannot be written; by job, of the jobs of which
-  // they cannot.
+  // Returns for each job whose checkpoints cannot be written since when that is so, in awake time
+  // (AgentReports::awake).
   std::map<std::string, absl::Duration> StorageFailures() const {
     return detector_.StorageFailures();
   }

@@ -1,7 +1,7 @@
-// What the agents said last, and for how long they have been silent. Time comes in as an argument,
-// and a gap between two calls counts for at most `kStallMax`, so that a driver that stalled does
-// not take its nodes for lost. Threads: one at a time, const calls included. Open agent_monitor.h
-// first.
+// What the agents said last, and for how long they have been silent. Time comes in as an argument.
+// A gap between two calls counts for at most `kStallMax`, so that a driver that stalled does not
+// take its nodes for lost: this is awake time. Threads: one at a time, const calls included. Open
+// agent_monitor.h first.
 #pragma once
 
 #include <cstddef>
@@ -24,10 +24,10 @@ using ReportedGpus = std::map<int, std::shared_ptr<const ReportedGpu>>;  // by i
 
 class AgentReports {
  public:
-  // A sample that came longer ago is not shown: the machine's GPU driver hangs. Agents tell each
-  // GPU about every five seconds.
+  // A sample that came longer ago is not shown, because the machine's GPU driver hangs. Agents
+  // report each GPU about every five seconds.
   static constexpr absl::Duration kGpuAgeMax = absl::Seconds(30);
-  // The most that are kept of a machine: what another machine reports is bounded.
+  // The maximum number of GPUs that are kept of a machine, whatever it reports.
   static constexpr size_t kGpusMax = 64;
   // A longer gap between two calls means that the driver itself stalled.
   static constexpr absl::Duration kStallMax = absl::Seconds(1);
@@ -52,8 +52,8 @@ class AgentReports {
   // Takes an agent that connected. The report of an earlier incarnation is forgotten.
   void TakeHello(const megascale::agent::v1::Hello& hello);
   // Takes a report. Returns false, and ignores it, unless it comes from the incarnation that said
-  // hello last. What a stalled rank did last stays known until it makes progress, though a report
-  // may leave it out.
+  // hello last. What a stalled rank did last stays known until the rank makes progress, even if a
+  // report leaves it out.
   bool TakeReport(const std::string& node_id,
                   std::shared_ptr<const megascale::agent::v1::ActualState> report);
   // Requires: TakeHello was called for the node.

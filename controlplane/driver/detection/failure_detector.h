@@ -1,10 +1,10 @@
 // Finds by timeouts what no agent reports: silent nodes and hung ranks. Pure; time comes from
 // AgentReports.
-//
-// A node is lost when it is silent for the driver's node timeout; a broken stream alone is no
-// reason. A job's limits decide about its own ranks and never about a node, because a node may have
-// ranks of other jobs, too. A driver that starts gives every node one node timeout to report.
-// Threads: one at a time. Open agent_monitor.h first. See docs/how-a-failure-is-handled.md.
+// A node is lost when it is silent for longer than the driver's node timeout; a broken stream alone
+// does not make it lost. A job's limits decide about its own ranks and never about a node, because
+// a node may have ranks of other jobs, too. A driver that starts gives every node one node timeout
+// to report. Threads: one at a time. Open agent_monitor.h first. See
+// docs/how-a-failure-is-handled.md.
 #pragma once
 
 #include <map>
@@ -57,7 +57,8 @@ class FailureDetector {
     absl::Duration since = absl::ZeroDuration();
   };
 
-  // What was found in a node's newest report, which is looked at again once that may change.
+  // What was found in a node's newest report. The report is looked at again once the result may
+  // differ.
   struct Look {
     std::string node_id;
     std::shared_ptr<const megascale::agent::v1::ActualState> report;
@@ -76,11 +77,12 @@ class FailureDetector {
   // Returns for how long `key` has had this value.
   static absl::Duration Since(std::map<std::string, Watched>* watched, const std::string& key,
                               int64_t value, const AgentReports& reports);
-  // `is_cause_ahead` is set if a rank that does not wait for peers has stood still for too long by
-  // its own account, and will be a suspect once this driver has seen its phase for as long.
+  // `is_cause_ahead` is set if a rank that does not wait for peers reports that it has made no
+  // progress for longer than its limit, but this driver has not yet seen it in its phase for so
+  // long. Then it will be a suspect.
   std::vector<Suspect> SuspectsOf(const JobRecord& job, absl::Duration awake,
                                   std::vector<Look>* looks, bool* is_cause_ahead);
-  // Adds the suspects on one node, and says until when there can be no other.
+  // Adds the suspects on one node, and notes in `look` until when there can be no other suspect.
   void AddSuspects(const JobRecord& job, absl::Duration awake, std::vector<Watched>* phases,
                    Look* look, std::vector<Suspect>* suspects, bool* is_cause_ahead);
   // `is_alive`: its timer thread runs. `still`: for how long the rank has made no progress;

@@ -1,7 +1,7 @@
-// Turns agents' reports into the events that they tell: preflights, progress, stored shards and
-// manifests, ends and failures of ranks, fences. Reports are level-triggered and repeat, so every
-// call compares them with the core's state and returns only events that are news to it. What no
-// agent reports, because it hangs or is silent, the failure detector finds.
+// Turns agents' reports into events: preflights, progress, stored shards and manifests, ends and
+// failures of ranks, fences. Reports are level-triggered and repeat, so every call compares them
+// with the core's state and returns only the events that the state does not have yet. The failure
+// detector finds what no agent reports, because a rank hangs or an agent is silent.
 // Threads: one at a time. Open agent_monitor.h first.
 #pragma once
 
@@ -50,9 +50,9 @@ class ReportedEvents {
                                  const megascale::agent::v1::ActualJob& report,
                                  const AgentReports& reports, const JobIndex& index) const;
 
-  // The nodes at which the last searches ended because a rank there was behind; empty: no search
-  // has ended so. The next search goes on there, so that thousands of nodes do not cost each report
-  // a look at most of them.
+  // The nodes at which the last searches stopped because a rank there was behind; empty: no search
+  // has stopped so. The next search begins at that node, because a search of thousands of nodes for
+  // each report would take too long.
   struct Laggards {
     std::string begins;                     // a rank there has not reached the phase
     std::map<int64_t, std::string> stores;  // by step: a shard there is not stored

@@ -1,13 +1,13 @@
-// Which agents of a job keep its step records, and which one of them reports them. All ranks make
-// the same records, so two agents are enough: the agent of the first rank of the last pipeline
+// Which agents of a job keep its step records, and which of these agents reports them. All ranks
+// make the same records, so two agents are enough: the agent of the first rank of the last pipeline
 // stage, and its deputy, the agent of the next node in the order of ranks. The placement alone
-// determines both, so every driver names the same two for an attempt. Which of the two reports is
-// decided here and is not logged, because both have all records that are not acknowledged.
-//
-// The other one takes over when ranks have completed steps that the reporter does not report for
-// kLagMax. It is not asked why: its agent may be stopped, cut off or busy, or its machine lost.
-// Reports come at least once a second, so steps are never held up for more than 2 s by one agent.
-// Threads: one at a time. Open agent_monitor.h first.
+// determines both, so every driver names the same two for an attempt. This class decides which of
+// the two reports. The decision is not logged, because both agents have all records that are not
+// acknowledged.
+// The other agent takes over when ranks have completed steps that the reporter does not report for
+// kLagMax. The reason does not matter: the reporter may be stopped, cut off or busy, or its machine
+// may be lost. Reports come at least once a second, so steps are never held up for more than 2 s by
+// one agent. Threads: one at a time. Open agent_monitor.h first.
 #pragma once
 
 #include <cstdint>
@@ -36,10 +36,10 @@ class StepReporters {
   // Takes a report of an agent that has ranks of the job.
   void OnReport(const JobRecord& job, const std::string& node_id,
                 const megascale::agent::v1::ActualJob& report, absl::Duration awake);
-  // Notes the newest step that needs no report any more; a rollback takes steps back.
+  // Notes the newest step that needs no report any more. After a rollback this is a lower step.
   void NoteStep(const std::string& job_id, int64_t step);
-  // Lets the other agent of a job report, where the one that is to report does not. `awake`: as
-  // AgentReports::awake.
+  // If the agent that should report a job's steps does not, lets the job's other agent report.
+  // `awake`: as AgentReports::awake.
   void OnTick(const IndexedState& state, absl::Duration awake);
 
   megascale::agent::v1::StepDuty DutyOf(const JobRecord& job, const std::string& node_id);

@@ -1,4 +1,4 @@
-// What a member of an exchange told about its part. Private to this folder.
+// What a member of an exchange reported about its part. Private to this folder.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace megascale::driver {
 
-// Returns the failure of the part as its machine told it; "": it did not fail.
+// Returns the failure of the part as its machine reported it; "": it did not fail.
 std::string FailureOfPart(const megascale::agent::v1::MachineTest& test);
 
 // Returns why the part was not carried out; "": it was.

@@ -1,6 +1,6 @@
-// The driver's Unix socket. gRPC would serve everybody who can connect. This class accepts each
-// connection, checks the user of the process at the other end, and hands only this user's
-// connections to gRPC, before anything is read from them. Threads: any; it has a thread of its own.
+// The driver's Unix socket. gRPC would serve everybody who can connect. So this class accepts each
+// connection, checks the user of the process at the other end before it reads anything, and hands
+// only connections of the driver's own user to gRPC. Threads: any; it has a thread of its own.
 #pragma once
 
 #include <memory>
@@ -24,7 +24,7 @@ class OwnPort {
   // Stops listening and removes the socket.
   ~OwnPort();
 
-  // Hands connections over from now on. `server`: from the ServerBuilder that built the running
+  // From now on hands connections to gRPC. `server`: from the ServerBuilder that built the running
   // server.
   void Serve(std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> server);
 

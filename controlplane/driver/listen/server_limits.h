@@ -1,7 +1,7 @@
 // Limits on what clients can make the driver's port hold: bytes of a message and of all messages
-// together, threads, streams of a connection, time for its handshake. Without them one broken or
-// hostile client could take the memory of the others. open_streams.h limits the number of streams,
-// kOpenJobsMax in ../core/driver_core.h the number of jobs.
+// together, threads, streams of a connection, time for its handshake. Without these limits one
+// broken or hostile client could use up the memory that the others need. open_streams.h limits the
+// number of streams, kOpenJobsMax in ../core/driver_core.h the number of jobs.
 #pragma once
 
 #include <grpcpp/server_builder.h>
@@ -18,7 +18,7 @@ inline constexpr int kMessageBytesMax = 64 << 20;
 // several of the largest messages. Beyond it gRPC ends streams, with RESOURCE_EXHAUSTED.
 inline constexpr size_t kMemoryBytesMax = size_t{512} << 20;
 
-// Sets these limits. `memory_bytes`: less than the default in tests only.
+// Sets these limits. `memory_bytes`: only tests pass less than the default.
 void SetLimits(grpc::ServerBuilder* builder, size_t memory_bytes = kMemoryBytesMax);
 
 }  // namespace megascale::driver

@@ -1,6 +1,6 @@
-// Bounds the bytes of large messages that are being written to streams at one time: 500 watchers of
-// a job of 12,288 ranks would otherwise hold 500 copies of 1 MiB, several times each in gRPC.
-// Threads: any.
+// Bounds the bytes of large messages that are being written to streams at one time. Otherwise 500
+// watchers of a job of 12,288 ranks would hold 500 messages of 1 MiB, each with several copies in
+// gRPC. Threads: any.
 #pragma once
 
 #include <atomic>

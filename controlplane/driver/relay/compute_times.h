@@ -1,6 +1,6 @@
-// How long each rank of a job computes in a step, from the metrics that agents keep: one question
-// and a short answer for each machine, however many ranks and steps there are. Blocking: asks the
-// agents, for at most kComputeTimesTimeout. Private to this folder.
+// How long each rank of a job computes in a step, from the metrics that agents keep. This takes one
+// question and a short answer for each machine, however many ranks and steps there are. Blocking:
+// asks the agents, for at most kComputeTimesTimeout. Private to this folder.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,11 @@ struct ComputeTimesRequest {
   std::function<bool()> should_end;  // asked after each answer
 };
 
-// Returns the ranks whose agents told it, ascending. A machine tells it of its own ranks only,
-// whatever it says of others. `ports.emit` gets each message after it was used, and ends the
-// reading by false. Errors: those of StreamEvidence. Cost: three numbers for each rank;
-// memory for kNodesAskedAtOnce answers of at most 1 MiB, if agents are so old that they send
-// samples.
+// Returns the times of the ranks whose agents reported them, in ascending order of ranks. What a
+// machine reports about ranks of other machines is ignored. `ports.emit` gets each message after it
+// was used, and ends the reading if it returns false. Errors: those of StreamEvidence. Cost: three
+// numbers for each rank. If agents are so old that they send samples: also memory for
+// kNodesAskedAtOnce answers of at most 1 MiB.
 absl::StatusOr<std::vector<diagnose::ComputeTime>> ReadComputeTimes(
     const megascale::control::v1::Job& job, EvidenceStreamPorts ports,
     const ComputeTimesRequest& request);

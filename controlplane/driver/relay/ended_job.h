@@ -1,5 +1,5 @@
-// What is read of a job that has ended: its file (last_evidence.h), or nothing. Private to this
-// folder.
+// Where a job's evidence is read from: a job that has ended has a file (last_evidence.h), a running
+// job has agents. Private to this folder.
 #pragma once
 
 #include <optional>
@@ -12,7 +12,8 @@
 
 namespace megascale::driver {
 
-// Returns what was kept of the job; nullopt: its agents are to be asked, if it runs.
+// Returns what was kept of a job that has ended; nullopt: nothing was, or its agents are to be
+// asked.
 template <typename Ports>
 std::optional<trace::EvidenceFile> SavedOf(const megascale::control::v1::Job& job,
                                            const Ports& ports) {
@@ -21,8 +22,9 @@ std::optional<trace::EvidenceFile> SavedOf(const megascale::control::v1::Job& jo
   return saved.ok() ? std::optional(*std::move(saved)) : std::nullopt;
 }
 
-// `asks_ended`: its agents may be asked although it has ended. `what`: "what its ranks did".
-// Errors: FailedPrecondition - the job has ended, or none of its ranks has begun.
+// Checks that the job's agents may be asked. `asks_ended`: also if the job has ended. `what`: for
+// the message, such as "what its ranks did". Errors: FailedPrecondition - the job has ended, or
+// none of its ranks has begun.
 absl::Status CheckRuns(const megascale::control::v1::Job& job, bool asks_ended,
                        absl::string_view what);
 

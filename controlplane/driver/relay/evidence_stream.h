@@ -13,8 +13,8 @@
 
 namespace megascale::driver {
 
-// Nodes that one stream asks at once. A node that does not answer holds up one of them for the
-// fetch's timeout, and not all.
+// Nodes that one stream asks at once, so that a node that does not answer within the fetch's
+// timeout does not hold up all the others.
 inline constexpr int kNodesAskedAtOnce = 24;
 
 // The sources of evidence and its sink. `fetch` is called from several threads at once, `emit` from
@@ -35,9 +35,10 @@ struct EvidenceStreamPorts {
 
 // Emits one message for each rank that is asked for; for metrics, one for each node. They come in
 // the order of the answers. If something cannot be read, the message says why. Rank and node in a
-// message are the driver's own, whatever the agent answers. Errors: InvalidArgument - unknown kind;
-// NotFound - no such job; FailedPrecondition - the job has ended, or none of its ranks has begun.
-// Cost: a thread for each node that is asked; memory for one answer of each.
+// message come from the driver, whatever the agent answers. Errors: InvalidArgument - unknown kind;
+// NotFound - no such job; FailedPrecondition - the job has ended, or none of its ranks has begun;
+// Cancelled - the reader is gone. Cost: for each node that is asked at the same time, a thread and
+// memory for one answer.
 absl::Status StreamEvidence(const megascale::control::v1::StreamEvidenceRequest& request,
                             const EvidenceStreamPorts& ports);
 

@@ -1,6 +1,6 @@
-// Reads the spans of some of a job's ranks, a few at a time, and never more than
-// kSuspectRanksRead: so a job of any size can be examined. Blocking: reads them from the agents.
-// Private to this folder.
+// Reads the spans of some of a job's ranks, a few at a time, and never of more than
+// kSuspectRanksRead ranks, so that a job of any size can be examined. Blocking: reads them from the
+// agents. Private to this folder.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,8 @@ namespace megascale::driver {
 
 class FewRanks {
  public:
-  // This many other ranks of each of its groups show how a rank holds them up.
+  // This many other members of each group of a rank are read, to see whether they wait for the
+  // rank.
   static constexpr size_t kMembersRead = 16;
 
   struct Options {
@@ -28,20 +29,21 @@ class FewRanks {
     std::function<bool(int64_t step)> keeps;
   };
 
-  // `ports.emit` gets each message after it was used, and ends the reading by false. `job` outlives
-  // the object. Errors: as JobSpans::Create.
+  // `ports.emit` gets each message after it was used, and ends the reading if it returns false.
+  // `job` outlives the object. Errors: as JobSpans::Create.
   static absl::StatusOr<FewRanks> Create(const megascale::control::v1::Job& job,
                                          SpanStreamPorts ports, Options options);
 
   // Reads those of the ranks that were not asked before, up to the limit. Returns false if there
-  // was none to read. Errors: those of SpanStream::Read.
+  // was no rank to read. Errors: those of SpanStream::Read.
   absl::StatusOr<bool> Read(absl::Span<const int> ranks);
 
   // What a rank reports of itself, and the coordinates that decide its plan.
   using Standing = std::tuple<int64_t, uint64_t, int, int>;
   Standing StandingOf(int rank) const;
-  // Returns the ranks of which fewest stand alike first: the cause of a stall, or a rank for which
-  // the others wait, stands elsewhere. Then comes one of each standing, before the others.
+  // Sorts the ranks by how many of them have the same standing, the rarest standing first, because
+  // the cause of a stall, or a rank for which the others wait, stands elsewhere than most. One rank
+  // of each standing comes before all the others.
   std::vector<int> RarestFirst(std::vector<int> ranks) const;
 
   // Returns members of the groups of a rank that were not asked, at most kMembersRead of each
@@ -52,7 +54,7 @@ class FewRanks {
   size_t num_asked() const { return asked_.size(); }
   trace::JobSpans& spans() { return spans_; }
   const plan::Mesh& mesh() const { return spans_.plans().front().mesh; }
-  // By rank: whether its spans are there.
+  // By rank: whether its spans were read.
   std::vector<bool> Known() const;
 
  private:

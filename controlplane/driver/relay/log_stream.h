@@ -28,15 +28,16 @@ struct LogStreamPorts {
 
 inline constexpr absl::Duration kFollowInterval = absl::Milliseconds(250);
 
-// How long the end of a stream waits for agents that disconnected while their logs were being read.
+// A stream that was resumed waits at its end for at most this long for agents that are away and
+// whose logs were being read.
 inline constexpr absl::Duration kNodeAbsenceMax = absl::Seconds(10);
 
 // Emits whole lines, from the beginning of the requested attempt or from `resume_at`. Without
 // `follow` it stops at the present end of the logs; with `follow`, when the job has ended and its
-// logs are read. Attempt 0 begins with the newest attempt and goes on with each following one,
-// after the last line of the one before. It looks for a rank's log on the rank's node first, then
-// on the others, because an older attempt may have run elsewhere. Errors: NotFound - no such rank,
-// or no node has its log; Unavailable - `wait` returned false.
+// logs are read. If attempt 0 is requested, begins with the newest attempt and continues with each
+// later attempt, after the last line of the attempt before. It looks for a rank's log on the rank's
+// node first, then on the others, because an older attempt may have run elsewhere. Errors: NotFound
+// - no such rank, or no node has its log; Unavailable - `wait` returned false.
 absl::Status StreamLogs(const megascale::control::v1::StreamLogsRequest& request,
                         const LogStreamPorts& ports);
 

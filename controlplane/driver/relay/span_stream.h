@@ -38,12 +38,12 @@ struct SpanStreamPorts {
 // waited in a queue.
 inline constexpr int kClockQuestions = 5;
 
-// Reads spans of one job, in one or more readings. What is learnt about machines holds for all of
-// them: their clocks, and which nodes do not answer, since each question to these costs a timeout.
-//
+// Reads spans of one job, in one or more readings. What a reading learns about machines is kept for
+// later readings: the machines' clocks, and which nodes do not answer, because each question to
+// such a node costs a timeout.
 // Clocks: an agent's answer carries its monotonic clock, which is assumed to be read halfway
-// between question and answer; the error is at most half of that time. All ranks of a machine get
-// the same correction, so they compare without error.
+// between question and answer; the error is at most half of the time between them. All ranks of a
+// machine get the same correction, so their times can be compared without this error.
 class SpanStream {
  public:
   using Emit = std::function<bool(const megascale::control::v1::StreamSpansResponse&)>;

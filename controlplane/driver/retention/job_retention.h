@@ -1,5 +1,5 @@
-// Which ended jobs and lost nodes the driver may forget. Only the record goes: a job's folder, loss
-// log and checkpoints stay. Pure.
+// Which ended jobs and lost nodes the driver may forget. Only the driver's record is deleted: a
+// job's folder, loss log and checkpoints stay. Pure.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,9 @@ struct JobRetention {
   absl::Duration age = absl::Hours(168);  // keeps jobs that ended less than this ago; >= 0
 };
 
-// Returns the ids of jobs that neither rule keeps, oldest end first. `now` is wall time, because it
-// must be valid across reboots; a clock that is hours ahead drops a record hours early.
+// Returns the ids of the jobs that neither rule keeps, in the order in which they ended. `now` is
+// wall time, because it must be valid across reboots; a clock that is hours ahead drops a record
+// hours early.
 // Cost: linear in the number of jobs; constant for at most `newest` jobs.
 std::vector<std::string> JobsToForget(const DriverState& state, const JobRetention& retention,
                                       absl::Time now);

@@ -1,5 +1,5 @@
-// The store that the driver serves to agents, for the present attempts only: a process of an
-// attempt that is over, or on a machine that holds no rank, gets no answer but a refusal.
+// The store that the driver serves to agents, for the present attempts only. A request of a process
+// is refused if its attempt is over, or if its machine holds no rank of the attempt.
 // Threads: any. Replies must not block.
 #pragma once
 
@@ -21,8 +21,8 @@ class AttemptStore {
   // DriverShell::Options::on_attempts.
   void SetAttempts(const std::map<std::string, RunningAttempt>& attempts);
 
-  // Serves a request of an agent, as EmbeddedStore::Handle does. Errors, in the reply: Aborted - it
-  // is not of a present attempt with a rank on this node.
+  // Serves a request of an agent, as EmbeddedStore::Handle does. Errors, in the reply: Aborted -
+  // the request is not of a present attempt with a rank on this node.
   void Handle(const megascale::agent::v1::StoreRequest& request, const std::string& node_id,
               const Reply& reply);
 

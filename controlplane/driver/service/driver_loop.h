@@ -1,6 +1,6 @@
-// The thread that runs the driver's shell. Inputs of all threads are queued; each round takes those
-// that wait, and callers wait for the answers. Reads are no inputs: they are answered from the
-// newest view, in the caller's thread, also while the loop is busy.
+// The thread that runs the driver's shell. Inputs of all threads are queued; each round takes the
+// inputs that wait, and callers wait for the answers. Reads are not queued: they are answered from
+// the newest view, in the caller's thread, even while the loop is busy.
 // Threads: public functions from any thread; only the loop's own thread touches the shell.
 #pragma once
 
@@ -37,8 +37,8 @@ class DriverLoop {
   absl::Status WaitForFailure(absl::Duration timeout);
 
   // The calls below answer once the request is durable. Blocking: at most `kAnswerTimeout`, then
-  // DeadlineExceeded: the outcome is unknown, ask again with the same id. Errors: as
-  // proto/control.proto says.
+  // DeadlineExceeded, which means that the outcome is unknown: call again with the same id. Errors:
+  // as proto/control.proto says.
   static constexpr absl::Duration kAnswerTimeout = absl::Seconds(10);
   absl::StatusOr<megascale::control::v1::Job> Submit(
       const megascale::driver::v1::JobSubmitted& submit);
@@ -56,12 +56,12 @@ class DriverLoop {
   // As Suspect, for the report of a client, which is checked.
   absl::StatusOr<megascale::control::v1::Job> Report(
       const megascale::driver::v1::SuspectFound& found);
-  // Returns the jobs that ended within `age_max`, after ranks of them had begun; those that
-  // succeeded last.
+  // Returns the jobs that had begun an attempt and ended within `age_max`; jobs that succeeded come
+  // after the others.
   absl::StatusOr<std::vector<std::string>> EndedJobs(absl::Duration age_max) const;
 
-  // Reads never wait for the loop. Who asks after an answer of the calls above sees what it told.
-  // Errors: Unavailable - the loop has ended.
+  // Reads never wait for the loop. A read after an answer of one of the calls above sees what that
+  // answer told. Errors: Unavailable - the loop has ended.
   absl::StatusOr<std::shared_ptr<const DriverView>> View() const;
   absl::StatusOr<megascale::control::v1::Job> GetJob(const std::string& job_id) const;
   absl::StatusOr<std::vector<megascale::control::v1::Job>> ListJobs() const;
@@ -70,9 +70,9 @@ class DriverLoop {
   absl::StatusOr<megascale::control::v1::GetClusterResponse> GetCluster() const;
   absl::Time wall() const { return clock_.Wall(); }
 
-  // Tell that an agent connected, reported or disconnected. `done` runs on the loop's thread after
-  // the commit; the caller then reads the agent's next message. An agent that may not join has its
-  // link closed, and `done` is not called.
+  // Tell the loop that an agent connected, reported or disconnected. `done` runs on the loop's
+  // thread after the commit; the caller then reads the agent's next message. If an agent may not
+  // join, its link is closed, and `done` is not called.
   void OnHello(const megascale::agent::v1::Hello& hello, std::shared_ptr<AgentLink> link,
                std::function<void()> done);
   void OnReport(const std::string& node_id, megascale::agent::v1::ActualState report,
@@ -84,7 +84,7 @@ class DriverLoop {
   using Input = DriverShell::Input;
 
   DriverLoop(std::unique_ptr<DriverShell> shell, const base::Clock* clock);
-  // An urgent input begins a round at once; reports may wait for more of them: kReportGap.
+  // An urgent input begins a round at once; a report may wait for other reports for kReportGap.
   bool Post(Input input, bool is_urgent = true);
   // Runs `decide` before the commit of a round, and returns after it.
   absl::Status Carry(std::function<absl::Status()> decide);
@@ -96,8 +96,8 @@ class DriverLoop {
                          std::function<absl::StatusOr<T>()> answer);
 
   void Run();
-  // Waits for the next round and returns its inputs; nullopt: the loop stops. `reports_at`: no
-  // round that has only reports begins before.
+  // Waits for the next round and returns its inputs; nullopt: the loop stops. `reports_at`: the
+  // earliest time for a round that has only reports.
   std::optional<std::vector<Input>> AwaitInputs(absl::Duration reports_at);
 
   const std::unique_ptr<DriverShell> shell_;

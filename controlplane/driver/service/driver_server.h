@@ -42,7 +42,8 @@ struct DriverOptions {
   absl::Duration look_interval = absl::Seconds(10);
   security::TlsFiles tls;
   bool insecure = false;
-  // "host:port" of the page; empty: there is none. Off this machine it uses `tls`.
+  // "host:port" of the page; empty: there is no page. If the address is not loopback, the page uses
+  // `tls`.
   std::string http_address;
 };
 
@@ -72,7 +73,8 @@ class DriverServer {
 };
 
 // Serves until SIGTERM or SIGINT, then returns OK; workers go on. Blocks these signals in the
-// calling thread and in threads it starts: call it from the main thread before any other exists.
+// calling thread and in threads that it starts, so call it from the main thread before any other
+// thread exists.
 absl::Status RunDriver(const DriverOptions& options);
 
 }  // namespace megascale::driver

@@ -1,6 +1,6 @@
-// Looks for jobs that have just ended, asks their agents for what they keep of the last attempt,
-// and writes it into the jobs' folders. A thread of its own, because the questions block. Private
-// to this folder.
+// Looks for jobs that have just ended, asks their agents what they keep of the last attempt, and
+// writes it into the jobs' folders. It has its own thread, because the questions block. Private to
+// this folder.
 #pragma once
 
 #include <functional>
@@ -21,10 +21,11 @@ namespace megascale::driver {
 class LastEvidenceWatch {
  public:
   static constexpr absl::Duration kInterval = absl::Seconds(1);
-  // Agents keep the last attempts of a few jobs: older jobs are not asked for.
+  // The watch does not ask for jobs that ended longer ago, because agents keep the last attempts of
+  // only a few jobs.
   static constexpr absl::Duration kAgeMax = absl::Minutes(10);
   static constexpr int kTriesMax = 3;
-  // Nodes that do not answer take seconds each: no further one is asked after this time.
+  // After this time no further node is asked, because each node that does not answer costs seconds.
   static constexpr absl::Duration kCollectionMax = absl::Seconds(30);
 
   using PortsOf =

@@ -1,5 +1,5 @@
-// What the driver's page reads: the same calls that the JobService makes, in the threads of the web
-// server. Threads: any.
+// What the driver's page reads. It makes the same calls as the JobService, in the threads of the
+// web server. Threads: any.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
-// Looks at the jobs that train, asks the agents of those that stand still or are slow who is the
-// cause, and tells the driver's loop. A thread of its own, because the questions block. Private to
-// this folder.
+// Looks at the jobs that train. If a job stands still or is slow, reads from its agents which rank
+// is the cause, and tells the driver's loop. It has its own thread, because the questions block.
+// Private to this folder.
 #pragma once
 
 #include <functional>

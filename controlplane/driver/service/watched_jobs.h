@@ -1,5 +1,5 @@
 // What the watchers of jobs are shown. It is made once for all watchers of a job, in the thread of
-// one of them, and not for each.
+// one watcher.
 // Threads: any. Private to this folder.
 #pragma once
 
@@ -25,12 +25,13 @@ class WatchedJobs {
     size_t num_bytes = 0;  // of the job's message
   };
 
-  // How old what a watcher is shown may be. A job of many ranks is made less often, even for
-  // watchers that are shown few of them.
+  // The maximum age of what a watcher is shown, by the size of the job. A job of many ranks is made
+  // less often, even for watchers that are shown few of its ranks.
   static constexpr absl::Duration kAgeMin = absl::Milliseconds(20);
   static constexpr absl::Duration kAgeMax = absl::Seconds(1);
   static constexpr double kBytesPerSecond = 1.5e6;
-  // How often a watcher looks. Each look of hundreds of watchers wakes as many threads.
+  // How often a watcher looks: not more often, because the looks of hundreds of watchers wake
+  // hundreds of threads.
   static constexpr absl::Duration kIntervalMin = absl::Milliseconds(100);
   static constexpr absl::Duration kIntervalMax = absl::Milliseconds(250);
 
@@ -45,9 +46,11 @@ class WatchedJobs {
    public:
     Watch(WatchedJobs* jobs, const std::string& job_id, int ranks_max);
     ~Watch();
-    // Returns the job; the first call as it is now, later ones as it was a moment ago.
+    // Returns the job. The first call returns it as it is now; later calls may return it as it was
+    // a moment ago.
     absl::StatusOr<std::shared_ptr<const Shown>> Show();
-    // Returns how long to wait before the next call: a large job is rarely made anew.
+    // Returns how long to wait before the next call. It is longer for a large job, which is rarely
+    // made anew.
     absl::Duration interval() const { return interval_; }
 
    private:
@@ -57,7 +60,7 @@ class WatchedJobs {
     absl::Duration interval_ = kIntervalMin;
   };
 
-  // Returns how often something was made.
+  // Returns how many times a job was made.
   int64_t num_made() const;
 
  private:

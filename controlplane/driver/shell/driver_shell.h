@@ -3,10 +3,9 @@
 // the waiting inputs, applies the events that follow from them to the state in memory, makes these
 // durable with one sync, and only then has effects: cuts of loss logs, the view that readers read,
 // desired states, answers.
-// Everything outside is behind a seam (EventLog, JobFiles, AgentLink, Clock), so the simulator runs
-// this very code and ends it between any two effects.
-//
-// An error at the files of one job concerns this job alone (job_logs.h).
+// Everything outside is behind an interface (EventLog, JobFiles, AgentLink, Clock), so the
+// simulator runs this very code and can end it between any two effects.
+// An error in the files of one job affects only this job (job_logs.h).
 //
 // After an error of Round the newest decisions are not durable: the shell must not be used any
 // more, and the program ends. Threads: one at a time, except for `view`. Blocking: Create and Round
@@ -71,8 +70,9 @@ class DriverShell {
     JobRetention retention;
     // How long an agent may be silent before its machine counts as lost.
     absl::Duration node_timeout = FailureDetector::kNodeTimeout;
-    // Called with the attempts of all jobs that hold slots, by job id, after every change of them.
-    // Exchanges between machines are among them, as attempt 1 of their group (ExchangeRequest).
+    // Called with the attempts of all jobs that hold slots, by job id, after every change.
+    // Exchanges between machines are among these attempts, as attempt 1 of their group
+    // (ExchangeRequest).
     std::function<void(const std::map<std::string, RunningAttempt>&)> on_attempts;
     // Random; the secret of a new log, from which the proofs of desired states derive.
     std::string secret;
@@ -88,17 +88,17 @@ class DriverShell {
   // Replays the log.
   static absl::StatusOr<std::unique_ptr<DriverShell>> Create(Options options);
 
-  // Starts the time that every node has to report. Call once, before the first round.
+  // Starts the time within which every node has to report. Call once, before the first round.
   void Begin();
-  // Runs one round with these inputs. Call at `next_tick` at the latest.
+  // Runs one round with these inputs. Call no later than `next_tick`.
   absl::Status Round(const std::vector<Input>& inputs);
   absl::Duration next_tick() const { return next_tick_; }
   const DriverState& state() const { return state_; }
   const JobIndex& index() const { return index_; }
   // The number of jobs whose loss log is in memory.
   size_t num_loss_logs() const { return loss_logs_.num_open(); }
-  // Returns what the newest round knew. It is published before the round's answers: who asks after
-  // an answer sees what the answer tells. Threads: any.
+  // Returns the view of the newest round. It is published before the round's answers, so a read
+  // after an answer sees what that answer told. Threads: any.
   std::shared_ptr<const DriverView> view() const { return publisher_->Newest(); }
 
   // --- for inputs, before the commit. A request may be answered only once it is durable: answer it
@@ -108,15 +108,15 @@ class DriverShell {
   absl::Status Evict(const megascale::driver::v1::NodeEvicted& evicted);
   absl::Status Uncordon(const std::string& node_id);
   absl::Status SetSpare(const megascale::driver::v1::NodeSpareSet& spare_set);
-  // Someone found out why a job stands still, or why it is slow. A suspicion that is out of date,
-  // or repeats one that was just found, is ignored.
+  // Takes a suspicion: why a job stands still, or why it is slow. A suspicion that is out of date,
+  // or that repeats a recent one, is ignored.
   absl::Status Suspect(const megascale::driver::v1::SuspectFound& found);
-  // A client reports a machine (IsNewReport).
+  // Takes a client's report about a machine (IsNewReport).
   absl::Status Report(megascale::driver::v1::SuspectFound found);
   // Takes over an agent that connected. Returns false when the agent may not join: then its link is
   // closed with the reason.
   bool OnHello(const megascale::agent::v1::Hello& hello, std::shared_ptr<AgentLink> link);
-  // The agent reported; the agent disconnected.
+  // Take an agent's report, and an agent's disconnection.
   void OnReport(const std::string& node_id, megascale::agent::v1::ActualState report);
   void OnGone(const std::string& node_id, const AgentLink* link);
 
@@ -149,10 +149,10 @@ class DriverShell {
   void CutLossLog(const JobRecord& job);
   void KeepTimers(absl::Duration now);
   void TellAttempts(const std::set<std::string>& job_ids);
-  // Brings the exchanges among the told attempts up to date; returns whether that is news.
+  // Brings the exchanges among the told attempts up to date; returns whether any changed.
   bool NoteExchanges();
   void ForgetEnded(const std::set<std::string>& job_ids);
-  // Notes whom a change of these may concern.
+  // Notes the nodes whose agents these changes may concern.
   void NoteListeners(const JobIndex::Touched& touched);
   void NoteStepWords();
   void SendDesired();
@@ -160,7 +160,7 @@ class DriverShell {
   IndexedState indexed() const { return {state_, index_}; }
   std::map<std::string, int64_t> KnownAttempts(const std::string& node_id) const;
   // Returns what the node's agent is to be told, by job. Acknowledgements are told only to agents
-  // that have step records: each would cost a message to every agent of the job.
+  // that have step records, because otherwise each would cost a message to every agent of the job.
   std::map<std::string, StepWord> StepWordsFor(const std::string& node_id);
   // Drops checkpoints from a report whose commit must wait. The agent reports them again.
   void HoldCommits(megascale::agent::v1::ActualJob* reported);

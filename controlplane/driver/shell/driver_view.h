@@ -1,11 +1,10 @@
 // What the driver knew at the end of one of its rounds: its durable state, joined with the agents'
-// newest reports. A view never changes. The driver's loop makes a new one in each round, which
-// shares with the one before all that the round did not touch, and readers take the newest: they
-// never enter the loop, and the loop does not wait for them. What is derived for people is computed
-// by the reader.
-//
-// For a job that has ended, a view has the record and the last steps; the rest is read from the
-// job's folder. Threads: any, for a view. A publisher has one owner.
+// newest reports. A view never changes. In each round the driver's loop makes a new view, which
+// shares with the view before all that the round did not touch. Readers take the newest view, so
+// they never enter the loop, and the loop does not wait for them. The reader's thread computes what
+// is derived for people.
+// For a job that has ended, a view has only the record and the last steps; everything else is read
+// from the job's folder. Threads: any, for a view. A publisher has one owner.
 #pragma once
 
 #include <cstdint>
@@ -40,9 +39,10 @@ class DriverView {
   // Returns all jobs in the order of submission. Reads no files: a job that has ended comes without
   // its evidence, and may lack the figures of its last step.
   std::vector<megascale::control::v1::Job> Jobs(absl::Time now) const;
-  // Returns those that ended after this time, and had begun an attempt; those that succeeded last.
+  // Returns the jobs that had begun an attempt and ended after this time; jobs that succeeded come
+  // after the others, the newest first.
   std::vector<std::string> EndedSince(absl::Time since) const;
-  // Returns a page of them; reads no files either. Errors: InvalidArgument - size or token.
+  // Returns a page of all jobs; reads no files either. Errors: InvalidArgument - size or token.
   absl::StatusOr<megascale::control::v1::ListJobsResponse> List(
       const megascale::control::v1::ListJobsRequest& request, absl::Time now) const;
   megascale::control::v1::GetClusterResponse Nodes() const;
@@ -55,7 +55,7 @@ class DriverView {
   // Returns the jobs that train and of which no rank has ended, in no order. Valid as long as the
   // view.
   std::vector<const JobRecord*> TrainingJobs() const;
-  // Returns the mean time of the job's steps that are counted last; zero: not known.
+  // Returns UsualStep of the job (step_counts.h); zero: not known.
   absl::Duration StepTime(const JobRecord& job) const;
   // Returns what these ranks of the job's attempt said last. Requires: they are ranks of the job.
   std::vector<megascale::control::v1::RankView> Ranks(const JobRecord& job,
@@ -85,7 +85,7 @@ class DriverView {
   // the job is not in it.
   megascale::control::v1::Job ViewOf(const JobPart& part, const RecentSteps& steps, int64_t place,
                                      absl::Time now, bool is_summary = false) const;
-  // Returns the number of the job after which, or before which, all jobs of a page are.
+  // Returns the number of the job after which a page begins; with newest_first, before which.
   absl::StatusOr<int64_t> BeginOfPage(const megascale::control::v1::ListJobsRequest& request) const;
   std::string TokenAfter(const JobPart& part, bool newest_first) const;
   std::map<absl::string_view, int64_t> PlacesInQueue() const;

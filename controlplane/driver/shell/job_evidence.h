@@ -1,8 +1,8 @@
 // What is kept of a job that has ended: evidence.json in its folder, beside job.json and the loss
 // log. It stays readable when the job's machines, or the driver's record of them, are gone. The
 // file is small however large the job was.
-// Threads: one at a time. Blocking: Keep and Refresh may wait for the disk. Errors at the
-// files are logged: they concern no job's life.
+// Threads: one at a time. Blocking: Keep and Refresh may wait for the disk. Errors of the files are
+// only logged, because no job depends on these files.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@
 namespace megascale::driver {
 
 // Returns the evidence of a job that has ended. `ranks`: what its ranks did when its last failure
-// became known. Keeps at most 64 of them, and at most 64 nodes: those of failures first.
+// became known. Keeps at most 64 ranks and at most 64 nodes, those of failures first.
 megascale::control::v1::JobEvidence EvidenceOf(
     const DriverState& state, const JobRecord& job, int64_t last_step,
     const std::vector<megascale::control::v1::RankView>& ranks);
@@ -34,19 +34,21 @@ class JobEvidences {
  public:
   explicit JobEvidences(JobFiles* files) : files_(files) {}
 
-  // Keeps what the ranks do when an event comes that ends, or may end, an attempt. Call before it
-  // is applied.
+  // If the event ends an attempt, or may end it, keeps what the ranks of the attempt do now. Call
+  // before the event is applied.
   void OnEvent(const Event& event, const IndexedState& state, const AgentMonitor& monitor);
-  // Keeps the warnings in a report of a job that has not ended, if it has ranks on the node.
+  // Keeps the warnings in the node's report about each job that has not ended and has ranks on the
+  // node.
   void OnReport(const std::string& node_id, const megascale::agent::v1::ActualState& report,
                 const IndexedState& state);
   // Writes the evidence of a job that has ended. `log_warning`: JobLogs::WarningOf.
   void Keep(const DriverState& state, const JobRecord& job, int64_t last_step,
             const std::string& log_warning, const AgentMonitor& monitor);
-  // Writes the evidence of jobs again of which a machine was being tested at their end, once that
-  // test is over. Call after events were committed.
+  // If a machine of a job was being tested when the job ended, writes the job's evidence again once
+  // that test is over. Call after events were committed.
   void Refresh(const DriverState& state);
-  // True if a driver that ended early may have left a job that has just ended without its file.
+  // True if the file of a job that has just ended may be missing, because the driver ended before
+  // it wrote the file.
   bool MayBeMissing(const DriverState& state, const JobRecord& job) const;
   void Forget(const std::string& job_id) {
     last_ranks_.erase(job_id);

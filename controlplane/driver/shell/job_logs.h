@@ -1,11 +1,11 @@
-// The loss logs of all jobs, and what happens when one of them cannot be written. A job's files are
-// the job's: an error there concerns no other job and ends neither the driver nor the job.
+// The loss logs of all jobs, and what happens when a log cannot be written. Such an error affects
+// no other job, and ends neither the driver nor the job.
 //
 // While a log fails, its steps are not acknowledged, so agents keep them, and the job's checkpoints
-// are not committed, so that no checkpoint outlives the steps before it. The log is opened again
-// every second. After kPatience it is set aside with a warning: the job goes on without it, and the
-// log, when it works again, has a gap. What its file had and has lost by then, because somebody
-// deleted it, is put back from memory.
+// are not committed, so that no checkpoint outlives the steps before it. Every second the log is
+// tried again. After kPatience it is set aside with a warning: the job continues without it, the
+// log is tried again once a minute, and when it works again, it has a gap. If somebody deleted the
+// file, the newest records that it had are put back from memory.
 // Threads: one owner. Blocking: the disk.
 #pragma once
 
@@ -32,7 +32,7 @@ class JobLogs {
 
   static constexpr absl::Duration kGapPatience = absl::Seconds(5);
 
-  // How often a log that gets steps is looked for at its path.
+  // If a log gets steps, it is checked this often that the file is still at its path.
   static constexpr absl::Duration kLookInterval = absl::Seconds(1);
 
   // `files` outlives the object.
@@ -44,8 +44,8 @@ class JobLogs {
   const LossLog* Find(const std::string& job_id) const;
 
   // Appends the records of the job's attempt, and of attempts before it up to its restore point, to
-  // its log. Ignores numbers that the job's steps do not have. Steps that are missing may still
-  // come from another agent; after kGapPatience the log goes on without them. Returns the newest
+  // its log. Ignores step numbers that the job does not have. If steps are missing, another agent
+  // may still report them; after kGapPatience the log continues without them. Returns the newest
   // step that counts as completed.
   int64_t Append(const JobRecord& job,
                  const google::protobuf::RepeatedPtrField<LossLog::StepRecord>& records,
@@ -57,17 +57,16 @@ class JobLogs {
   void Sync(const std::string& job_id, absl::Duration now);
   // As Sync, for the last time: the job ends.
   void Finish(const std::string& job_id, absl::Duration now);
-  // Returns what people must know of the job's log: that it fails, or that somebody deleted it;
-  // "": nothing.
+  // Returns a warning for people: the job's log fails, or somebody deleted it; "": no warning.
   std::string WarningOf(const std::string& job_id) const;
   // Carries out the cut that the job's attempt needs (CutOf): now, or when the log can be opened
-  // again, before it takes steps. Returns false while the job's steps must wait for that: try
-  // again.
+  // again, before it takes steps. Returns false while the job's steps must wait for the cut; then
+  // call again.
   bool Cut(const JobRecord& job, absl::Duration now);
 
-  // Returns true while the commit of a checkpoint of `step` must wait: the log fails, or lacks
-  // steps before it that an agent may still report, which counts for `patience`. `awake`: as
-  // AgentReports::awake.
+  // Returns true while the commit of a checkpoint of `step` must wait, because the log fails, or
+  // because it lacks steps up to `step` that an agent may still report. It waits for such steps for
+  // at most `patience`. `awake`: as AgentReports::awake.
   bool HoldsCommit(const std::string& job_id, int64_t step, absl::Duration patience,
                    absl::Duration awake);
   // Returns the newest step that the agents need not send again; nullopt: there is no log.
@@ -76,8 +75,8 @@ class JobLogs {
   std::map<std::string, int64_t> Acknowledged() const;
 
   // Closes the log of a job that has ended. A log that fails may have steps that were rolled back,
-  // or lack what was deleted. It is set right when it works again: FinishEnded tries that until
-  // Drop.
+  // or lack records that were deleted. FinishEnded tries to correct the log until it works again,
+  // or until Drop.
   void Forget(const std::string& job_id);
   void FinishEnded(absl::Duration now);
   // Gives up what is left to do for a job that is forgotten.

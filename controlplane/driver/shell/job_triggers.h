@@ -28,9 +28,9 @@ class JobTriggers {
     std::vector<int> sample;  // the ranks that were looked at
     diagnose::TriggerVerdict verdict;
   };
-  // Returns the jobs of which something is wrong, but not those that have a suspect because they
-  // stand still. Jobs that stand still are passed over in `slow_looks`, whether they have a suspect
-  // or not. `now`: monotonic. Cost: a few ranks of each job.
+  // Returns the jobs that stand still or are slow, except for jobs that already have the suspect of
+  // a stall. Calls slow_looks->PassOver for jobs that stand still, with or without a suspect.
+  // `now`: monotonic. Cost: a few ranks of each job.
   std::vector<Triggered> Look(const DriverView& view, absl::Duration now, SlowLooks* slow_looks);
 
  private:

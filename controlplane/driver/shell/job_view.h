@@ -29,7 +29,8 @@ struct JobSources {
   // Steps that the job's time account does not know yet; null: there are none.
   const megascale::driver::v1::StepsTaken* new_steps = nullptr;
   int64_t queue_position = 0;
-  // Leaves out what ListJobsResponse says. Cost: none for the ranks of a job.
+  // Leaves out the fields that ListJobsResponse names. Then the cost does not depend on the job's
+  // ranks.
   bool is_summary = false;
   absl::Duration storage_fails_for;
   NodeLookup node;
@@ -51,10 +52,10 @@ using NodesOfWarnings = std::map<std::string, std::set<std::string>>;
 // Returns a line for each warning: "nodes n0, n1: 4 threads share 2 cores".
 std::vector<std::string> WarningLines(const NodesOfWarnings& nodes_of);
 
-// Leaves out of the job's ranks what there is no room for: telemetry::ChooseShownRanks.
+// Keeps `ranks_max` of the job's ranks, as telemetry::ChooseShownRanks chooses them.
 void ShortenRanks(int ranks_max, megascale::control::v1::Job* job);
 
-// Returns the job without the ages in it, which change although nothing else does.
+// Returns the job without the ages in it, which change even if nothing else does.
 megascale::control::v1::Job WithoutAges(megascale::control::v1::Job job);
 
 // Slots and jobs on a node.

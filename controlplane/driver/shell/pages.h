@@ -1,5 +1,5 @@
-// Lists that are read in pages: where the next page begins is said by a token, which is opaque to
-// clients and checked when it comes back. Functions of what they are given, for any thread.
+// Lists that are read in pages. A token says where the next page begins; it is opaque to clients
+// and checked when it comes back. Functions of what they are given, for any thread.
 #pragma once
 
 #include <cstdint>
@@ -13,25 +13,26 @@
 
 namespace megascale::driver {
 
-// The most jobs of one page; a request without page_size gets so many.
+// The maximum number of jobs of one page, also for a request without page_size.
 inline constexpr int32_t kJobsPageMax = 1000;
-// A page ends before the job with which it would be larger: gRPC's limit is 4 MiB unless a client
-// raises it. One job may be larger.
+// A page ends before the job that would make it larger than this, because gRPC's limit is 4 MiB
+// unless a client raises it. A page of one job may be larger.
 inline constexpr size_t kPageBytesMax = size_t{3} << 20;
 
 // Makes a token of fields that contain no '/'. The first one names the list.
 std::string MakePageToken(const std::vector<std::string>& fields);
-// Returns the fields of a token. Errors: InvalidArgument - this driver or one before it did not
-// make it, or not for the list `list`; the message begins with `name`, the request's field.
+// Returns the fields of a token. Errors: InvalidArgument - neither this driver nor an earlier one
+// made the token, or it is for another list than `list`; the message begins with `name`, the
+// request's field.
 absl::StatusOr<std::vector<std::string>> ReadPageToken(absl::string_view name,
                                                        absl::string_view token,
                                                        absl::string_view list, size_t num_fields);
 // Returns the error of ReadPageToken, for a token with fields that make no sense.
 absl::Status BadPageToken(absl::string_view name);
 
-// Leaves only the ranks of the page that the request asks for in `response`, which has the job with
-// all of them. Errors: InvalidArgument - size or token; Aborted - the job runs another attempt than
-// the page before was of, so its ranks may be elsewhere.
+// Removes all ranks from `response`, which has the job with all its ranks, except for the page that
+// the request asks for. Errors: InvalidArgument - size or token; Aborted - a new attempt has begun
+// since the page before, so the ranks may be elsewhere.
 absl::Status CutToPageOfRanks(const megascale::control::v1::GetJobRequest& request,
                               megascale::control::v1::GetJobResponse* response);
 

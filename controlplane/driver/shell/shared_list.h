@@ -1,6 +1,6 @@
-// A list that grows at its end, of which a copy is cheap and stays as it is: a copy shares all
-// elements with the original. Cost: a copy one pointer for each 256 elements; following a list that
-// has grown, a copy of the new elements and of at most 255 before them.
+// A list that grows at its end. A copy is cheap, because it shares all elements with the original,
+// and it does not change when the original grows. Cost: a copy takes one pointer for each 256
+// elements; following a list that has grown copies the new elements and at most 255 before them.
 // Threads: a list has one owner; copies may be read by any thread.
 #pragma once
 
@@ -17,8 +17,8 @@ class SharedList {
  public:
   using Elements = google::protobuf::RepeatedPtrField<Element>;
 
-  // Takes over the elements that `all` has after those of this list, with which it begins. Returns
-  // how many elements were copied.
+  // Takes over the new elements at the end of `all`. Requires: `all` begins with the elements of
+  // this list. Returns how many elements were copied.
   int Follow(const Elements& all) {
     if (all.size() == size_) return 0;
     const int begin = size_ / kPartSize * kPartSize;

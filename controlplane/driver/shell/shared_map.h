@@ -1,7 +1,7 @@
-// A map from names to values that do not change, of which a copy is cheap and stays as it is: a
-// copy shares everything with the original until one of them changes, and then all but the part
-// with the changed name. Cost: a copy 16 pointers; a change about 40 pointers, and one for each 256
-// values.
+// A map from names to immutable values. A copy is cheap, and it does not change when the original
+// changes. At first the copy shares everything with the original; after a change of one of them,
+// everything but the part with the changed name. Cost: a copy takes 16 pointers; a change takes
+// about 40 pointers, and one more for each 256 values.
 // Threads: a map has one owner; copies may be read by any thread.
 #pragma once
 

@@ -1,6 +1,6 @@
 // A job's record for readers, as it was at the end of a round. Most rounds change little of a job
-// of thousands of ranks: its record shares with the one before it the lists that are as long as the
-// job is large, and copies only what was added to them and all that is small.
+// of thousands of ranks. So its record shares the long lists (one entry for each rank or node) with
+// the record before it, and copies only what was added to these lists and all that is small.
 // Threads: any; a record never changes.
 #pragma once
 

@@ -1,6 +1,6 @@
-// When a slow rank is named: once two looks in a row have found its machine, from different steps.
-// A machine may be slow for a moment, and a job that has recovered shows its slow steps for some
-// time. Pure. Threads: one owner.
+// Decides when a slow rank is named: once two looks in a row have found its machine, from different
+// steps. One look is not enough, because a machine may be slow for a moment, and the steps that
+// were slow are judged for some time after a job has recovered. Pure. Threads: one owner.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace megascale::driver {
 
 class SlowLooks {
  public:
-  // A look judges this many of the newest steps: the second one begins behind those of the first.
+  // The second look must judge at least this many newer steps than the first look.
   static constexpr int64_t kStepsBetween = 5;
 
   struct Finding {
@@ -20,16 +20,17 @@ class SlowLooks {
     int64_t newest_step = 0;  // that the look judged
   };
 
-  // Takes what a look found in a job. Returns whether an earlier look found the same machine in the
-  // same attempt, in steps before those that this one judged, and each look since then found it.
+  // Takes what a look found in a job. Returns true if an earlier look, at least kStepsBetween steps
+  // before, found the same machine in the same attempt, and each look since then found it, too.
   bool IsConfirmed(const std::string& job_id, const Finding& finding);
 
-  // This round does not judge whether the job is slow, because it takes it for one that stands
-  // still or could read no step: what earlier looks found stays. Steps of many times the usual
-  // length look as if the job stood still before they end.
+  // Call if this round does not judge whether the job is slow, because the job seems to stand still
+  // or no step could be read. What earlier looks found stays. A job whose steps take many times
+  // their usual time seems to stand still before each step ends.
   void PassOver(const std::string& job_id);
 
-  // The looks at all jobs are over: a job of which this round found nothing begins anew.
+  // The looks at all jobs are over. Forgets what earlier looks found in a job if this round found
+  // nothing in it.
   void EndRound();
 
  private:

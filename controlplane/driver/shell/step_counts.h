@@ -1,6 +1,7 @@
-// The steps that jobs completed and that their time accounts do not know yet: they become
-// StepsTaken events once a minute, and before an event that may end an attempt. What a crash of the
-// driver loses of them is made up for by the next steps. Threads: one owner.
+// The steps that jobs completed and that their time accounts do not know yet. They become
+// StepsTaken events once a minute, and before an event that may end an attempt. If the driver
+// crashes, it loses these counts; the next steps then also account for the time of the lost ones.
+// Threads: one owner.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +16,15 @@
 
 namespace megascale::driver {
 
-// Returns the usual time of a step: the job's account, or what is counted of it and not logged (may
-// be null), whichever is longer.
+// Returns the usual time of a step: that of the job's account, or the mean of the steps that are
+// counted and not logged, whichever is longer. `counted` may be null.
 absl::Duration UsualStep(const JobRecord& job, const v1::StepsTaken* counted);
 
 class StepCounts {
  public:
   static constexpr absl::Duration kInterval = absl::Minutes(1);
-  // A job stands still if it has completed no step for this long, and for so many of its usual
-  // steps.
+  // A job stands still if it has completed no step for longer than kStallMin, and for longer than
+  // kStallSteps times its usual step.
   static constexpr absl::Duration kStallMin =
       absl::Seconds(static_cast<int64_t>(diagnose::Trigger::kStuckSecondsMin));
   static constexpr double kStallSteps = diagnose::Trigger::kStuckSteps;
@@ -44,8 +45,8 @@ class StepCounts {
 
   // Returns what is counted and not logged; null: nothing.
   const v1::StepsTaken* Find(const std::string& job_id) const;
-  // Whether a job that trains stands still, at a time as Now::awake. A job that has not completed a
-  // step does not.
+  // Returns whether a job that trains stands still. `awake`: as Now::awake. False if the attempt
+  // has not completed a step.
   bool StandsStill(const JobRecord& job, absl::Duration awake) const;
 
   void Forget(const std::string& job_id) { counts_.erase(job_id); }

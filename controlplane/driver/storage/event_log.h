@@ -1,6 +1,6 @@
-// The driver's durable log: events in order, and sometimes a snapshot of the state after them. A
-// seam with two implementations that keep one contract (log_store_contract_test.cc): RocksDB, and a
-// simulated disk for tests and the simulator (simulated_disk.h).
+// The driver's durable log: events in order, and sometimes a snapshot of the state after them. An
+// interface with two implementations that keep one contract (log_store_contract_test.cc): RocksDB,
+// and a simulated disk for tests and the simulator (simulated_disk.h).
 // Threads: one owner. Blocking: Append and WriteSnapshot wait for the disk.
 #pragma once
 
@@ -56,9 +56,9 @@ absl::StatusOr<std::unique_ptr<EventLog>> OpenRocksDbLog(const std::string& dire
 absl::StatusOr<std::unique_ptr<EventLog>> OpenRocksDbLog(
     const std::string& directory, const std::shared_ptr<rocksdb::FileSystem>& files);
 
-// Reads the log in `directory` without opening it for writing, so that the driver that has it open
-// goes on. Errors: NotFound - there is no log; DataLoss; FailedPrecondition - a newer program wrote
-// it.
+// Reads the log in `directory` without opening it for writing, so that a driver that has it open is
+// not disturbed. Errors: NotFound - there is no log; DataLoss; FailedPrecondition - a newer program
+// wrote it.
 absl::StatusOr<LogContents> ReadRocksDbLog(const std::string& directory);
 
 }  // namespace megascale::driver

@@ -1,5 +1,6 @@
-// The files that the driver keeps in the folders of jobs, and log.events (counted_log.h). A seam:
-// real ones here, simulated ones that lose what was not synced in tests/sim.
+// The files that the driver keeps in the folders of jobs, and log.events (counted_log.h). An
+// interface with two implementations: real files here; in tests/sim simulated ones, which lose what
+// was not synced.
 // Threads: one owner per file. Blocking: every call may wait for the disk.
 #pragma once
 
@@ -20,13 +21,13 @@ inline constexpr char kForgottenFile[] = "forgotten";
 class AppendedFile {
  public:
   virtual ~AppendedFile() = default;
-  // Appends `data`. It is durable after Sync; a crash before leaves an unknown part of it.
+  // Appends `data`. It is durable after Sync; a crash before Sync leaves an unknown part of it.
   virtual absl::Status Append(absl::string_view data) = 0;
   virtual absl::Status Sync() = 0;
   // Cuts the file to its first `size_bytes` bytes. Durable.
   virtual absl::Status CutTo(size_t size_bytes) = 0;
-  // Returns false if the path leads to no file or to another one: somebody deleted, moved or
-  // replaced this one, and what is appended is lost. Cost: two system calls.
+  // Returns false if there is no file or another file at the path, because somebody deleted, moved
+  // or replaced this file. Then what is appended is lost. Cost: two system calls.
   virtual bool IsAtItsPath() = 0;
 };
 
@@ -43,8 +44,8 @@ class JobFiles {
   // Replaces the file atomically: a crash leaves the old or the new content.
   virtual absl::Status WriteDurably(const std::string& path, absl::string_view data) = 0;
   // Creates the file and its folder, or replaces the file, without waiting for the disk. If the
-  // machine loses power soon after, the file may be lost or incomplete; the end of the process does
-  // no harm.
+  // machine loses power soon after, the file may be lost or incomplete; the end of this process
+  // does no harm.
   virtual absl::Status WriteSoon(const std::string& path, absl::string_view data) = 0;
   virtual bool Exists(const std::string& path) = 0;
 };

@@ -11,14 +11,14 @@
 
 namespace megascale::driver {
 
-// Copies the log of `state_directory` to `copy`, which must not exist. Returns how many jobs it
-// has.
+// Copies the log of `state_directory` to `copy`, which must not exist. Returns how many jobs the
+// log has.
 absl::StatusOr<int> BackUpLog(const std::string& state_directory, const std::string& copy);
 
 // Makes the log of `state_directory` from `copy`. Folders of jobs that the copy does not know are
-// moved to jobs.before-restore, since a driver refuses a log that lacks a job. `now`: wall time.
-// Returns how many jobs it has. Errors: AlreadyExists - the directory has a log: move it away
-// first; DataLoss - the copy is not whole.
+// moved to jobs.before-restore, because a driver refuses a log that lacks a job. `now`: wall time.
+// Returns how many jobs the log has. Errors: AlreadyExists - the directory has a log already, which
+// must be moved away first; DataLoss - the copy is not whole.
 absl::StatusOr<int> RestoreLog(const std::string& copy, const std::string& state_directory,
                                absl::Time now);
 

@@ -31,20 +31,23 @@ class LossLog {
                                                        JobFiles* files);
 
   // Adds the record if it is the next step; an empty log takes any step as its first. Ignores
-  // repeated steps and steps after a gap; the agents send the latter again. Durable after Sync.
+  // repeated steps and steps after a gap; the agents send steps after a gap again. Durable after
+  // Sync.
   absl::Status Append(const StepRecord& record);
 
   // Makes appended records durable; cheap if there are no new ones.
   absl::Status Sync();
 
-  // Looks whether somebody deleted, moved or replaced the file. If so, opens the file at the path,
-  // makes it anew if need be, and adds the steps in memory that it lacks, durably. Returns what
-  // happened, for people; "": the file is in its place. Cost: two system calls if it is.
+  // Checks whether somebody deleted, moved or replaced the file. If so, opens the file at the path,
+  // or creates it if it is missing, and durably adds the steps in memory that the file lacks.
+  // Returns what happened, for people; "": the file is in its place. Cost: two system calls if the
+  // file is in its place.
   absl::StatusOr<std::string> Mend();
   // Returns false if Mend has something to do.
   bool IsAtItsPath() const { return file_ == nullptr || file_->IsAtItsPath(); }
-  // Adds those of `records`, the log's newest, that the file lacks, durably. Cuts first what
-  // contradicts them: a copy from before a rollback has steps of another attempt.
+  // Durably adds those of `records`, the log's newest records, that the file lacks. If the file
+  // contradicts them, first cuts its steps from the first of `records` on: a copy from before a
+  // rollback has steps of another attempt.
   absl::Status PutBack(const std::vector<StepRecord>& records);
   // Returns what happened to a file that lacks some of `records`, for people. Call before PutBack.
   // `is_all`: the log had no steps before them.
@@ -59,11 +62,12 @@ class LossLog {
 
   // True if steps before `step` are missing.
   bool HasGapBefore(int64_t step) const { return next_step_ != 0 && step > next_step_; }
-  // Goes on at `step` and leaves out the steps before it, which nobody has any more: they were
-  // acknowledged, and their lines were lost. Does nothing if the log is empty or has the step.
+  // Makes `step` the next step and leaves out the steps before it that are missing. Nobody has them
+  // any more, because they were acknowledged and their lines were lost. Does nothing if the log is
+  // empty or has the step.
   void GoOnAt(int64_t step);
 
-  // Cuts steps beyond `step`, which a failed Sync may have left half on the disk. The agents send
+  // Cuts steps beyond `step`, which a failed Sync may have left partly on the disk. The agents send
   // them again.
   absl::Status DropAfter(int64_t step);
 

@@ -1,6 +1,6 @@
-// The newest step records of a job, for watchers and rates. A copy shares the records and is cheap,
-// and it does not change when the original goes on: so the owner adds records while other threads
-// read copies.
+// The newest step records of a job, for watchers and rates. A copy is cheap, because it shares the
+// records, and it does not change when the original gets more. So the owner may add records while
+// other threads read copies.
 // Threads: one owner, who alone adds records; its copies may be read by any thread.
 #pragma once
 
@@ -53,14 +53,15 @@ class RecentSteps {
   const_iterator end() const { return {this, size_}; }
 
   // Returns the records appended since `position` that are still here and were not cut, and moves
-  // `position` to the end. A position of -1 returns no records. After two cuts a reader that was
-  // not here between them gets only what was appended since the first.
+  // `position` to the end. A position of -1 returns no records. A reader that did not call this
+  // between two cuts gets only what was appended after the first cut.
   std::vector<StepRecord> Since(int64_t* position) const;
 
   // --- for the owner
   // Adds a record that was just completed.
   void Append(const StepRecord& record);
-  // Begins again with what is left after a cut, or what a file has: `Load` its records then.
+  // Removes all records, so that the caller can `Load` those that are left after a cut, or those of
+  // a file.
   void Clear();
   void Load(const StepRecord& record);
   // The newest `num_cut` records are gone: call after `Load` of those that are left.

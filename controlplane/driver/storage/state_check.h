@@ -1,8 +1,8 @@
 // Checks the driver's log against the folders of its jobs before the driver uses it. A job's folder
-// is created only once its submit is durable. A folder whose job is missing from the log therefore
-// means that the log lost events: a driver that went on would forget jobs, count attempts from 1
-// again and start ranks that already run. The file kForgottenFile marks folders of jobs that the
-// driver forgot on purpose. Thread-safe: a plain function. Blocking: storage.
+// is created only once its submit is durable. So if a folder's job is missing from the log, the log
+// has lost events. A driver that continued would forget jobs, count attempts from 1 again and start
+// ranks that already run. The file kForgottenFile marks folders of jobs that the driver forgot on
+// purpose. Thread-safe: a plain function. Blocking: storage.
 #pragma once
 
 #include <string>

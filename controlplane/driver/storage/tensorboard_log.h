@@ -1,8 +1,8 @@
 // The metrics of jobs with `tensorboard: true`, as event files that TensorBoard reads: in the
 // folder tensorboard/ of a job's folder, one file for each start of the driver. It follows the loss
-// log: after a rollback TensorBoard drops the steps that are computed again. An error at these
-// files concerns nothing else: it is logged once, and the job has no further events until the
-// driver starts again. Threads: one owner. Blocking: the disk, without waiting for it to sync.
+// log: after a rollback TensorBoard drops the steps that are computed again. An error in these
+// files affects nothing else: it is logged once, and no further events of the job are written until
+// the driver starts again. Threads: one owner. Blocking: the disk, without waiting for it to sync.
 #pragma once
 
 #include <cstdint>

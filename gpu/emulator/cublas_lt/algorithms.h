@@ -1,4 +1,5 @@
-// The algorithms that the emulated cuBLASLt pretends to have, and which products each can make.
+// The algorithms that the emulated cuBLASLt pretends to have, and the products that each can
+// compute.
 #pragma once
 
 #include <cublasLt.h>
@@ -13,7 +14,7 @@
 
 namespace megascale::emulator {
 
-// What the emulated library keeps in cublasLtMatmulAlgo_t.
+// The content of cublasLtMatmulAlgo_t in the emulated library.
 struct AlgorithmWords {
   int32_t id = 0;
   uint32_t tile = 0;
@@ -24,7 +25,7 @@ struct AlgorithmWords {
   uint32_t stages = 0;
   uint16_t inner_shape = 0;
   uint16_t cluster_shape = 0;
-  // The library keeps more than its header has attributes for; so does this one.
+  // The real library keeps more than its header has attributes for. So does the emulated library.
   uint32_t hidden = 0;
   int32_t compute_type = 0;
   int32_t operand_type = 0;
@@ -35,30 +36,31 @@ struct AlgorithmWords {
 static_assert(sizeof(AlgorithmWords) == sizeof(cublasLtMatmulAlgo_t));
 
 cublasLtMatmulAlgo_t Pack(const AlgorithmWords& words);
-// Returns nothing for null, and for words that Pack did not make.
+// Returns nullopt for null, and for words that Pack did not make.
 std::optional<AlgorithmWords> Unpack(const cublasLtMatmulAlgo_t* algorithm);
 
-// Types of one product, as cublasLtMatmulAlgoInit is told.
+// Types of one product, as passed to cublasLtMatmulAlgoInit.
 struct ProductTypes {
   int32_t compute = 0, operand = 0, result = 0;
 };
-// As cublasLtMatmulAlgoGetIds and cublasLtMatmulAlgoInit.
+// Behave as cublasLtMatmulAlgoGetIds and cublasLtMatmulAlgoInit.
 std::vector<int32_t> AlgorithmIds(const ProductTypes& types);
 cublasStatus_t InitAlgorithm(int32_t id, const ProductTypes& types, cublasLtMatmulAlgo_t* to);
 
-// As cublasLtMatmulAlgoConfigSetAttribute and GetAttribute.
+// Behave as cublasLtMatmulAlgoConfigSetAttribute and GetAttribute.
 cublasStatus_t SetConfiguration(int attribute, const void* from, size_t bytes,
                                 cublasLtMatmulAlgo_t* to);
 cublasStatus_t GetConfiguration(const cublasLtMatmulAlgo_t* from, int attribute, void* to,
                                 size_t bytes, size_t* written);
 
-// Returns what could make the product, the fastest first as a library would guess: where k is long
-// and there are few tiles, algorithms that split it.
+// Returns the algorithms that can compute the product, in the order in which a library would expect
+// them to be fast: if k is long and there are few tiles, algorithms that split k come first.
 std::vector<AlgorithmWords> ConfigurationsFor(const CublasLtProblem& problem);
 
-// Whether the algorithm, as it is configured, makes the product; of the addresses nothing is known.
+// Checks that the algorithm, as configured, can compute the product. Does not check addresses.
 cublasStatus_t CheckConfiguration(const AlgorithmWords& words, const CublasLtProblem& problem);
-// The same with the preferences of a question to the heuristic.
+// Whether the algorithm can compute the product and fits the preferences of a request to the
+// heuristic.
 bool Suits(const AlgorithmWords& words, const CublasLtProblem& problem,
            const CublasLtObject& preference);
 // Whether the addresses of the problem suit the algorithm.

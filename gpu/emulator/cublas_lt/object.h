@@ -21,7 +21,7 @@ class CublasLtObject {
   uint64_t Get(int attribute) const;
   void Set(int attribute, uint64_t value) { values_[attribute] = value; }
 
-  // As cublasLt...SetAttribute and GetAttribute: sizes have to be those of the attribute.
+  // Behave as cublasLt...SetAttribute and GetAttribute: `bytes` must be the size of the attribute.
   cublasStatus_t SetBytes(int attribute, const void* from, size_t bytes);
   cublasStatus_t GetBytes(int attribute, void* to, size_t bytes, size_t* written) const;
 

@@ -1,4 +1,4 @@
-// A product as the emulated cuBLASLt reads it from its descriptors, and its computation.
+// A product as the emulated cuBLASLt reads it from descriptors, and the computation of the product.
 #pragma once
 
 #include <cublasLt.h>
@@ -17,7 +17,7 @@ struct CublasLtOperand {
   uint64_t distance_bytes() const { return static_cast<uint64_t>(distance) * element_bytes(); }
 };
 
-// What is done to a sum, after the bias, before it becomes D.
+// The function that is applied to a sum, after the bias, before the sum is stored in D.
 enum class CublasLtActivation : uint8_t {
   kNone,
   kGelu,          // by tanh; its input goes to aux
@@ -37,7 +37,7 @@ struct CublasLtProblem {
   void* aux = nullptr;  // [m, n], of the type of D, column-major
   int64_t aux_distance = 0;
 
-  // What a call adds to its descriptors.
+  // What a call passes in addition to its descriptors.
   float alpha = 1, beta = 0;
   const void* a_data = nullptr;
   const void* b_data = nullptr;
@@ -45,8 +45,8 @@ struct CublasLtProblem {
   void* d_data = nullptr;
 };
 
-// Computes in float64 and rounds once to the type of D. With TF32 the operands are rounded to it
-// first. Addresses are the device's (Translate).
+// Computes in float64 and rounds once to the type of D. With TF32 the operands are rounded to TF32
+// first. Addresses are those of the device (Translate).
 void ComputeProduct(const CublasLtProblem& problem);
 
 }  // namespace megascale::emulator

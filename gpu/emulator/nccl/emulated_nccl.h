@@ -1,19 +1,20 @@
 // NCCL for tests, as a table of its functions: works among threads of a process and among processes
 // of a machine, over Unix sockets, on the streams and the memory of the emulated CUDA runtime
-// (emulated_cuda.h). It keeps NCCL's contracts, and ends the process with a line where a caller
-// breaks one: two threads in one communicator, a call while another is in progress, use after an
+// (emulated_cuda.h). It keeps NCCL's contracts. If a caller breaks one, it ends the process with a
+// line: two threads in one communicator, a call while another call is in progress, use after an
 // abort.
 //
 //   EmulatedMachine machine({.num_devices = 2});
 //   EmulatedNccl nccl;
 //   cuda::MakeNcclCommunicator({.nccl = &nccl.api(), .cuda = EmulatedCuda(), …});
 //
-// Communicators are non-blocking (ncclConfig_t::blocking is 0), and sum in the order of the ranks,
-// as the host's communicators do, to the same bits. What the real NCCL leaves undefined is found:
-// members that make different calls get ncclInternalError and the text of both.
+// Communicators are non-blocking (ncclConfig_t::blocking is 0). They sum in the order of the ranks,
+// as the host's communicators do, and give the same bits. It detects behaviour that the real NCCL
+// leaves undefined: members that make different calls get ncclInternalError and the texts of the
+// two calls.
 //
 // Threads: any. One object per process at a time; it outlives the communicators, and the machine
-// outlives it. A process that forks makes it in the child.
+// outlives the object. A process that forks must make the object in the child.
 #pragma once
 
 #include <cstdint>
@@ -32,18 +33,18 @@ struct NcclFault {
   };
   Kind kind = Kind::kFail;
   int rank = 0;
-  int64_t call = 1;  // counted on that communicator, from 1; a group is one call; 0: the start
+  int64_t call = 1;  // of its communicator, from 1; a group counts as one call; 0: the start
   ncclResult_t result = ncclSystemError;
 };
 
 struct EmulatedNcclOptions {
-  // Polls that are answered with ncclInProgress after every call and after a start; work reaches
-  // the stream after them. 0: a call is done when it returns.
+  // Number of polls that are answered with ncclInProgress after every call and after a start. The
+  // work reaches the stream after these polls. 0: a call is done when it returns.
   int in_progress_polls = 0;
   std::vector<NcclFault> faults = {};
-  // Each exchange holds its whole device from its launch to its end: the exchanges of a device run
-  // one at a time, in the order of their launches. The strictest reading of NCCL's contract: ranks
-  // that launch in orders that do not agree wait for each other for ever.
+  // Each exchange occupies its whole device from its launch to its end, so the exchanges of a
+  // device run one at a time, in the order of their launches. This is the strictest reading of
+  // NCCL's contract: ranks that launch in different orders wait for each other forever.
   bool holds_device = false;
 };
 

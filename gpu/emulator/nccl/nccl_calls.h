@@ -1,5 +1,5 @@
-// The exchanges of an emulated NCCL: which bytes each call sends to and receives from which rank,
-// and its sums. Private to this folder.
+// The exchanges of an emulated NCCL: which bytes each call sends to which rank and receives from
+// which rank, and the sums. Private to this folder.
 #pragma once
 
 #include <cstddef>
@@ -32,12 +32,12 @@ struct NcclCall {
   void* event = nullptr;  // of the profiler plugin (nccl_events.h)
 };
 
-// Runs the calls of one group, all at once. `*outcome` is how it ended. Errors: InvalidArgument - a
-// call's memory is not the device's.
+// Runs the calls of one group, all at once. `*outcome` receives how the group ended. Errors:
+// InvalidArgument - a call's memory is not the device's.
 absl::Status RunNcclCalls(NcclMesh& mesh, absl::Span<const NcclCall> calls, NcclEvents& events,
                           NcclOutcome* outcome);
 
-// Returns the size of an element; 0: a type that the emulator does not have.
+// Returns the size of an element; 0: the emulator does not have the type.
 size_t NcclSizeOf(ncclDataType_t dtype);
 
 }  // namespace megascale::emulator

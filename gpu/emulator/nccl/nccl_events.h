@@ -1,9 +1,9 @@
-// What the emulated NCCL tells a profiler plugin, as the real one does: it looks for the plugin
-// where NCCL_PROFILER_PLUGIN says, in the newest version that there is, and tells it of each call,
-// each transfer, and each piece of one. Private to this folder.
+// What the emulated NCCL tells a profiler plugin. Like the real NCCL, it looks for the newest
+// version of the plugin where NCCL_PROFILER_PLUGIN says, and reports each call, each transfer, and
+// each piece of a transfer. Private to this folder.
 //
-// Every transfer counts as one over a network, and what its socket took as delivered: the kernel
-// has it.
+// Every transfer is reported as a transfer over a network. Bytes that its socket has accepted are
+// reported as delivered, because the kernel has them.
 //
 // Threads: Launched on one thread at a time, the others on one thread at a time.
 #pragma once
@@ -29,7 +29,7 @@ class NcclEvents {
 
   // One transfer, from its start to its end.
   struct Transport {
-    void* event = nullptr;  // null: the plugin does not want to know, or it has ended
+    void* event = nullptr;  // null: the plugin does not want events, or the transfer has ended
     void* step = nullptr;
     bool is_send = false;
     size_t bytes = 0;
@@ -41,7 +41,7 @@ class NcclEvents {
     size_t bytes = 0;
   };
   Transport Start(void* call, const TransferSize& size);
-  // So many bytes have been moved until now.
+  // Reports that `bytes` bytes of the transfer have moved so far.
   void Moved(size_t bytes, Transport* transport);
 
  private:

@@ -1,7 +1,7 @@
-// The sockets between the members of an emulated NCCL communicator, and what goes over them.
+// The sockets between the members of an emulated NCCL communicator, and the transfers over them.
 // Members may be threads of one process or processes of one machine.
 //
-// Threads: Connect and Exchange on one thread at a time; Abort on any.
+// Threads: Connect and Exchange on one thread at a time; Abort on any thread.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ NcclListener ListenForNccl();
 
 enum class NcclOutcome { kDone, kAborted, kPeerGone, kMismatch };
 
-// What both ends of a transfer must agree on.
+// Values that must be equal at both ends of a transfer.
 struct NcclLabel {
   uint64_t operation = 0;  // NcclOperation
   uint64_t bytes = 0;      // of the transfer
@@ -46,16 +46,16 @@ class NcclMesh {
  public:
   NcclMesh(int rank, int size);
 
-  // Meets all members: rank 0 under `root`, which listens, the others under its name.
+  // Meets all members: rank 0 listens at `root`, and the others connect to `root`'s name.
   NcclOutcome Connect(NcclListener root);
 
-  // Does all transfers, at once; those between the same two ranks in their order. `events` hears of
-  // them.
+  // Does all transfers at the same time; transfers between the same two ranks keep their order.
+  // Reports the transfers to `events`.
   NcclOutcome Exchange(absl::Span<const NcclTransfer> transfers, NcclEvents& events);
 
   // Ends every Connect and Exchange, now and later.
   void Abort();
-  // Returns after Abort, which it waits for.
+  // Waits for Abort.
   void AwaitAbort() const;
 
   int rank() const { return rank_; }
@@ -63,7 +63,7 @@ class NcclMesh {
   // Closes the sockets, which the peers notice. Requires: Connect and Exchange have ended.
   void Disconnect() { links_.clear(); }
 
-  // What a mismatch was.
+  // Returns the text of the mismatch after kMismatch.
   const std::string& mismatch() const { return mismatch_; }
 
  private:

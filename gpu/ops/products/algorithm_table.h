@@ -1,9 +1,9 @@
-// Which algorithm of cuBLASLt makes each product: part of the numerics, since each algorithm adds
-// in an order of its own. A table is a value. It is tuned at a job's first start (products.h),
-// agreed upon by all ranks, kept with the job as text, and used by every rank and attempt, so that
-// the bits of a product do not depend on who computes it or when.
+// Which algorithm of cuBLASLt computes each product. This is part of the numerics, because each
+// algorithm adds in a different order. A table is a value. It is tuned at a job's first start
+// (products.h), agreed upon by all ranks, kept with the job as text, and used by every rank and
+// attempt, so that the bits of a product do not depend on the rank or the attempt that computes it.
 //
-// Knows nothing of CUDA: it can be read and written where no device is.
+// Does not use CUDA, so tables can be read and written on machines without a device.
 #pragma once
 
 #include <array>
@@ -19,21 +19,22 @@
 
 namespace megascale::gpu {
 
-// What is done to a product before it is stored, or with its operands meanwhile. GELU is that by
-// tanh, and also stores its input; its gradient is multiplied by the product; the gradient of a
-// bias is the sum of op(a) over k. Others are added here, in algorithm_table.cc (their name in the
-// text), and in products.cc (EpilogueOf).
+// What is done to a product before it is stored, or with its operands at the same time. kGelu is
+// GELU by tanh, and also stores its input. kGeluGradient multiplies the product by GELU's slope.
+// kBiasGradient is the sum of op(a) over k. To add an epilogue, add it here, in algorithm_table.cc
+// (its name in the text), and in products.cc (EpilogueOf).
 enum class Epilogue : uint8_t { kNone, kBias, kGelu, kBiasGelu, kGeluGradient, kBiasGradient };
 inline constexpr std::array kEpilogues = {Epilogue::kNone,         Epilogue::kBias,
                                           Epilogue::kGelu,         Epilogue::kBiasGelu,
                                           Epilogue::kGeluGradient, Epilogue::kBiasGradient};
 
-// The greatest alignment that is told apart, in bytes. No kernel loads more than 16 bytes at once,
-// so that a choice does not depend on where an allocator places a tensor beyond that.
+// Alignments above this many bytes count as this. No kernel loads more than 16 bytes at once, and
+// so the choice of an algorithm does not depend on larger alignments that an allocator happens to
+// give.
 inline constexpr int kAlignmentMax = 16;
 
-// A product as the choice of its algorithm sees it: c [m, n] of op(a) [m, k] and op(b) [k, n].
-// Strides are not part of it, but for the alignment that they leave.
+// The properties of a product on which the choice of its algorithm depends: c [m, n] of op(a) [m,
+// k] and op(b) [k, n]. Strides count only by their alignment.
 struct Product {
   tensor::DType compute = tensor::DType::kF32;  // of a and b
   tensor::DType result = tensor::DType::kF32;   // of c
@@ -45,8 +46,8 @@ struct Product {
   bool accumulate = false;
   bool tf32 = false;  // fp32 operands may be rounded to TF32
   Epilogue epilogue = Epilogue::kNone;
-  // Bytes of which the address and the distance of rows are multiples: powers of two up to
-  // kAlignmentMax.
+  // The number of bytes of which the address and the distance of rows are multiples: a power of two
+  // up to kAlignmentMax.
   int a_alignment = kAlignmentMax;
   int b_alignment = kAlignmentMax;
   int c_alignment = kAlignmentMax;
@@ -61,17 +62,17 @@ struct Product {
   }
 };
 
-// Returns such as "BF16 [64, 32] x [32, 128]^T + bias to F32".
+// Returns for example "BF16 [64, 32] x [32, 128]^T + bias to F32".
 std::string Describe(const Product& product);
 
 // Returns the description with the alignments: equal for equal products only.
 std::string NameOf(const Product& product);
 
 // An algorithm with its configuration: the attributes that cublasLt.h names (CUBLASLT_ALGO_CONFIG),
-// and the library's own words (cublasLtMatmulAlgo_t), which hold more than those but are valid for
-// the version of the library that wrote them only.
+// and the library's own words (cublasLtMatmulAlgo_t). The words contain more than the attributes,
+// but are valid only for the version of the library that wrote them.
 struct Algorithm {
-  uint64_t library_version = 0;  // what its cublasLtGetVersion returned, such as 130100
+  uint64_t library_version = 0;  // result of cublasLtGetVersion, such as 130100
   int32_t id = 0;
   uint32_t tile = 0;
   int32_t split_k = 1;
@@ -87,14 +88,14 @@ struct Algorithm {
 };
 
 // The id in the entry of a product with an activation, or the gradient of a bias, for which the
-// library had no algorithm when the table was made: the product is made without it, by an entry of
-// its own, and a kernel follows.
+// library had no algorithm when the table was made. The product is then computed without this
+// epilogue, by an entry of its own, and a kernel computes the epilogue afterwards.
 inline constexpr int32_t kNoAlgorithm = -1;
 
 class AlgorithmTable {
  public:
-  // Returns null for a product that is not in the table. The pointer is valid until the next Set of
-  // the product.
+  // Returns null if the product is not in the table. The pointer is valid until the next Set of the
+  // product.
   const Algorithm* Find(const Product& product) const;
   // Adds or replaces. Requires (CHECK): m, n, k > 0.
   void Set(const Product& product, const Algorithm& algorithm);
@@ -105,8 +106,8 @@ class AlgorithmTable {
     if (origin_.empty()) origin_ = other.origin_;
   }
 
-  // For people: where the algorithms come from that were not measured by the job itself
-  // (device_table.h). Empty: it measured all.
+  // For people: the origin of algorithms that the job itself did not measure (device_table.h).
+  // Empty: the job measured all algorithms.
   const std::string& origin() const { return origin_; }
   void set_origin(std::string origin) { origin_ = std::move(origin); }
 

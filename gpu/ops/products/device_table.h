@@ -1,6 +1,6 @@
-// Tables of products that were measured once on a kind of device, and are a part of the program: a
-// job whose products they have needs no tuning, and computes the same bits as every other job on
-// that device with that library.
+// Tables of products that were measured once on a kind of device, and are part of the program. A
+// job whose products are in the table needs no tuning, and computes the same bits as every other
+// job on this kind of device with this library.
 //
 // A file (gpu/tables) is JSON:
 //
@@ -10,7 +10,7 @@
 //    "driver": "580.65.06", "date": "2026-12-01", "commit": "0123abcd",
 //    "table": {...}}                   as in the products.json of the job that measured it
 //
-// Knows nothing of CUDA. Threads: plain functions.
+// Does not use CUDA. Threads: plain functions.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ struct DeviceTableFile {
 // Defined by generated code: depend on //gpu/tables.
 absl::Span<const DeviceTableFile> DeviceTableFiles();
 
-// Where products are computed: what has to be equal for a table to count.
+// Where products are computed. A table is used only if all of this is equal.
 struct ProductPlace {
   std::string device;
   uint64_t library_version = 0;
@@ -48,12 +48,12 @@ struct DeviceTable {
   AlgorithmTable table;  // its origin names the place, the driver, the date and the commit
 };
 
-// Errors: InvalidArgument - not the text of a table of a device; the message names the key.
+// Errors: InvalidArgument - not the text of a device's table; the message names the key.
 absl::StatusOr<DeviceTable> ParseDeviceTable(absl::string_view text);
 
 struct DeviceTableChoice {
   AlgorithmTable table;  // empty: no file is for this place
-  std::string line;      // for people: which table it is, or why none counts; empty: no files
+  std::string line;      // for people: the chosen table, or why there is none; empty: no files
 };
 
 // Chooses the table that was measured at `place`. Errors: InvalidArgument - a file is damaged; the

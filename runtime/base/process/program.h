@@ -10,9 +10,9 @@ namespace megascale::base {
 std::string ProgramPath();
 
 // Restarts the program in this process with the entries of `environment` ("NAME=value") that the
-// process's own environment lacks. Returns if nothing is missing, or if the restart fails. For
-// main, before there are threads, or files that must stay open: libraries read their environment
-// when they are loaded.
+// process's own environment lacks. Returns if nothing is missing, or if the restart fails. Call it
+// in main, before the process has threads or files that must stay open. A restart is needed because
+// libraries read their environment when they are loaded.
 void EnterEnvironment(const std::vector<std::string>& environment, char** argv);
 
 }  // namespace megascale::base

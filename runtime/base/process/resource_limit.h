@@ -41,8 +41,9 @@ struct CpuLimit {
   std::string source;  // "cpu.max of /sys/fs/cgroup/job", "cores of this machine"
 };
 
-// Returns the smallest of the cores that this process may run on (the machine's, or its affinity)
-// and the quota of each group. The kernel throttles a process with more busy threads than that.
+// Returns the smallest of these: the number of cores that this process may run on (the machine's
+// cores, or the process's affinity) and the CPU quota of each group. The kernel throttles a process
+// with more busy threads than that.
 CpuLimit SmallestCpuLimit(const std::string& root = "");
 
 struct OutOfMemoryKills {
@@ -51,11 +52,11 @@ struct OutOfMemoryKills {
 };
 
 // Returns how many processes the kernel has killed for lack of memory: in this process's own group,
-// or on the machine if it has no group. nullopt if nothing counts them.
+// or on the machine if it has no group. nullopt if the system does not count them.
 std::optional<OutOfMemoryKills> CountOutOfMemoryKills(const std::string& root = "");
 
-// Raises the soft limit of open descriptors to the hard limit, for this process and those that it
-// starts. Does nothing if that is not allowed. Returns the limit that holds then.
+// Raises the soft limit of open descriptors to the hard limit, for this process and the processes
+// that it starts. Does nothing if that is not allowed. Returns the resulting limit.
 int64_t RaiseDescriptorLimit();
 
 // Returns "512 B", "3.2 KiB", "1.9 GiB".

@@ -44,9 +44,9 @@ class SharedMemory {
 // MAP_FAILED with errno on failure.
 void* MapAligned(int fd, size_t size_bytes, int protection);
 
-// Allocates all of the memory and turns it into huge pages, as far as the kernel can (Linux 6.1,
-// whatever the machine's settings are); its content stays. Processes that map it with MapAligned
-// get huge pages too.
+// Allocates all of the memory and turns it into huge pages, as far as the kernel can (since Linux
+// 6.1, whatever the machine's settings are). The content stays. Processes that map it with
+// MapAligned get huge pages too.
 void UseHugePages(const SharedMemory& memory);
 
 }  // namespace megascale::base

@@ -8,10 +8,10 @@
 
 namespace megascale::base {
 
-// Listens on the first address of a host's name, or of an IP address, as gRPC does: also on a port
-// whose last connections are still closing. Non-blocking. `host`: without brackets; `port` 0: any.
-// Blocking: it may look up a name. Errors: FailedPrecondition - the message is the system's reason
-// alone.
+// Listens on the first address to which `host` resolves. Like gRPC, it may take a port whose last
+// connections are still closing. Non-blocking. `host`: a name, or an IP address without brackets;
+// `port` 0: any. Blocking: it may look up a name. Errors: FailedPrecondition - the message is the
+// system's reason alone.
 absl::StatusOr<UniqueFd> ListenTcp(const std::string& host, int port, int backlog);
 
 }  // namespace megascale::base

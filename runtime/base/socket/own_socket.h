@@ -30,7 +30,7 @@ absl::Status CheckOwnFolder(const std::string& folder, absl::string_view advice)
 absl::Status MakeOwnFolder(const std::string& folder, absl::string_view advice);
 
 // Like MakeOwnFolder, but sets mode 0700 on a folder of this user's that already exists. For
-// folders whose purpose makes them the caller's alone.
+// folders that nothing but the caller uses.
 absl::Status TakeOwnFolder(const std::string& folder, absl::string_view advice);
 
 // Checks the socket's folder with CheckOwnFolder, and that `path` is a socket of this user's that
@@ -38,7 +38,7 @@ absl::Status TakeOwnFolder(const std::string& folder, absl::string_view advice);
 absl::Status CheckOwnSocket(const std::string& path, absl::string_view advice);
 
 // Checks that the process at the other end of a connection runs as this user (SO_PEERCRED: the
-// process that connected, or the one that listens). `path`: that of the socket, for the message.
+// process that connected, or the one that listens). `path`: the socket's path, for the message.
 absl::Status CheckOwnPeer(int fd, absl::string_view path, absl::string_view advice);
 
 // Listens at `path`, whose socket gets mode 0600 before any process can connect. Non-blocking.
@@ -53,9 +53,10 @@ absl::StatusOr<UniqueFd> ConnectOwnSocket(const std::string& path, absl::Duratio
                                           absl::string_view advice);
 
 // For a server that may have an account of its own, such as Redis at /run/redis/redis.sock. Checks
-// that this user or root put the socket at `path`: its folder belongs to one of them, and so does
-// the socket if others can write to the folder; or both belong to one account, in a place where
-// only root and that account could have made the folder. Also OK if nothing is at `path`.
+// that only this user, root or that account can have put the socket at `path`. The folder belongs
+// to this user or to root; or the folder and the socket belong to one other account, in a place
+// where only root and that account could have made the folder. If others can write to the folder,
+// it is sticky, and the socket belongs to this user or to root. Also OK if nothing is at `path`.
 absl::Status CheckServerSocket(const std::string& path, absl::string_view advice);
 
 // Checks, after CheckServerSocket, that the listening process runs as the socket's owner, this user

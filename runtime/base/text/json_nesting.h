@@ -1,5 +1,5 @@
-// Looks at JSON from outside before it is parsed: a parser that calls itself for each level, or
-// keeps memory for it, must not get a text of brackets alone. Threads: pure function.
+// Checks JSON of unknown origin before it is parsed, because a text of nothing but brackets would
+// exhaust a parser that recurses, or keeps memory, for each level. Threads: pure function.
 #pragma once
 
 #include "absl/status/status.h"

@@ -32,16 +32,16 @@ class ShardLayout {
  public:
   // Lays out the slices in their order. A slice without a box covers its tensor. Each element of a
   // tensor belongs to exactly one slice of replica 0 of one rank. A slice without a key gets its
-  // tensor's name as key, or if another box of the tensor has that, the name, "#" and a number.
-  // Errors: InvalidArgument - a repeated key, an unknown type, a box or range outside its tensor.
+  // tensor's name as key; if another slice has that key, the name, "#" and a number. Errors:
+  // InvalidArgument - a repeated key, an unknown type, a box or range outside its tensor.
   static absl::StatusOr<ShardLayout> Create(
       int rank, std::vector<megascale::checkpoint::v1::TensorSlice> slices);
 
   // Returns the size of the whole file, which a snapshot buffer must hold.
   int64_t size_bytes() const { return size_bytes_; }
   const std::vector<megascale::checkpoint::v1::TensorSlice>& slices() const { return slices_; }
-  // Returns the offset of a slice's first byte in the file, a multiple of its element size. That of
-  // the first slice is a multiple of 64.
+  // Returns the offset of a slice's first byte in the file, a multiple of its element size. The
+  // first slice's offset is a multiple of 64.
   int64_t data_offset(size_t slice) const { return data_begin_ + offsets_[slice]; }
 
   // Returns all bytes before the data: data_offset(0) of them.

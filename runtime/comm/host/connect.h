@@ -25,8 +25,8 @@ struct ConnectOptions {
   std::string tcp_address;
   absl::Duration timeout;
   const std::atomic<bool>* cancelled = nullptr;  // checked ten times a second
-  // When there is no room for another incoming socket: after how long one that has not
-  // authenticated may be replaced. A peer that is slower than this connects again.
+  // If there is no room for another incoming socket, a socket that has not authenticated for this
+  // long may be replaced. A peer that is slower than this connects again.
   absl::Duration stranger_patience = absl::Seconds(2);
 };
 

@@ -48,7 +48,8 @@ class Endpoint {
   // or that a peer gave up, closed its end, or has ended (the kernel is asked if `asks_kernel`).
   // Changes nothing. Threads: any, once a call that needs all peers has ended.
   absl::Status FindFailure(bool asks_kernel) const;
-  // Whether the next message of a peer has this instruction id. Threads: any, while Run does not.
+  // Whether the next message of a peer has this instruction id. Threads: any, while Run is not
+  // running.
   bool HasCall(uint64_t instruction_id) const;
 
  private:
@@ -56,7 +57,8 @@ class Endpoint {
   absl::Status Fail(absl::Status status);
   void MeetPeers();
   // `asks_kernel`: also check whether peers' processes have ended.
-  // `exchange`: a peer that closed its end or ended counts if it is needed; null: always.
+  // `exchange`: a peer that closed its end or ended counts only if the exchange needs it; null: it
+  // always counts.
   absl::Status FindGonePeer(const Exchange* exchange, bool asks_kernel) const;
   absl::Status DeadlineError(const Exchange& exchange) const;
   std::string Context(const Exchange& exchange) const;

@@ -6,9 +6,10 @@
 //   RETURN_IF_ERROR(fabric->Connect());                     // meets members on other machines
 //   auto data = fabric->Make("data/0").value();             // once per group
 //
-// A rank waits only for peers that it shares a group with. A job whose ranks all share a group, as
-// training does for gradient norms, so waits for all of them. Both ends of a stream prove that they
-// know the attempt's secret before anything else is exchanged; a stream that cannot is closed.
+// A rank waits only for peers that it shares a group with. In training all ranks share a group, for
+// gradient norms, so each rank waits for all others. Both ends of a stream prove that they know the
+// attempt's secret before anything else is exchanged; a stream is closed if its other end cannot
+// prove this.
 //
 // Threads: Create, Connect and Make on one thread; Abort on any. If there are streams, the Fabric
 // has a thread of its own that moves bytes between sockets and rings. Ownership: communicators must
@@ -38,8 +39,8 @@ struct FabricOptions {
   int64_t attempt = 0;
   std::string secret;  // bytes, of the attempt; at least 16 if there are streams
   // Memory from which local peers may read large messages directly, without any copy. All of it
-  // gets huge pages, but peers map only the first four. Borrowed: must outlive the Fabric. Peers
-  // also read other memory of this process, at about half the speed.
+  // gets huge pages, but peers map only its first four blocks. Borrowed: must outlive the Fabric.
+  // Peers also read other memory of this process, at about half the speed.
   std::vector<const base::SharedMemory*> readable;
   // This node's region, formatted for this attempt. Borrowed: must outlive the Fabric.
   const base::SharedMemory* region = nullptr;
@@ -85,7 +86,7 @@ class Fabric {
 
   // Makes the communicator of a group that this rank belongs to. Requires: Connect returned OK.
   // Once per group. Errors: NotFound - no such group, or this rank is not in it; FailedPrecondition
-  // - made before, or not connected.
+  // - it was made before, or the Fabric is not connected.
   absl::StatusOr<std::unique_ptr<HostCommunicator>> Make(absl::string_view group);
 
   // Aborts Connect and every communicator, also those that are made later.

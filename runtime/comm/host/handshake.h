@@ -41,7 +41,7 @@ struct Hello {
 enum class Verdict : uint8_t {
   kWelcome = 1,
   kOtherAttempt = 2,  // the Hello is for another job, attempt or rank
-  kNoSuchGroup = 3,   // proven, but the two share no group of this name
+  kNoSuchGroup = 3,   // the connector proved itself, but the ranks share no group of this name
 };
 
 struct Challenge {

@@ -34,8 +34,8 @@ class HostCommunicator {
   int size() const { return endpoint_->size(); }
   const std::string& name() const { return endpoint_->name(); }
   int WorldRank(int member) const { return endpoint_->WorldRank(member); }
-  // Who wants to know how far calls have come: a communicator that moves its data another way shows
-  // them itself. Null: nobody.
+  // Options::progress, for a communicator that moves its data another way and therefore shows its
+  // calls itself.
   CallProgress* progress() const { return options_.progress; }
 
   // Replaces `buffer` on every member by the sum of all. Shapes: [N], any N, F32, F64 or BF16. Cost
@@ -73,9 +73,9 @@ class HostCommunicator {
                       const CallInfo& info);
 
   // On member i, overwrites block j of `output` with block i of member j's `input`. Shapes: input
-  // [n N], output [n N]; equally long on all members, the caller pads. Any type. The two must not
-  // overlap. Cost per member: copies (n-1)/n of the input into shared memory (or sends it), and as
-  // much out.
+  // [n N], output [n N]; equally long on all members, the caller pads. Any type. Input and output
+  // must not overlap. Cost per member: copies (n-1)/n of the input into shared memory (or sends
+  // it), and as much out.
   absl::Status AllToAll(tensor::HostVector input, tensor::HostVector output, const CallInfo& info);
 
   // Returns once all members have called it.
@@ -95,8 +95,8 @@ class HostCommunicator {
   // passed on.
   void Abort(const absl::Status& reason) { endpoint_->Abort(reason); }
 
-  // For a communicator that moves its data another way, or has to do something before it can move
-  // it. None of these waits or changes anything.
+  // The following methods are for a communicator that moves its data another way, or has to do
+  // something before it can move data. They neither wait nor change anything.
 
   // Returns how long a call may take.
   absl::Duration TimeoutOf(const CallInfo& info) const {

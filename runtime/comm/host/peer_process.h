@@ -7,7 +7,7 @@
 // (another user, seccomp, Yama), messages go through rings and windows.
 //
 // The kernel may reuse a process id. So the process is held by a pidfd, which is never reused, and
-// it must prove to be the one that wrote the card.
+// it must prove that it wrote the ProcessCard (region.h).
 //
 // Threads: the owner's.
 #pragma once

@@ -79,7 +79,7 @@ AbortNotice MakeNotice(const absl::Status& reason);
 
 enum class PeerState : uint32_t { kAbsent, kOpen, kAborted, kClosed };
 
-// Memory of a process that other processes may map, through its descriptor there.
+// Memory of a process that other processes may map, through the descriptor `fd` of that process.
 struct ReadableMemory {
   static constexpr int kMax = 4;
   uint64_t address = 0;

@@ -26,7 +26,7 @@ class Store {
   virtual absl::StatusOr<std::string> Get(const std::string& key) = 0;
 
   // Adds `amount` to the number at `key` (0 if absent) and returns the sum. `request_id` identifies
-  // the addition among those of this client: a repeated one is not added again, and returns the
+  // the addition among those of this client: a repeated addition is not done again, and returns the
   // first answer.
   virtual absl::StatusOr<int64_t> Add(const std::string& key, int64_t amount,
                                       const std::string& request_id) = 0;

@@ -1,4 +1,4 @@
-// Where the documents of a sample begin, which its end tokens tell.
+// Finds where the documents of a sample begin, by the sample's end tokens.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 namespace megascale::data {
 
 // Sets begins[i] to the position of the first token of the document that token i belongs to. An end
-// token belongs to the document that it ends; the sample's first document begins at 0, wherever it
-// begins in the text. Requires: `tokens` has at least the size of `begins`.
+// token belongs to the document that it ends; the sample's first document begins at 0, even if it
+// begins earlier in the text. Requires: `tokens` has at least the size of `begins`.
 void FindDocumentBegins(absl::Span<const int32_t> tokens, int32_t end_token,
                         absl::Span<int32_t> begins);
 

@@ -50,7 +50,8 @@ class Dataset {
   const JobTokenizer* tokenizer() const {
     return tokenizer_.tokenizer == nullptr ? nullptr : &tokenizer_;
   }
-  // Returns the token that ends every document; -1: every byte is a token, and none does.
+  // Returns the token that ends every document; -1: every byte is a token, and no token ends a
+  // document.
   int32_t end_token() const { return tokenizer() == nullptr ? -1 : tokenizer_.end_token; }
   // What is odd but allowed, one line each: binary files, skipped lines.
   const std::vector<std::string>& warnings() const { return warnings_; }

@@ -1,6 +1,6 @@
 // The files that data.files names, and where the training part ends and the held-out part
-// begins. The cut counts bytes of files; packed text counts packed. Private to this folder.
-// Threads: pure functions. Blocking: looks at files.
+// begins. The cut counts bytes of files; packed files count by their packed size. Private to this
+// folder. Threads: pure functions. Blocking: looks at files.
 #pragma once
 
 #include <cstdint>

@@ -38,7 +38,7 @@ absl::StatusOr<JobTokenizer> LearnJobTokenizer(const job::v1::DataSpec& spec,
                                                const TokenCache& cache,
                                                const OnProgress& on_progress);
 
-// Makes the model's vocabulary that of the tokenizer if the job gives none. Errors:
+// Sets the size of the model's vocabulary to the tokenizer's if the job gives none. Errors:
 // InvalidArgument, beginning with the field - those of LoadJobTokenizer; the model's vocabulary is
 // smaller than the tokenizer's.
 absl::Status FillVocabulary(job::v1::JobSpec* spec);

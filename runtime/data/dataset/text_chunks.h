@@ -1,8 +1,9 @@
 // The text of a file in the chunks that are encoded one by one: a document of JSON Lines, or at
 // most about 128 MiB of plain text. The chunks depend on the content alone. A long plain text is
-// cut after a line that does not end with a space, before a letter, where no byte-level tokenizer
-// joins what stands on both sides. Text without such a place, such as Chinese or a table, is cut
-// between two characters, so that the memory has a limit. Private to this folder. Threads: one.
+// cut after a line that ends with a visible ASCII character, if the next line begins with an ASCII
+// letter. No byte-level tokenizer joins the two sides of such a place. Text without such a place,
+// such as Chinese or a table, is cut between any two characters, so that the memory has a limit.
+// Private to this folder. Threads: one.
 #pragma once
 
 #include <cstdint>
@@ -25,10 +26,12 @@ struct TextChunkOptions {
   std::string path;
   std::string json_field;  // "": one document
   bool skip_bad = false;
-  // For plain text: the bytes of it that are wanted. Both move to the begin of a character.
+  // Plain text only: the range of bytes that are wanted. Both ends move forward to the beginning of
+  // a character.
   int64_t begin = 0;
   int64_t end = INT64_MAX;
-  // A chunk of plain text ends at the first good place from here on, at the latest at twice this.
+  // A chunk of plain text ends at the first good place after this many bytes. If there is none
+  // within twice as many bytes, it ends there, between two characters.
   int64_t chunk_bytes = int64_t{64} << 20;
 };
 

@@ -1,7 +1,7 @@
-// Token files of texts that were encoded before, in a folder of this machine, by digest of what
-// decides the tokens: the text, the tokenizer, the options. A text is encoded once, by the first
-// process that needs it, in pieces that survive it: a process that is killed loses at most one
-// piece. Everything in the folder may be deleted while no job runs.
+// Token files of texts that were encoded before, in a folder of this machine. They are found by the
+// digest of all that decides the tokens: the text, the tokenizer, the options. A text is encoded
+// once, by the first process that needs it, piece by piece: if that process is killed, at most one
+// piece is lost. Everything in the folder may be deleted while no job runs.
 //
 //   FOLDER/DIGEST/00000.tokens …   pieces, in order
 //   FOLDER/DIGEST/complete         says that these are all
@@ -24,7 +24,7 @@
 
 namespace megascale::data {
 
-// Told of work that takes long: "tokenizing PATH", and how far it is.
+// Called during long work with what is done ("tokenizing PATH") and how far it has come.
 using OnProgress =
     std::function<void(const std::string& what, int64_t done_bytes, int64_t all_bytes)>;
 
@@ -47,8 +47,8 @@ class TokenCache {
   // The folder is made when it is needed. "": `tokens` in the user's state folder.
   explicit TokenCache(std::string folder);
 
-  // Returns the tokens of a text; encodes what is not there yet or damaged. Errors: those of the
-  // text; DataLoss - it changed since it was hashed; those of the folder, with its path.
+  // Returns the tokens of a text; encodes what is not there yet or is damaged. Errors: those of the
+  // text; DataLoss - the text changed since it was hashed; those of the folder, with its path.
   absl::StatusOr<EncodedText> Encode(const EncodeRequest& request, const OnProgress& on_progress);
 
   const std::string& folder() const { return folder_; }

@@ -55,7 +55,7 @@ class Documents {
   int64_t num_skipped_ = 0;
 };
 
-// Replaces `text` by the field of one line. Errors: InvalidArgument - why there is none.
+// Replaces `text` by the field of one line. Errors: InvalidArgument - why the line has no text.
 absl::Status ReadJsonLine(absl::string_view line, const std::string& field, std::string* text);
 
 // Returns the regular files of a folder that are not hidden, sorted by name, or `path` itself.

@@ -35,7 +35,7 @@ class TokenFileWriter {
     int64_t vocabulary_size = 0;   // up to 65,536 tokens take two bytes, more take four
     std::string tokenizer_sha256;  // 64 hexadecimal digits
   };
-  // Writes beside the path; the file appears under it when it is whole. Errors: those of the file;
+  // Writes to PATH.tmp, and renames it to `path` once the file is whole. Errors: those of the file;
   // InvalidArgument - tokenizer_sha256 is no digest.
   static absl::StatusOr<std::unique_ptr<TokenFileWriter>> Create(Options options);
   ~TokenFileWriter();  // removes what Finish has not completed

@@ -25,7 +25,7 @@ struct AddedToken {
   bool normalized = false;   // looked for in normalised text
 };
 
-// Finds some added tokens in text: at the leftmost place the longest one.
+// Finds added tokens in text, from left to right; where several begin at one place, the longest.
 class AddedTokenFinder {
  public:
   struct Pattern {

@@ -45,8 +45,8 @@ class DecodeState {
   explicit DecodeState(const Decoder* decoder);
 
   // Appends the text that is certain after the next token. Bytes that may be the beginning of a
-  // character are held back. With whole_runs, so are all bytes of a fallback until the last of them
-  // is known: only then a run that is not valid is replaced as the reference does it.
+  // character are held back. With whole_runs, all bytes of a run of fallback tokens are held back
+  // until the run ends, so that an invalid run is replaced as the reference replaces it.
   void Push(absl::string_view token, std::string* out);
   // Appends the rest. Call it once, last.
   void Finish(std::string* out);

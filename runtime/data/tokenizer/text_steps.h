@@ -40,7 +40,7 @@ struct MetaspaceStep {
 };
 
 struct PreTokenizer {
-  // At most one of these. kNever of both: the text is one piece.
+  // At most one of these. Neither of them: the text is one piece.
   std::optional<SplitPattern> split;
   std::optional<MetaspaceStep> metaspace;
   bool byte_level = false;        // pieces are encoded as bytes

@@ -6,8 +6,8 @@
 //   tokenizer->Encode("Love is", {}, &ids);
 //   ASSIGN_OR_RETURN(const std::string text, tokenizer->Decode(ids, {}));
 //
-// A text passes: added tokens -> normaliser -> added tokens again -> pre-tokenizer -> BPE. Open
-// tokenizer_file.h to make one. Threads: immutable; any.
+// A text passes: added tokens -> normaliser -> added tokens again -> pre-tokenizer -> BPE. To load
+// a tokenizer, see files/tokenizer_file.h. Threads: immutable; any.
 #pragma once
 
 #include <cstdint>

@@ -2,7 +2,8 @@
 //
 //   for (const NamedResult& it : CheckDevice(device.get(), FullDeviceCheck(), on_part)) …
 //
-// Requires: nothing else uses the device meanwhile, or rates are too low. Threads: one. Blocking.
+// Requires: nothing else uses the device meanwhile; otherwise the measured rates are too low.
+// Threads: one. Blocking.
 #pragma once
 
 #include <cstddef>
@@ -26,18 +27,19 @@ struct PartResult {
   double flops_per_second = 0;  // 0: the part has no such rate
 };
 
-// Changes bytes that came back from the device, so that a test sees it found. Empty: nothing does.
+// Changes bytes that came back from the device, so that a test can check that the change is found.
+// Empty: nothing is changed.
 using Tamper = std::function<void(void* data, size_t size_bytes)>;
 
 struct MemoryOptions {
   size_t size_bytes = size_t{1} << 30;
   size_t piece_bytes = size_t{8} << 20;      // copied at a time; a multiple of 8
-  absl::Duration budget = absl::Seconds(1);  // repeats for this long, each bit the other way round
+  absl::Duration budget = absl::Seconds(1);  // repeats for this long; every other time inverted
   Tamper tamper = {};
 };
 // Fills memory with a pattern in which every word depends on its place, and reads it back. Fails if
-// a byte differs. The rate counts bytes written and read, through the host. Memory that cannot be
-// had is a note.
+// a byte differs. The rate counts bytes written and read, through the host. If the memory cannot be
+// allocated, the result has a note instead.
 PartResult CheckMemory(device::Device* device, const MemoryOptions& options);
 
 enum class Direction : uint8_t { kToDevice, kToHost };
@@ -70,7 +72,7 @@ struct CheckOptions {
   CopyOptions copies;       // of both directions
   ProductOptions products;  // in fp32 and bf16
 };
-// About a second, and about eight seconds, on a GPU.
+// On a GPU, the quick check takes about a second, and the full check about eight seconds.
 CheckOptions QuickDeviceCheck();
 CheckOptions FullDeviceCheck();
 

@@ -1,6 +1,6 @@
 // Which rank begins its collectives late. Spans cannot tell: a rank's span of an exchange begins
 // before the communicator is called, and all members wait for the last of them, so that the
-// exchange takes equally long for all. The communicators' own records have when each member called.
+// exchange takes equally long for all. The communicators' own records show when each member called.
 // A pure function.
 #pragma once
 
@@ -15,7 +15,8 @@ namespace megascale::diagnose {
 // A call of a collective that a rank has begun.
 struct BegunCall {
   int rank = -1;
-  int machine = -1;  // a number; begins are compared on one machine only, whose clock they are of
+  // A number. Begins are compared only within a machine, because they are times of its clock.
+  int machine = -1;
   std::string group = "";
   uint64_t sequence = 0;
   uint64_t instruction = 0;
@@ -24,13 +25,13 @@ struct BegunCall {
 
 struct LateRank {
   int rank = -1;       // -1: no rank is late alone
-  int num_calls = 0;   // of this rank, with others of its machine
-  int num_late = 0;    // of them: begun late
-  double seconds = 0;  // the mean delay of those
+  int num_calls = 0;   // of this rank together with others of its machine
+  int num_late = 0;    // of these calls: begun late
+  double seconds = 0;  // the mean delay of the late calls
 };
 
-// Names a rank if it has begun several collectives late, beside other ranks of its machine, and
-// most of all delays are its own.
+// Names a rank if it has begun several collectives later than other ranks of its machine, and most
+// of the total delay of all ranks is its own.
 LateRank FindLateRank(absl::Span<const BegunCall> calls);
 
 }  // namespace megascale::diagnose

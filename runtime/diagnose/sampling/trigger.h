@@ -40,7 +40,7 @@ struct SampledReport {
 enum class TriggerReason {
   kNone,
   kStuck,            // a rank makes no progress
-  kHalfThroughput,   // the ranks complete half as many steps in a second as usual
+  kHalfThroughput,   // the ranks complete at most half as many steps in a second as usual
   kDoubledInterval,  // the next step has taken twice the usual time, and has not ended
 };
 
@@ -51,38 +51,40 @@ struct TriggerVerdict {
   TriggerReason reason = TriggerReason::kNone;
   int rank = -1;                  // a sampled one that shows it; it need not be the cause
   double usual_step_seconds = 0;  // 0: not known yet
-  double step_seconds = 0;        // now; kStuck: since the last completed step, as it was seen
+  double step_seconds = 0;        // now; kStuck: since the last completed step was seen
   int64_t normal_step = 0;        // the last step before it became slow; 0: none is known
 };
 
 class Trigger {
  public:
-  // No rank is stuck before this time, and before so many usual steps.
+  // A rank is stuck only after this time, and after as long as this many usual steps.
   static constexpr double kStuckSecondsMin = 5;
   static constexpr double kStuckSteps = 3;
-  // Throughput is measured over at least this time (by default) and so many steps.
+  // Throughput is measured over at least this time (by default) and at least this many steps.
   static constexpr double kWindowSecondsMin = 10;
   static constexpr int64_t kWindowStepsMin = 4;
-  // The usual interval is known after this many windows. More than kWindowsKept are thinned out.
+  // The usual interval is known after this many windows. If there are more than kWindowsKept, every
+  // other window is dropped.
   static constexpr size_t kWindowsMin = 3;
   static constexpr size_t kWindowsKept = 64;
-  // Times slower than usual. 1.25 was tried by the authors, and overlapped communication raised it.
+  // A job is slow if its steps take this many times as long as usual. The authors tried 1.25, which
+  // overlapped communication exceeded.
   static constexpr double kTimesSlower = 2;
 
-  // Saving a checkpoint excuses a job, but for no longer than this after its last step, nor, if it
-  // saves again and again, without a whole window.
+  // Saving a checkpoint excuses a job for at most this time after its last step. A job that saves
+  // again and again is excused for at most this time without a whole window.
   static constexpr double kSaveSecondsMax = 600;
 
   // `window_seconds_min`: in place of kWindowSecondsMin; positive.
   explicit Trigger(double window_seconds_min = kWindowSecondsMin)
       : window_seconds_min_(window_seconds_min) {}
 
-  // Takes the newest reports of the sampled ranks. A look at which they save a checkpoint does not
-  // count, and windows begin anew. That one rank says so is believed where a save is due; else most
-  // of them must, or a rank that always says so would hide that the job is slow. What was slow
-  // never counts as usual: an attempt does the same work in each step. `mean_step_seconds`: of
-  // earlier steps, as the driver counted them; 0: not known. Requires: `now_seconds` does not
-  // decrease.
+  // Takes the newest reports of the sampled ranks. If the ranks save a checkpoint, this look does
+  // not count, and a new window begins. Where a save is due, one rank's word is enough. Otherwise
+  // most of the ranks must say so, because one rank that always says so would hide that the job is
+  // slow. Slow windows never count as usual, because an attempt does the same work in each step.
+  // `mean_step_seconds`: of earlier steps, as the driver counted them; 0: not known. Requires:
+  // `now_seconds` does not decrease.
   TriggerVerdict Look(double now_seconds, absl::Span<const SampledReport> reports,
                       double mean_step_seconds = 0);
 

@@ -1,23 +1,23 @@
 // How the ranks of a job agree on the algorithms of matrix products
 // (runtime/device/product_tuner.h), before the first step of each attempt:
 //
-//   - The job has a table: rank 0 reads it from the job's folder, or as the attempt goes on from
-//     memory, from its snapshot memory, and sends it to all. This is so in each attempt but the
-//     first: a restart never measures anything. A table that is not the one of the job's own
-//     checkpoint is refused.
-//   - It has none: the job starts. Rank 0 sends what is known already, which is the table of the
-//     checkpoint that the job begins from, or nothing. The ranks whose products it lacks form sets
-//     of equal products; an all-gather tells every rank all sets. The first rank of each set
-//     measures it and sends its part to rank 0, which joins the parts, keeps the table in the job's
-//     folder, and only then sends it to all.
+//   - If the job has a table, rank 0 reads it and sends it to all. It reads the job's folder, or if
+//     the attempt starts from memory, its own snapshot memory. Once an attempt has kept a table,
+//     this is so in every later attempt, so a restart never measures anything. A table that is not
+//     the one of the job's own checkpoint is refused.
+//   - If the job has no table yet, rank 0 sends what is known already: the table of the checkpoint
+//     that the job begins from, or an empty table. Ranks for which this table lacks the same
+//     products form a set; an all-gather tells every rank all sets. The first rank of each set
+//     measures the missing products and sends the result to rank 0. Rank 0 joins the results, keeps
+//     the table in the job's folder, and only then sends it to all.
 //
 // Rank 0 publishes the digest of the job's table in the store, and every rank compares its copy.
-// The tables themselves go from rank to rank: thousands of copies would keep the driver busy. A
-// driver that is restarted meanwhile changes nothing: the digest is the only key, one rank writes
-// it, and agents repeat it to the new driver.
+// The tables themselves go from rank to rank, because thousands of copies would keep the driver
+// busy. A restart of the driver meanwhile changes nothing, because the digest is the only key, one
+// rank writes it, and agents repeat it to the new driver.
 //
-// So no rank computes by a table that is not kept. Measured times differ from run to run, and
-// therefore tables do; a job has one table for ever, and its checkpoints have copies.
+// So no rank computes by a table that is not kept. Measured times, and therefore tables, differ
+// from run to run. So a job keeps one table for ever, and its checkpoints have copies of it.
 //
 // Threads: one. Blocking: on peers, the store, storage and the device.
 #pragma once
@@ -45,10 +45,12 @@ struct ProductAgreementOptions {
   bool may_differ = false;
   comm::HostCommunicator* world = nullptr;  // has all ranks in order; no step may be running
   comm::Store* store = nullptr;
-  // This rank's snapshot memory. Where it has room for a table, it gets a copy; null: none.
+  // This rank's snapshot memory. If it has room for a table, it gets a copy; null: there is no
+  // snapshot memory.
   base::SharedMemory* snapshots = nullptr;
-  // Limit of each wait for other ranks. Longer than the failure detector's limit for a rank that
-  // loads: a rank that stalls while it measures is then blamed before the ranks that wait for it.
+  // Limit of each wait for other ranks. Must be longer than the failure detector's limit for a rank
+  // that loads, so that a rank that stalls while it measures is blamed before the ranks that wait
+  // for it.
   absl::Duration timeout = absl::Minutes(10);
   // Limit of the wait for the digest, which is in the store before the table is sent.
   absl::Duration store_timeout = absl::Minutes(2);

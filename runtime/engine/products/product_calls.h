@@ -1,7 +1,6 @@
-// The matrix products of a rank's steps, found before the first step: its plan runs once against
-// operators that only write down what they are asked, with the addresses of the rank's own memory,
-// which nothing reads or writes.
-// Threads: plain functions.
+// Finds the matrix products of a rank's steps before the first step. The rank's plan runs once with
+// operators that only record their calls. The calls have addresses of the rank's own memory, which
+// nothing reads or writes meanwhile. Threads: plain functions.
 #pragma once
 
 #include <cstddef>
@@ -33,8 +32,9 @@ struct RankWork {
   std::function<int(const plan::Instruction& instruction)> first_layer_of;
 };
 
-// Returns the products of a step, one of those that differ in nothing but in whole cache lines of
-// their addresses. Errors: as TransformerChunk::Create. Cost: microseconds per layer and pass.
+// Returns the products of a step. Of products that differ only in their addresses, and there by
+// whole cache lines, it returns one. Errors: as TransformerChunk::Create. Cost: microseconds per
+// layer and pass.
 absl::StatusOr<std::vector<ops::MatMulArgs>> ProductCallsOf(const RankWork& work);
 
 }  // namespace megascale::engine

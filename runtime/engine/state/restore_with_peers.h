@@ -5,9 +5,10 @@
 //   1. Each rank reads its own slices and notes which of them it cannot read.
 //   2. One all-gather of 24 bytes per rank tells all ranks the results. The restore ends here once
 //      every rank has everything.
-//   3. Each rank that lacks slices gets a reader on another machine: first ranks that read all of
-//      their own slices, then those that read for the fewest others, then the next rank. All ranks
-//      compute the same choice. The reader sends the slices in blocks.
+//   3. Each rank that lacks slices gets a reader: a rank on another machine. Ranks that read all of
+//      their own slices are chosen first, among these the ranks that read for the fewest others,
+//      and among those the next rank in the order of ranks. All ranks compute the same choice. The
+//      reader sends the slices in blocks.
 //   4. Steps 2 and 3 repeat. A rank never asks the same machine twice.
 //
 // The restore fails on every rank if a rank has no machine left to ask, or if two machines find the

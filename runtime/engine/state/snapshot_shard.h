@@ -24,17 +24,17 @@
 
 namespace megascale::engine {
 
-// Writes the whole shard, as the work issued to the stream of `copy` before leaves it, into
-// `payload`. It is there once that stream's work has ended. Blocking. Requires: called on that
-// stream's thread; `payload` has layout.size_bytes() bytes, and the layout was made for slices like
-// `state`. Errors: Internal - the device failed.
+// Writes the whole shard into `payload`, with the values that the work issued before to the stream
+// of `copy` leaves. `payload` is complete once that stream's work has ended. Blocking. Requires:
+// called on that stream's thread; `payload` has layout.size_bytes() bytes, and the layout was made
+// for slices like `state`. Errors: Internal - the device failed.
 absl::Status CopyStateOut(const checkpoint::ShardLayout& layout,
                           const std::vector<optim::StateSlice>& state,
                           const checkpoint::ShardMoment& moment, device::StagedCopy* copy,
                           absl::Span<std::byte> payload);
 
-// A checkpoint on storage, read slice by slice: opened at the first one, and a failure to open it
-// is remembered. Threads: one. Blocking: storage.
+// A checkpoint on storage, read slice by slice. The first Read opens it; if that fails, later ones
+// return the same error. Threads: one. Blocking: storage.
 class StoredState {
  public:
   // Requires: `restore` names a checkpoint on storage.

@@ -1,5 +1,5 @@
-// Takes snapshots of a rank's shard beside its steps: the copy to the host runs on a stream of its
-// own, through pinned memory, and only what changes the state again waits for it.
+// Takes snapshots of a rank's shard while steps run: the copy to the host runs on a stream of its
+// own, through pinned memory, and only work that changes the state waits for the copy.
 //
 //   RETURN_IF_ERROR(taker->Begin(moment));      // now the next step may be launched
 //   taker->AwaitCopied(compute);                // in that step, before the optimizer's work
@@ -74,7 +74,8 @@ class SnapshotTaker {
   absl::Span<std::byte> payload_;
   absl::Status copied_status_;  // of the stream's thread, until Finish
   std::atomic<uint64_t> num_begun_ = 0;
-  // What the stream still runs uses the rest.
+  // The stream's last work uses the first two of the following, so the stream is destroyed before
+  // them.
   std::unique_ptr<device::StagedCopy> copy_;
   std::unique_ptr<stream::Event> copied_;  // its generation: the number of the snapshot
   std::unique_ptr<stream::Stream> stream_;

@@ -14,16 +14,16 @@
 
 namespace megascale::ops::cpu::blocks {
 
-// Blocks of keys whose scores are computed at a time.
+// Number of blocks of keys whose scores are computed at a time.
 constexpr int64_t kKeyBlocks = 4;
-// Blocks of queries that backward processes at a time: gradients of keys and values are read and
-// written once for all of them.
+// Number of blocks of queries that backward processes at a time. It reads and writes the gradients
+// of keys and values once for all of these blocks.
 constexpr int64_t kQueryBlocks = 4;
-// Means "no score yet": finite, so that the difference of two is not NaN.
+// Means "no score yet". It is finite, so that the difference of two such scores is not NaN.
 constexpr float kLowest = -1e30f;
 constexpr float kLog2E = 1.44269504f;
 
-// Returns 2^x with a relative error below 4e-6, a five-hundredth of that of rounding to bf16.
+// Returns 2^x with a relative error below 4e-6; rounding to bf16 has five hundred times this error.
 inline __m512 Exp2(__m512 x) {
   const __m512 fraction = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF);
   // 2^fraction interpolated at the Chebyshev nodes of [0, 1].

@@ -1,11 +1,12 @@
 // Blocks of bf16 and fp32: packing rows into blocks, multiplying blocks, writing them back.
-// Requires: MultipliesBFloat16() (cpu_matmul.h); OnTiles also requires AMX tiles.
+// Requires: MultipliesBFloat16() (matmul.h); OnTiles also requires AMX tiles.
 //
 // The layouts are those of AMX. A tile is 16 rows of 64 bytes: fp32 [16, 16]; bf16 [16, 32] as the
-// left factor of a product; or bf16 [16, 16, 2] as the right factor, where the last index is the
-// lowest part of the summed index. AVX512-BF16 also sums over pairs and uses the same layouts. All
-// work is done in blocks of 32 x 32: a bf16 block is two adjacent tiles, an fp32 block four. Blocks
-// are aligned to 64 bytes. Legend: D columns, E padded to 32; S rows padded to 32.
+// left factor of a product; or bf16 [16, 16, 2] as the right factor, where the first and the last
+// index together are the summed index: 2 * first + last. AVX512-BF16 also sums over pairs and uses
+// the same layouts. All work is done in blocks of 32 x 32. A bf16 block consists of two adjacent
+// tiles, an fp32 block of four. Blocks are aligned to 64 bytes. Legend: D columns, E padded to 32;
+// S rows padded to 32.
 #pragma once
 
 // GCC 12 warns about the undefined vectors that the intrinsics use.
@@ -51,15 +52,15 @@ inline constexpr TileConfig kTileConfig;
 // Products on AMX tiles. The tile shapes are configured while an object of this class lives.
 class OnTiles {
  public:
-  // The configuration must be constant data: GCC's intrinsic names only its first bytes, so the
-  // compiler may drop stores to the others.
+  // The configuration must be constant data, because GCC's intrinsic names only its first bytes,
+  // and the compiler may drop stores to the other bytes.
   OnTiles() { _tile_loadconfig(&kTileConfig); }
   ~OnTiles() { _tile_release(); }
 
   // Computes result (+)= the sum over `steps` blocks of left x right.
   static void Multiply(Factor left, Factor right, int64_t steps, float* result, bool add) {
-    // The load intrinsics do not tell the compiler that they read memory; this completes all stores
-    // first.
+    // The load intrinsics do not tell the compiler that they read memory, so this statement makes
+    // it complete all stores first.
     asm volatile("" ::: "memory");
     if (add) {
       _tile_loadd(0, result, 64);
@@ -101,7 +102,8 @@ class OnVectors {
   }
 
  private:
-  // Two vectors for each of these rows fit the registers, and the number divides a tile.
+  // Two vectors for each of these rows fit into the registers, and kRows divides the 16 rows of a
+  // tile.
   static constexpr int64_t kRows = 8;
 
   static inline __m512bh Pairs(__m512i bits) { return (__m512bh)bits; }
@@ -193,7 +195,7 @@ inline void StoreTile(const __m512i rows[16], Half* to) {
   for (int i = 0; i < 16; ++i) _mm512_store_si512(to + i * kBlock, rows[i]);
 }
 
-// What PackBlocks makes of a block of 32 rows and 32 columns: two tiles in one of these forms.
+// The form in which PackBlocks stores a block of 32 rows and 32 columns, as two tiles.
 enum class Form {
   kRows,             // left factor [rows, cols]
   kTransposed,       // right factor [cols, rows]

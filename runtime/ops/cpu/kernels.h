@@ -17,7 +17,7 @@ struct Range {
   int64_t size() const { return end - begin; }
 };
 
-// These take ranges of elements.
+// Elementwise kernels: the name of the range tells whether it counts rows or elements.
 void Add(const Matrix& a, const Matrix& b, const Matrix& out, Range rows);
 void Activation(const ActivationArgs& args, Range rows);
 void ActivationBackward(const ActivationBackwardArgs& args, Range rows);
@@ -30,8 +30,8 @@ void AdamW(const AdamWArgs& args, Range elements);
 
 // These take ranges of rows.
 void Norm(const NormArgs& args, Range rows);
-// Accumulates the gradients of weight and bias into args.d_weight and args.d_bias; each thread must
-// be given its own.
+// Accumulates the gradients of weight and bias into args.d_weight and args.d_bias. Each thread must
+// have its own d_weight and d_bias.
 void NormBackward(const NormBackwardArgs& args, Range rows);
 // Returns the floats of CrossEntropyScratch::powers: whole vectors of any width.
 constexpr int64_t PowersSize(int64_t cols) { return (cols + 63) / 64 * 64; }
@@ -47,8 +47,8 @@ void LogitStatistics(const LogitStatisticsArgs& args, Range rows);
 void Rotary(const RotaryArgs& args, const float* cosines, const float* sines, Range rows);
 void Embedding(const EmbeddingArgs& args, Range rows);
 
-// Generation. FewRows takes a range of columns of c, runs no epilogue, and reads each element of b
-// from memory once.
+// For generation. FewRows takes a range of columns of c, runs no epilogue, and reads each element
+// of b from memory once.
 void FewRows(const MatMulArgs& args, Range cols);
 // Copies all new keys and values into the cache.
 void FillCache(const CachedAttentionArgs& args);
@@ -73,15 +73,15 @@ struct PairBlocks {
   int64_t row_block_stride = 0;
   int64_t col_block_stride = 0;
 };
-// Packs `from` into blocks; fills blocks that reach beyond it with zeros. `row_blocks` counts
+// Packs `from` into blocks; blocks that reach beyond `from` have zeros there. `row_blocks` counts
 // blocks of 2 * block_pairs rows.
 void Pack(const Matrix& from, const PairBlocks& to, Range row_blocks);
 
 // These return the floats of scratch that one call needs.
 int64_t AttentionScratchSize(const AttentionArgs& args);
 int64_t AttentionBackwardScratchSize(const AttentionArgs& args);
-// Returns the first key that the query at `position` sees. Requires: the arguments are of one
-// sequence, as WithDocumentsOf returns them. It does not decrease with the position.
+// Returns the first key that the query at `position` sees, which never decreases with the position.
+// Requires: the arguments belong to one sequence, as WithDocumentsOf returns them.
 inline int64_t FirstKey(const AttentionArgs& args, int64_t position) {
   const int64_t in_window = args.window > 0 ? position - args.window + 1 : 0;
   const int64_t begin = args.document_begins ? args.document_begins.as<int32_t>()[position] : 0;

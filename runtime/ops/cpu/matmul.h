@@ -1,9 +1,9 @@
-// Matrix products with oneDNN. Threads share a large fp32 product and each call oneDNN's sgemm. Any
-// other product is prepared when its shape first occurs, and kept; later calls of that shape only
-// set addresses.
+// Matrix products with oneDNN. Threads share a large fp32 product and each call oneDNN's sgemm. For
+// any other product, the engine prepares a oneDNN primitive when the shape first occurs, and keeps
+// it. Later calls with that shape only set addresses.
 //
 // On processors without bf16 instructions, bf16 operands are converted and multiplied in fp32,
-// because oneDNN has no bf16 products there, or slow ones. Threads: one at a time. Determinism:
+// because oneDNN has no or only slow bf16 products there. Threads: one at a time. Determinism:
 // fixed by shape, dtype, `num_threads` and instruction set; oneDNN may also use the sizes of the
 // caches.
 #pragma once

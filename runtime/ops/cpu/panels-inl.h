@@ -1,5 +1,5 @@
-// The products of attention in fp32, and the copies of heads into the layouts that they need. All
-// products are
+// The products of attention in fp32, and copies of heads into the layouts that the products need.
+// All products are
 //   c[rows, cols] (+)= sum over steps of a(row, step) * b[step, cols]
 // with 8 rows of c; a is read one scalar at a time, b in whole vectors. Compiled once per
 // instruction set: include it after hwy/foreach_target.h. Legend: as in attention.cc.
@@ -38,7 +38,7 @@ constexpr int64_t RoundDown(int64_t value, int64_t multiple) { return value / mu
 HWY_BEFORE_NAMESPACE();
 namespace megascale::ops::cpu::HWY_NAMESPACE {
 
-// Rows whose sums fit the registers: there are 32 with AVX-512, 16 before.
+// Rows whose sums fit into the registers: 32 registers with AVX-512, otherwise 16.
 constexpr int64_t kTileRows = kLanes >= 16 ? 8 : 4;
 
 // a(row, step) = data[row * row_stride + step * step_stride].

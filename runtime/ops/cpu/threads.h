@@ -1,9 +1,9 @@
 // Divides an operator among the threads of a CpuOps, always in the same way.
 //
-// The threads are OpenMP's, since oneDNN uses OpenMP: one pool serves products and kernels, and no
-// thread is started if num_threads is 1. By default OpenMP threads spin for a long time while idle
-// and take cores from other workers; base::ThreadEnvironment returns the environment that a process
-// needs.
+// The threads belong to OpenMP, because oneDNN uses OpenMP, and so one pool serves products and
+// kernels. No thread is started if num_threads is 1. By default OpenMP threads spin for a long time
+// while idle and take cores from other workers; base::ThreadEnvironment returns the environment
+// that a process needs.
 #pragma once
 
 #include <algorithm>
@@ -17,9 +17,9 @@
 
 namespace megascale::ops::cpu {
 
-// Calls body(part, range) for `num_threads` parts of [0, count), in parallel, and returns after all
-// of them. Parts begin at multiples of `grain`; empty parts are skipped. Determinism: the parts
-// follow from the arguments alone.
+// Calls body(part, range) for `num_threads` parts of [0, count), in parallel, and returns when all
+// calls have ended. Parts begin at multiples of `grain`; empty parts are skipped. Determinism: the
+// parts follow from the arguments alone.
 template <typename Body>
 void ForEachPart(int num_threads, int64_t count, int64_t grain, const Body& body) {
   const int64_t grains = (count + grain - 1) / grain;
@@ -33,8 +33,7 @@ void ForEachPart(int num_threads, int64_t count, int64_t grain, const Body& body
     return;
   }
 #ifdef __SANITIZE_THREAD__
-  // The thread sanitizer does not see how OpenMP orders its threads, so use threads of the
-  // language.
+  // The thread sanitizer does not see how OpenMP orders its threads, so use std::thread.
   std::vector<std::thread> threads;
   for (int part = 0; part < num_threads; ++part) threads.emplace_back(run, part);
   for (std::thread& thread : threads) thread.join();

@@ -96,7 +96,7 @@ HWY_INLINE void ForEachVector(int64_t begin, int64_t end, Body body) {
 }
 
 // Two vectors, for operators that treat each element alike. For fp32 they are consecutive. For bf16
-// one has the elements at even places and the other those at odd places, so that no moves between
+// `a` has the elements at even places and `b` the elements at odd places, so that no moves between
 // lanes are needed.
 struct Two {
   Floats a, b;
@@ -120,7 +120,7 @@ HWY_INLINE Two LoadTwo(const T* from, FirstLanes lanes) {
 }
 
 // Prefetches memory ahead of the `num_bytes` at `from`. Without this, memory is read at a third of
-// its rate, since processors prefetch too little, and never across a page.
+// its rate, because processors prefetch too little, and never across a page.
 HWY_INLINE void FetchAhead(const void* from, int64_t num_bytes) {
   constexpr int64_t kAhead = 4096, kLine = 64;
   const char* ahead = static_cast<const char*>(from) + kAhead;
@@ -155,7 +155,7 @@ HWY_INLINE void StoreTwo(Two two, T* to, FirstLanes lanes) {
   std::memcpy(to, buffer, lanes.count * sizeof(T));
 }
 
-// Adds elements loaded by LoadTwo from type T to fp32 numbers, which are in order.
+// Adds elements that LoadTwo loaded from type T to consecutive fp32 numbers at `to`.
 template <typename T>
 HWY_INLINE void AddTwo(Two two, float* to, AllLanes) {
   alignas(64) float buffer[2 * kLanes];
@@ -230,7 +230,8 @@ HWY_INLINE Floats AddUp(int64_t cols, Term term) {
 HWY_INLINE float Sum(Floats value) { return hn::GetLane(hn::SumOfLanes(FloatTag(), value)); }
 HWY_INLINE float Max(Floats value) { return hn::GetLane(hn::MaxOfLanes(FloatTag(), value)); }
 
-// Returns e^x; 0 if the result would be below the normal range, the greatest finite power if above.
+// Returns e^x; 0 if that is below the normal range, the greatest finite power if it is above the
+// range.
 HWY_INLINE Floats Exp(Floats x) {
   const FloatTag tag;
   const IntTag int_tag;
@@ -256,8 +257,8 @@ HWY_INLINE Floats Exp(Floats x) {
   return hn::IfThenElse(hn::Ge(x, lowest), power, hn::Sub(clamped, clamped));
 }
 
-// Returns 2^x for results that are rounded to bf16 next: relative error below 5e-6. Clamps x to
-// ±126.
+// Returns 2^x with a relative error below 5e-6, for results that are then rounded to bf16. Clamps x
+// to ±126.
 HWY_INLINE Floats RoughPowerOfTwo(Floats x) {
   const IntTag int_tag;
   const Floats clamped = hn::Max(Splat(-126), hn::Min(Splat(126), x));  // propagates NaN
@@ -275,14 +276,14 @@ HWY_INLINE Floats RoughPowerOfTwo(Floats x) {
   return hn::Mul(polynomial, hn::BitCast(FloatTag(), power));
 }
 
-// Returns e^x, as exact as a result of type T can show.
+// Returns e^x, as exact as type T can represent.
 template <typename T>
 HWY_INLINE Floats ExpFor(Floats x) {
   if constexpr (std::is_same_v<T, float>) return Exp(x);
   return RoughPowerOfTwo(hn::Mul(x, Splat(1.44269504089)));
 }
 
-// Returns the logistic function, as exact as a result of type T can show.
+// Returns the logistic function, as exact as type T can represent.
 template <typename T>
 HWY_INLINE Floats Sigmoid(Floats x) {
   const Floats divisor = hn::Add(Splat(1), ExpFor<T>(hn::Neg(x)));

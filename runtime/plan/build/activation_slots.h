@@ -1,4 +1,5 @@
-// The memory for activations of micro-batches in flight: which slot each of them uses, in turns.
+// The memory for activations of micro-batches in flight: decides which slot each micro-batch uses,
+// one after another.
 #pragma once
 
 #include <queue>
@@ -10,22 +11,23 @@
 
 namespace megascale::plan {
 
-// Returns how many slots `chunk` of the model needs on its rank: as many as micro-batches are in
-// it at once in `order`, the rank's compute order, and the spare ones of `options`.
+// Returns how many slots `chunk` of the model needs on its rank: the greatest number of
+// micro-batches that are in the chunk at once, plus the spare slots of `options`. `order` is the
+// rank's compute order.
 int NumActivationSlots(const PlanOptions& options, absl::Span<const ComputeItem> order, int chunk);
 
 struct ActivationSlot {
   int slot = 0;
-  // Indices of the instructions that must have ended before the next micro-batch begins here.
+  // Indices of the instructions that must have ended before the next micro-batch uses the slot.
   std::vector<int> last_users = {};
 };
 
-// The free slots of one chunk. The slot that is free for the longest time is used next.
+// The free slots of one chunk. The slot that has been free for the longest time is used next.
 class ActivationSlots {
  public:
   explicit ActivationSlots(int num_slots = 0);
 
-  // Requires: a slot is free, which NumActivationSlots sees to.
+  // Requires: a slot is free, which is so if there are NumActivationSlots slots.
   ActivationSlot Take();
   void Free(ActivationSlot slot);
 

@@ -19,15 +19,16 @@ struct Channel {
 
 // Returns the communicators that every rank opens, in the same order on every rank.
 //
-// The channels of a pipeline group carry one direction across every second boundary between stages
-// ("activation.0" from stage 0 to 1, "activation.1" from 1 to 2 …). A rank thus uses each channel
-// either for sending or for receiving, and its streams never queue behind each other. With several
-// chunks per stage there is also a boundary from the last stage to the first; it has a channel of
-// its own ("activation.2") if the number of stages is odd.
+// Each channel of a pipeline group carries one direction across every second boundary between
+// stages ("activation.0" from stage 0 to 1, "activation.1" from 1 to 2, "activation.0" from 2 to 3
+// …). A rank thus uses each channel either for sending or for receiving, and its streams never
+// queue behind each other. With several chunks per stage there is also a boundary from the last
+// stage to the first. If the number of stages is odd, this boundary has a channel of its own
+// ("activation.2").
 //
 // Tensor-parallel ranks have one channel for their passes and one for their sums of gradients. With
-// tensor parallelism and trust ratios, the ranks of a stage have one channel. With tied ends the
-// ends of a pipeline have two more: "embedding" and "head".
+// tensor parallelism and trust ratios, the ranks of a stage have one channel. With tied ends, a
+// pipeline group has two more channels, which its first and last stage use: "embedding" and "head".
 struct ChannelOptions {  // as in PlanOptions
   int chunks_per_stage = 1;
   bool has_trust_ratios = false;
@@ -36,7 +37,7 @@ struct ChannelOptions {  // as in PlanOptions
 std::vector<Channel> ChannelsOf(const Mesh& mesh, const ChannelOptions& options);
 
 // Returns the channel that a collective, or a pass of tensor-parallel ranks, uses in this mesh.
-// GroupKind::kNone: the operation communicates with no one there.
+// GroupKind::kNone: the operation does not communicate in this mesh.
 Channel ChannelOf(const Mesh& mesh, OpKind operation);
 
 // Returns the channel of a transfer across the boundary between stage `lower` and the next one; the

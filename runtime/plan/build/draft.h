@@ -1,6 +1,6 @@
-// The plan of a rank while it is made, and what all of its makers ask: options by chunk and bucket,
-// the last computation so far. Instructions are added in an order in which they could run one by
-// one.
+// The plan of a rank while it is built, with helpers for all classes that add to it: options by
+// chunk and bucket, the last computation so far. Instructions are added in an order in which they
+// could run one by one.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ class Draft {
   bool IsLast(int chunk) const { return chunk == plan_.num_chunks - 1; }
   // Returns the chunks of this rank, in the model's order.
   std::vector<int> Chunks() const;
-  // Returns the index of a chunk among them.
+  // Returns the index of a chunk in Chunks().
   size_t IndexOf(int chunk) const { return static_cast<size_t>(plan_.IndexOfChunk(chunk)); }
 
   ChunkCost Cost(int chunk) const;
@@ -39,7 +39,7 @@ class Draft {
 
   // Adds an instruction and returns its index.
   int Add(Instruction instruction);
-  // Returns the index of the last instruction on the compute stream; -1: none yet.
+  // Returns the index of the last instruction on the compute stream; -1: there is none yet.
   int last_computed() const { return last_computed_; }
 
   // Returns an instruction with the stream and the owner of its operation.
@@ -47,7 +47,7 @@ class Draft {
   // Returns a collective in the group and channel of its operation.
   Instruction Collective(InstructionId id, int64_t bytes) const;
 
-  // Makes the next pass wait for an instruction, though it is not its input.
+  // Makes the next pass wait for an instruction that does not make its input.
   void AwaitBeforeNextPass(int index) { awaited_.push_back(index); }
   std::vector<int> TakeAwaited() { return std::exchange(awaited_, {}); }
 

@@ -1,4 +1,5 @@
-// The memory in which passes sum up gradients: which buffer each chunk or bucket uses, in turns.
+// The memory in which passes sum up gradients: decides which buffer each chunk or bucket uses, one
+// after another.
 #pragma once
 
 #include <queue>
@@ -8,9 +9,10 @@
 
 namespace megascale::plan {
 
-// Returns how many gradient buffers a rank of `stage` needs: one for each of its chunks; with ZeRO
-// stage 2 fewer than its buckets, which use them in turn, or it would save no memory. With two
-// buckets the second one therefore waits for the reduction of the first.
+// Returns how many gradient buffers a rank of `stage` needs: one for each of its chunks. With ZeRO
+// stage 2, its buckets use one or two buffers in turn. These are fewer than the buckets (if there
+// are several), because as many buffers as buckets would save no memory. So with two buckets, the
+// second waits for the reduction of the first.
 int NumGradientBuffers(const PlanOptions& options, int stage);
 
 struct GradientBuffer {
@@ -18,12 +20,14 @@ struct GradientBuffer {
   int last_user = -1;  // index of the reduction that ends the previous turn; -1: no turn yet
 };
 
-// The free gradient buffers of one rank. The buffer that is free for the longest time is used next.
+// The free gradient buffers of one rank. The buffer that has been free for the longest time is used
+// next.
 class GradientBuffers {
  public:
   explicit GradientBuffers(int num_buffers);
 
-  // Requires: a buffer is free. Where buckets share buffers a schedule has one turn at a time.
+  // Requires: a buffer is free. It is, because where buckets share buffers, passes accumulate into
+  // one bucket at a time.
   GradientBuffer Take();
   void Free(GradientBuffer buffer) { free_.push(buffer); }
 

@@ -1,5 +1,5 @@
 // The passes of a rank in the schedule's order, each with the receive of its input, the send of its
-// result and, as its gradients are complete, their reduction.
+// result and, where it completes gradients, their reduction.
 #pragma once
 
 #include <utility>
@@ -17,15 +17,15 @@ namespace megascale::plan {
 
 class Passes {
  public:
-  // What passes wait for. `batch`: the load, or -1 on a rank that loads nothing. `gathers`: by
-  // chunk of the rank, the gather that ends last.
+  // The instructions for which passes wait. `batch`: the load, or -1 on a rank that loads nothing.
+  // `gathers`: by chunk of the rank, the gather that ends last.
   struct Inputs {
     int batch = -1;
     std::vector<int> gathers = {};
   };
 
   // Sets the plan's numbers of activation slots. Requires: `order` is the rank's compute order. The
-  // pointers and `order` outlive this.
+  // pointers and `order` outlive this object.
   Passes(Draft* draft, Reductions* reductions, TiedEnds* tied_ends,
          absl::Span<const ComputeItem> order);
 
@@ -40,7 +40,7 @@ class Passes {
     int backward = 0;
     int send = -1;
     std::vector<int> inputs = {};  // of the next part: the wait for a free slot, then the receive
-    std::vector<int> last_users = {};  // must have ended before its slot is free
+    std::vector<int> last_users = {};  // must end before the slot is free
   };
   struct Chunk {                    // of this rank
     std::vector<Pass> passes = {};  // by micro-batch

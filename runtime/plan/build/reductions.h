@@ -1,5 +1,6 @@
-// The sums of gradients of a rank: the buffers in which passes add them up, in turns, and the
-// collectives (S, R) that end a turn, after the head's gradient is added where it is due.
+// The sums of gradients of a rank: the buffers in which passes add gradients up, in turns, and the
+// collectives (S, R) that end a turn. Before these, the gradient of a tied head is added to the
+// bucket of the embedding.
 #pragma once
 
 #include <vector>
@@ -12,23 +13,25 @@ namespace megascale::plan {
 
 class Reductions {
  public:
-  // Sets the plan's number of gradient buffers. Both outlive this.
+  // Sets the plan's number of gradient buffers. `draft` and `tied_ends` outlive this object.
   Reductions(Draft* draft, TiedEnds* tied_ends);
 
-  // Sets the buffer of the current turn of the pass's chunk or bucket; begins a turn if there is
-  // none.
+  // Sets the pass's gradient buffer: that of the current turn of its chunk or bucket. Begins a turn
+  // if there is none.
   void UseBuffer(Instruction* pass);
 
   // With ZeRO stage 2: adds S and R of a bucket of one micro-batch. This ends the bucket's turn in
   // its buffer. `piece`: the piece of the pass that completed the bucket's gradients.
   void AddOfMicrobatch(int chunk, int microbatch, int bucket, int piece);
-  // With ZeRO stage 1: all gradients of a chunk are complete. Adds S and R of its buckets, or
-  // leaves them until AddDelayed if reductions do not overlap with passes. `pieces`: by bucket.
+  // With ZeRO stage 1: call it when all gradients of a chunk are complete. Adds S and R of the
+  // chunk's buckets; if reductions do not overlap with passes, leaves them to AddDelayed. `pieces`:
+  // by bucket.
   void AddOfChunk(int chunk, std::vector<int> pieces);
-  // Adds what AddOfChunk left. Requires: all passes of the rank have been added.
+  // Adds the reductions that AddOfChunk left to it. Requires: all passes of the rank have been
+  // added.
   void AddDelayed();
 
-  // Returns the last reduction of a chunk so far; -1: none.
+  // Returns the last reduction of a chunk so far; -1: there is none.
   int LastOf(int chunk) const { return chunks_[draft_.IndexOf(chunk)].last; }
 
  private:

@@ -1,6 +1,6 @@
-// The plans of a whole mesh, one template for each role (role_map.h). So the plans of 12,288 ranks
-// cost what those of 64 cost, and ValidateRolePlans (check/validate_roles.h) proves them for every
-// rank.
+// The plans of a whole mesh, one template for each role (role_map.h). So plans for 12,288 ranks
+// cost as much as plans for 64 ranks, and ValidateRolePlans (check/validate_roles.h) proves the
+// templates for every rank.
 //
 //   ASSIGN_OR_RETURN(std::vector<RankPlan> roles, BuildRolePlans({.mesh = mesh}));
 //   RETURN_IF_ERROR(ValidateRolePlans(roles));
@@ -24,16 +24,16 @@ absl::StatusOr<std::vector<RankPlan>> BuildRolePlans(const PlanOptions& options,
 // The same with RoleMap::ByStage.
 absl::StatusOr<std::vector<RankPlan>> BuildRolePlans(const PlanOptions& options);
 
-// Returns the plan of `rank`, equal to what BuildTrainPlan gives: its role's plan with its own
-// place in the mesh. Requires: `templates` came from BuildRolePlans with the same roles, and `rank`
-// is in their mesh.
+// Returns the plan of `rank`, which is its role's plan with this rank's place in the mesh. It
+// equals the plan from BuildTrainPlan. Requires: `templates` came from BuildRolePlans with the same
+// roles, and `rank` is in their mesh.
 RankPlan PlanOfRank(absl::Span<const RankPlan> templates, const RoleMap& roles, int rank);
 // The same for templates by stage.
 RankPlan PlanOfRank(absl::Span<const RankPlan> templates, int rank);
 
 // Returns the order in which `rank` launches its communication (check/launch_order.h), proven for
-// all ranks. Every rank computes the orders of all stages, alike, and takes its own. Errors: those
-// of BuildTrainPlan, LaunchOrders and CheckLaunchOrders.
+// all ranks. Every rank computes the same orders, of all stages, and uses the order of its own
+// stage. Errors: those of BuildTrainPlan, LaunchOrders and CheckLaunchOrders.
 absl::StatusOr<std::vector<int>> LaunchOrderOf(const PlanOptions& options, int rank);
 
 }  // namespace megascale::plan

@@ -7,22 +7,23 @@
 // A step, with ZeRO stage 1:
 // - load the batch;
 // - run every micro-batch forward and backward through every chunk, in the schedule's order;
-// - as a chunk's last backward goes through its layers, the shard reduces their gradients over the
-//   data-parallel group, bucket by bucket;
+// - while a chunk's last backward goes through its layers, the shard actor reduces their gradients
+//   over the data-parallel group, bucket by bucket;
 // - all ranks exchange norm, loss and stop flag;
-// - each rank steps its slice of the parameters.
+// - each rank updates its slice of the parameters.
 //
-// With stage 2 the shard reduces gradients in each backward and sums up its slice of them. A rank
-// then needs no memory for all gradients, only one or two buffers that its buckets use in turn
-// (Rajbhandari et al., 2020, section 5).
+// With stage 2 the shard actor reduces gradients in each backward and sums up its slice of them. A
+// rank then needs no memory for all gradients, but only one or two buffers that its buckets use in
+// turn (Rajbhandari et al., 2020, section 5).
 //
 // The next step begins with gathering the parameters over the group, chunk by chunk in the order in
 // which the forward passes need them: the first chunk's while the batch is loaded, later chunks'
 // during the forward passes of earlier chunks (MegaScale, section 3.2).
 //
-// Tensor-parallel ranks run each pass together. A pass is one instruction; its exchanges are in no
-// plan, but its group tells the validator that the ranks must come to it in one order. Before a
-// chunk's gradients are reduced, these ranks sum those of replicated parameters (S).
+// Tensor-parallel ranks run each pass together. A pass is one instruction. Its exchanges are not in
+// the plan, but its group tells the validator that all ranks of the group must run such passes in
+// the same order. Before a chunk's gradients are reduced, tensor-parallel ranks sum the gradients
+// of replicated parameters (S).
 #pragma once
 
 #include "absl/status/statusor.h"

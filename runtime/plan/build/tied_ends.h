@@ -1,7 +1,8 @@
-// The exchange of a tied embedding matrix between the first and the last stage: the matrix goes to
-// the head before its first use (SE, RE); the gradient of all its uses comes back (SH, RH), and is
-// added to the embedding's before that is reduced (A). Without PlanOptions::has_tied_ends, and on
-// the stages between, these add nothing.
+// The exchange of a tied embedding matrix between the first and the last stage. The first stage
+// sends the matrix to the last stage before the head uses it (SE, RE). The last stage sends back
+// the gradient of all these uses (SH, RH), which is added to the embedding's gradient before the
+// reduction (A). Without PlanOptions::has_tied_ends, and on the stages between, this class adds
+// nothing.
 #pragma once
 
 #include "runtime/plan/build/draft.h"
@@ -10,25 +11,27 @@ namespace megascale::plan {
 
 class TiedEnds {
  public:
-  // `draft` outlives this.
+  // `draft` outlives this object.
   explicit TiedEnds(Draft* draft) : draft_(*draft) {}
 
-  // Adds SE or RE. Requires: the gathers have been added, and no pass.
+  // Adds SE or RE. Requires: the gathers have been added, but no pass.
   void AddEmbedding();
-  // Returns the index of SE; -1: the plan has none.
+  // Returns the index of SE; -1: the plan has no SE.
   int sent_embedding() const { return sent_embedding_; }
-  // Returns the index of RE, for which each forward of the last chunk waits; -1: there is none.
+  // Returns the index of RE, for which each forward of the last chunk waits; -1: the plan has no
+  // RE.
   int received_embedding() const { return received_embedding_; }
 
-  // The last chunk's last forward has been added. Adds SH, or leaves it until AddDelayed if
-  // transfers do not overlap with passes.
+  // Adds SH; if transfers do not overlap with passes, leaves it to AddDelayed. Requires: the last
+  // chunk's last forward has been added.
   void EndForwards();
-  // Adds what EndForwards left. Requires: all passes of the rank have been added.
+  // Adds the SH that EndForwards left to it. Requires: all passes of the rank have been added.
   void AddDelayed();
 
-  // Before the reduction of a bucket: adds RH and A if the bucket has the embedding and no later
-  // micro-batch adds to its sum. Returns the index for which the reduction then waits. `ready`: the
-  // index for which it waits otherwise. `buffer`: the bucket's gradient buffer.
+  // Call it before the reduction of a bucket. If the bucket has the embedding and no later
+  // micro-batch adds to the bucket's sum, adds RH and A, and returns the index of A, for which the
+  // reduction must then wait. Otherwise returns `ready`, the index for which the reduction waits
+  // anyway. `buffer`: the bucket's gradient buffer.
   int AddHeadGradient(int chunk, int microbatch, int bucket, int ready, int buffer);
 
  private:
@@ -43,7 +46,7 @@ class TiedEnds {
   Draft& draft_;
   int sent_embedding_ = -1;
   int received_embedding_ = -1;
-  int num_reduced_ = 0;  // micro-batches, or all of them together, whose embedding was reduced
+  int num_reduced_ = 0;  // reductions of the embedding's bucket so far
   bool is_delayed_ = false;
 };
 

@@ -1,5 +1,5 @@
-// The sends and receives of a rank: what moves a micro-batch from chunk to chunk, and how passes
-// and transfers wait for each other where they do not overlap.
+// The sends and receives of a rank, which move a micro-batch from chunk to chunk. Where transfers
+// and passes do not overlap, makes them wait for each other.
 #pragma once
 
 #include <vector>
@@ -12,13 +12,13 @@ namespace megascale::plan {
 
 class Transfers {
  public:
-  // `draft` outlives this.
+  // `draft` outlives this object.
   explicit Transfers(Draft* draft) : draft_(*draft) {}
 
   // Returns how many of the next passes run without an exchange in between; see Overlap.
   size_t NumTogether(absl::Span<const ComputeItem> next) const;
-  // Begins the receives and sends of the next passes that run together. Where transfers do not
-  // overlap with passes, the next pass waits for the sends of the previous ones.
+  // Call it before the receives and sends of the next passes that run together are added. Where
+  // transfers do not overlap with passes, the next pass waits for the sends of the previous passes.
   void BeginTogether();
 
   // Adds a receive for the pass `id`, whose micro-batch is in `slot`, and returns its index. The
@@ -31,7 +31,7 @@ class Transfers {
   Instruction Transfer(OpKind kind, InstructionId pass, int slot) const;
 
   Draft& draft_;
-  int computed_before_ = -1;  // the last computation before the passes that run together
+  int computed_before_ = -1;  // last computation before the passes that run together
   std::vector<int> sends_;    // of these passes
 };
 

@@ -16,7 +16,7 @@ class HappensBefore {
   // dependencies). Errors: InvalidArgument - a cycle; names the instructions on it.
   static absl::StatusOr<HappensBefore> Create(const RankPlan& plan);
 
-  // True when `earlier` has ended before `later` begins, in every run of the plan.
+  // True if `earlier` has ended before `later` begins, in every run of the plan.
   bool Before(int earlier, int later) const {
     return position_[earlier] < ended_before_[later][stream_[earlier]];
   }

@@ -1,7 +1,7 @@
-// One order for all communication of a rank, across its streams. A collective of NCCL holds its
-// part of the GPU until all members have launched theirs: two ranks that launch two collectives in
-// different orders, from independent threads, can wait for each other for ever. So each rank
-// launches in this order, and the orders of all ranks agree.
+// One order for all communication of a rank, across its streams. A collective of NCCL occupies its
+// part of the GPU until all members have launched the collective. So two ranks that launch two
+// collectives in different orders, from independent threads, can wait for each other forever. To
+// prevent this, each rank launches in this order, and the orders of all ranks agree.
 //
 //   ASSIGN_OR_RETURN(const auto roles, BuildRolePlans(options));
 //   ASSIGN_OR_RETURN(const auto orders, LaunchOrders(roles));
@@ -18,17 +18,18 @@
 namespace megascale::plan {
 
 // Returns for each plan the indices of its instructions that meet others, in the order in which the
-// rank must launch them: by the time at which all members of a meeting could begin if every
-// instruction took one unit of time; meetings of one time in an order that all ranks share. Never
-// against a dependency.
+// rank must launch them. Meetings are ordered by the time at which all of their members could begin
+// if every instruction took one unit of time. All ranks use the same order for meetings with equal
+// times. The order never contradicts a dependency.
 //
-// Requires: as CheckRendezvous, which accepts the plans. From the plans of roles, the orders hold
-// for all ranks of the roles: the image of a meeting (validate_roles.h) has the same place in every
-// order. Cost: O(instructions + meetings x log(meetings)). Errors: those of CheckRendezvous.
+// Requires: as CheckRendezvous, and CheckRendezvous accepts the plans. If `plans` are the plans of
+// roles, each order holds for all ranks of its role, because the image of a meeting
+// (validate_roles.h) has the same place in every order. Cost: O(instructions + meetings x
+// log(meetings)). Errors: those of CheckRendezvous.
 absl::StatusOr<std::vector<std::vector<int>>> LaunchOrders(absl::Span<const RankPlan> plans);
 
-// Proves that no deadlock is possible where every rank launches as its order says, and each
-// exchange occupies a whole device until its end: the strictest reading. Errors: InvalidArgument -
+// Proves that no deadlock is possible if every rank launches in its order. It makes the strictest
+// assumption, that each exchange occupies a whole device until its end. Errors: InvalidArgument -
 // an order lacks an instruction that meets others, or has one twice; a deadlock.
 absl::Status CheckLaunchOrders(absl::Span<const RankPlan> plans,
                                absl::Span<const std::vector<int>> orders);

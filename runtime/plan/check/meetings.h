@@ -1,5 +1,5 @@
-// The instructions of all given ranks of a step as one list of nodes, which of them meet, and what
-// each waits for. Used by CheckRendezvous and LaunchOrders.
+// The instructions of all given ranks of a step as one list of nodes. Tells which nodes meet, and
+// for which nodes each node waits. Used by CheckRendezvous and LaunchOrders.
 #pragma once
 
 #include <map>
@@ -44,8 +44,9 @@ class Meetings {
     if (previous_[node] != kNone) visit(previous_[node]);
   }
   // Runs the step with strict rendezvous: the members of a meeting end only once all have begun.
-  // Returns the nodes in an order in which they end, those of a meeting one after another. A node
-  // that is not there waits for ever. Which nodes end does not depend on the order of the run.
+  // Returns the nodes in an order in which they end; the nodes of a meeting are adjacent. A node
+  // that is missing from the result waits forever. Which nodes end does not depend on the order of
+  // the run.
   std::vector<int> EndOrder() const;
 
  private:
@@ -79,7 +80,7 @@ class Meetings {
   std::vector<Place> places_;       // by node
   std::vector<int> first_;          // by plan: the node of its first instruction
   std::vector<int> meeting_;        // by node
-  std::vector<int> previous_;       // by node: the one before it on its stream, or kNone
+  std::vector<int> previous_;       // by node: the previous node on its stream, or kNone
   std::vector<std::vector<int>> members_;
 };
 

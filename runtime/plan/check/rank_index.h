@@ -1,4 +1,4 @@
-// One rank's list of instructions, to be asked by id: what the checks of a rank's step share.
+// One rank's list of instructions with lookups by id, for the checks of a rank's step.
 #pragma once
 
 #include <map>
@@ -21,12 +21,12 @@ absl::Status Refuse(const RankPlan& plan, const Instruction& instruction, const 
 
 class RankIndex {
  public:
-  // Requires: ids are unique, `order` is the plan's. Both outlive the index.
+  // Requires: ids are unique; `order` belongs to `plan`. `plan` and `order` outlive the index.
   RankIndex(const RankPlan& plan, const HappensBefore& order);
 
   const RankPlan& plan() const { return plan_; }
   const HappensBefore& order() const { return order_; }
-  // True when a W completes the weight gradients of each backward.
+  // True if a W completes the weight gradients of each backward.
   bool splits_backward() const { return splits_backward_; }
   bool has_trust_ratios() const { return has_trust_ratios_; }
 
@@ -35,7 +35,7 @@ class RankIndex {
   bool IsMine(int chunk) const {
     return chunk < plan_.num_chunks && chunk % plan_.mesh.pipeline_size() == plan_.stage();
   }
-  // Returns the number of buckets of a chunk: as many as are gathered, and at least one.
+  // Returns the number of a chunk's buckets, which is the number of its gathers, and at least one.
   int NumBuckets(int chunk) const;
   // The kind of instruction that completes a micro-batch's weight gradients.
   OpKind last_part() const {
@@ -48,10 +48,12 @@ class RankIndex {
   static bool Reduces(OpKind kind) {
     return kind == OpKind::kSumReplicated || kind == OpKind::kReduceGradients;
   }
-  // The last chunk's forward also makes the gradients of the head, and A adds a tied head's. With a
-  // buffer per bucket, the first part of a split backward accumulates into no buffer.
+  // Whether the instruction accumulates into a gradient buffer. B and W do. So does the last
+  // chunk's forward, which also computes the gradients of the head, and A, which adds the gradient
+  // of a tied head. If each buffer holds one bucket, the first part of a split backward accumulates
+  // into no buffer.
   bool AddsToGradients(InstructionId id) const;
-  // Whether the gradient buffer then holds a single bucket.
+  // Whether the instruction accumulates into a gradient buffer that holds a single bucket.
   bool AddsToOneBucket(InstructionId id) const {
     return plan_.shards_gradients && AddsToGradients(id);
   }
@@ -66,7 +68,8 @@ class RankIndex {
   // Returns the instruction before this one on the compute stream, or InstructionId().
   InstructionId ComputedBefore(InstructionId id) const;
 
-  // Errors: InvalidArgument - `consumer` may begin before `producer` has ended, or one is missing.
+  // Checks that `consumer` begins after `producer` has ended. Errors: InvalidArgument - it may
+  // begin earlier, or one of the two is missing.
   absl::Status Needs(InstructionId consumer, InstructionId producer) const;
   absl::Status Missing(InstructionId id) const;
 

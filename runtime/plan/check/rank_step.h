@@ -1,5 +1,5 @@
-// One rank's list as its part of a training step: what it computes, sends, reduces and steps, and
-// in which order. Whether its memory suffices is checked in rank_memory.h.
+// Checks one rank's list of instructions as its part of a training step: what it computes, sends,
+// reduces and updates, and in which order. rank_memory.h checks its memory.
 #pragma once
 
 #include "absl/status/status.h"
@@ -8,11 +8,11 @@
 namespace megascale::plan {
 
 // Checks that:
-// - each operation is of a chunk, micro-batch and bucket that it can be of, in its group;
+// - the chunk, micro-batch, bucket and group of each instruction are possible for its operation;
 // - every micro-batch passes every chunk of the rank once forward and once backward;
-// - each bucket is gathered before its chunk's passes, reduced after them, and the chunk stepped
-//   after the norm;
-// - each instruction waits for those that make its input.
+// - each bucket is gathered before its chunk's passes and reduced after them, and the chunk's
+//   parameters are updated after the norm;
+// - each instruction waits for the instructions that make its input.
 // Errors: InvalidArgument - names the rank and the instruction.
 absl::Status CheckRankStep(const RankIndex& index);
 

@@ -10,8 +10,8 @@ namespace megascale::plan {
 
 // Pairs the communication of all ranks in the order of each channel and runs the step with strict
 // rendezvous.
-// Requires: the plans of all ranks of one mesh, in rank order, or those of the first rank of each
-// role; each plan passes the checks that ValidatePlans makes on it alone. In a group, only members
+// Requires: the plans of all ranks of one mesh, in rank order, or of the first rank of each role;
+// each plan passes the checks that ValidatePlans makes on a plan alone. In a group, only members
 // whose plans are given meet. Errors: InvalidArgument - communication without its counterpart, in
 // another order or with other bytes; a deadlock.
 absl::Status CheckRendezvous(absl::Span<const RankPlan> plans);

@@ -7,13 +7,13 @@
 
 namespace megascale::plan {
 
-// Checks what the executor needs of one rank's plan, whatever its operations mean: at least one
-// instruction; ids are unique; dependencies exist and, together with the order on each stream, have
-// no cycle; each stream belongs to one owner; each channel is used from one stream, with a peer in
-// its group; activation slots are in range.
+// Checks what the executor requires of one rank's plan, independent of the meaning of its
+// operations: there is at least one instruction; ids are unique; dependencies exist and, together
+// with the order on each stream, have no cycle; each stream belongs to one owner; each channel is
+// used from one stream, with a peer in its group; activation slots are in range.
 absl::Status ValidateRankPlan(const RankPlan& plan);
 
-// Checks all that can be checked of one rank's part of a training step without the other ranks:
+// Runs all checks of one rank's part of a training step that do not need the other ranks:
 // ValidateRankPlan, CheckRankStep and CheckRankMemory.
 absl::Status ValidateRankStep(const RankPlan& plan);
 

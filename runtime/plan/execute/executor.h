@@ -1,29 +1,29 @@
-// Runs a rank's plan, step after step. Puts each instruction on its stream, behind waits for what
-// it depends on. Handlers implement the operations.
+// Runs a rank's plan, step after step. Puts each instruction on its stream, after waits for the
+// instructions on which it depends. Handlers implement the operations.
 //
 //   ASSIGN_OR_RETURN(auto executor, Executor::Create({.plan = plan, .streams = …, .handlers = …,
 //                                                     .step_ended = tell_worker}));
 //   RETURN_IF_ERROR(executor->Launch(Owner::kShard, {.attempt = 1, .step = 7}));
 //   RETURN_IF_ERROR(executor->Launch(Owner::kStage, {.attempt = 1, .step = 7}));
 //
-// A step runs when every owner that has instructions has launched it, in any order. An instruction
-// that does not depend on the other owner runs at once. The executor alone counts a step's end: it
-// calls `step_ended` once, when the last instruction of the last owner has ended or was skipped.
-// Only then may the next step be launched. An instruction ends when the device's work that its
-// handler issued has ended (stream::Stream::Notify), which may be long after the handler.
+// Every owner that has instructions must launch a step, in any order. An instruction that does not
+// depend on the other owner runs at once. The executor alone detects the end of a step: it calls
+// `step_ended` once, when the last instruction of all owners has ended or was skipped. Only then
+// may the next step be launched. An instruction ends when the work that its handler issued to the
+// device has ended (stream::Stream::Notify), which may be long after the handler.
 //
-// Failure: the first error ends the executor's life. Instructions that have not begun are skipped,
-// in this step and in later ones; a step still ends only after every owner has launched it.
-// `step_ended` gets that error; its message is prefixed with rank, step and instruction, and its
-// payloads are kept. An error of the device's work fails the instruction that issued it. The step
-// of a failed instruction ends behind the device's work, and never if the device hangs:
-// `instruction_failed` gets a handler's error at once. To continue an attempt, create a new
+// Failure: after the first error the executor runs nothing more. Instructions that have not begun
+// are skipped, in this step and in later steps; a step still ends only after every owner has
+// launched it. `step_ended` gets the first error, with its payloads; rank, step and instruction are
+// prefixed to its message. An error of the device's work fails the instruction that issued the
+// work. A failed step ends only after the device's work has ended, and never if the device hangs.
+// So `instruction_failed` gets a handler's error at once. To continue an attempt, create a new
 // executor.
 //
-// Threads: all methods, from any thread. Handlers run on the streams' threads; observers,
-// instruction_failed and step_ended on these or on a thread of the device. If the executor is
-// destroyed during a step, step_ended may run on the destroying thread. Cost: a launch allocates
-// nothing.
+// Threads: any thread may call any method. Handlers run on the streams' threads; observers,
+// instruction_failed and step_ended run on these threads or on a thread of the device. If the
+// executor is destroyed during a step, step_ended may run on the destroying thread. Cost: a launch
+// allocates nothing.
 #pragma once
 
 #include <array>
@@ -51,15 +51,16 @@ struct StepContext {
   bool operator==(const StepContext&) const = default;
 };
 
-// Issues the work of one instruction to its stream, or does it. Runs on the stream's thread. Must
-// end by itself: with a deadline, or because its communicator is aborted.
+// Issues the work of one instruction to its stream, or does the work itself. Runs on the stream's
+// thread. Must end by itself, by a deadline or because its communicator is aborted.
 using Handler = std::function<absl::Status(const Instruction&, const StepContext&)>;
 using HandlerMap = std::map<OpKind, Handler>;
 
-// Called for each instruction that runs: when its stream begins its work, and when that work has
-// ended, or its handler has failed; `at` is that time on the monotonic clock, as the device has it.
-// Both may run on any thread, but for the instructions of one stream in order, and never two at
-// once; they must neither block nor issue work. Either may be empty.
+// Called for each instruction that runs: `begin` when its stream begins its work, `end` when this
+// work has ended or its handler has failed. `at` is the time of this event on the monotonic clock,
+// as the device measured it. `begin` and `end` may run on any thread. For the instructions of one
+// stream they run in order, and never two at once. They must neither block nor issue work, and may
+// be empty.
 struct Observer {
   std::function<void(const Instruction&, const StepContext&, absl::Duration at)> begin = nullptr;
   std::function<void(const Instruction&, const StepContext&, absl::Duration at,
@@ -69,21 +70,21 @@ struct Observer {
 
 struct ExecutorOptions {
   RankPlan plan = {};
-  // Every stream that the plan uses. Borrowed: they must outlive the executor.
+  // Every stream that the plan uses. Borrowed: the streams must outlive the executor.
   std::map<StreamKind, stream::Stream*> streams = {};
   HandlerMap handlers = {};  // for all operations in the plan
   Observer observer = {};
   // Indices of instructions whose handlers run one at a time and in this order, whatever their
-  // streams (check/launch_order.h). Only the handlers: the device's work still overlaps. Empty: no
-  // order but that of streams and dependencies.
+  // streams (check/launch_order.h). This does not apply to the device's work, which still overlaps.
+  // Empty: only streams and dependencies order the handlers.
   std::vector<int> launch_order = {};
-  // Called with the error of each instruction that fails, prefixed as that of `step_ended`, as soon
-  // as the error is known and before the step's end: other instructions may still run. It must
-  // neither block nor issue work. May be empty.
+  // Called with the error of each instruction that fails, with the same prefix as for `step_ended`.
+  // It is called as soon as the error is known and before the step's end, while other instructions
+  // may still run. It must neither block nor issue work. May be empty.
   std::function<void(const StepContext&, const absl::Status&)> instruction_failed = nullptr;
   // Called once for each step, after the last instruction of the step, with OK or the executor's
-  // first error. No instruction is running then, so it may read what they wrote, and it may launch
-  // the next step. It must neither block nor issue work. Not empty.
+  // first error. No instruction is running at that time, so `step_ended` may read what instructions
+  // wrote, and may launch the next step. It must neither block nor issue work. Not empty.
   std::function<void(const StepContext&, absl::Status)> step_ended = nullptr;
 };
 
@@ -93,8 +94,8 @@ class Executor {
   // the message names the instruction.
   static absl::StatusOr<std::unique_ptr<Executor>> Create(ExecutorOptions options);
 
-  // Skips instructions that have not begun, as Abort does, waits for those that have, and ends a
-  // step that an owner never launched. Requires: not called from a stream's thread.
+  // Skips instructions that have not begun, as Abort does, waits for instructions that have begun,
+  // and ends a step that an owner never launched. Requires: not called from a stream's thread.
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
@@ -103,8 +104,8 @@ class Executor {
   // the other owner launched another step, or this owner has no instructions; nothing was launched.
   absl::Status Launch(Owner owner, const StepContext& context);
 
-  // Makes `reason` (not OK) the first error, unless there was an error before. Handlers that are
-  // running are not interrupted: abort their communicators too.
+  // Makes `reason` (not OK) the first error, unless there was an error before. Does not interrupt
+  // handlers that are running, so abort their communicators, too.
   void Abort(absl::Status reason);
 
   const RankPlan& plan() const { return options_.plan; }
@@ -115,14 +116,14 @@ class Executor {
   struct Task {
     const Handler* handler = nullptr;
     stream::Stream* stream = nullptr;
-    std::vector<stream::Event*> waits;  // for instructions on other streams
+    std::vector<stream::Event*> waits;  // ends of instructions on other streams
     stream::Event* ended = nullptr;     // null: no other stream waits for it
     int turn = kNoTurn;                 // its place in the launch order
-    absl::Status handled = {};          // the handler's, until the instruction ends
+    absl::Status handled = {};          // the handler's status, until the end
   };
   struct OwnerState {
     std::vector<int> tasks;   // in the plan's order
-    uint64_t generation = 0;  // the step that it launched last, as generation_ counts
+    uint64_t generation = 0;  // of the step that it launched last
   };
 
   explicit Executor(ExecutorOptions options) : options_(std::move(options)) {}
@@ -143,7 +144,8 @@ class Executor {
   std::vector<Task> tasks_;  // indexed like the plan's instructions
   std::vector<std::unique_ptr<stream::Event>> events_;
   std::array<OwnerState, kNumOwners> owners_;
-  // Instructions of the running step, of all owners, that have not ended: the one count of its end.
+  // Number of instructions of the running step, of all owners, that have not ended. 0 ends the
+  // step.
   std::atomic<int> remaining_ = 0;
   mutable std::mutex mutex_;  // guards all below but failed_, and generation of owners_
   bool running_ = false;      // from an owner's first launch to the step's end

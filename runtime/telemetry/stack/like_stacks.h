@@ -1,4 +1,4 @@
-// Puts like stacks of many ranks together, so that the few that differ stand out. Pure functions.
+// Groups equal stacks of many ranks, so that the few stacks that differ stand out. Pure functions.
 //
 // Source: Wan et al., SOSP '25 (ByteRobust): aggregation of the stacks of all ranks; the groups of
 // few ranks lead to the cause.
@@ -25,8 +25,8 @@ struct LikeStacks {
   std::vector<int> ranks;  // ascending, each once
 };
 
-// Returns the groups of threads with the same name, without the number at its end, and the same
-// functions: those of the fewest ranks first, then by rank, thread and functions.
+// Returns the groups of threads with the same name (apart from a number at its end) and the same
+// functions. The groups with the fewest ranks come first, then by rank, thread and functions.
 std::vector<LikeStacks> PutTogether(absl::Span<const RankStack> stacks);
 
 // Returns the name of a function without its arguments, template arguments, return type, anonymous

@@ -11,8 +11,8 @@
 
 namespace megascale::sim {
 
-// NeverTwoAttemptsCommit: a committed checkpoint was written entirely by processes of the job's
-// present attempt, and is on storage.
+// NeverTwoAttemptsCommit: processes of one attempt of the job wrote the whole committed checkpoint,
+// it is on storage, and no later attempt has committed a checkpoint before.
 class CommitChecker : public Observer {
  public:
   CommitChecker(World* world, const CheckpointStorage* storage)

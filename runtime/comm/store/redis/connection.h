@@ -1,7 +1,7 @@
 // Sends commands to a Redis server and reads the replies, pipelined, over a connected descriptor.
-// It uses hiredis, but not its waiting, connecting or trust in the peer. It never blocks, calls
-// back or ends the process, whatever the other end sends; memory stays within the limits. Threads:
-// one.
+// It uses hiredis, but lets it neither wait nor connect, and trusts the peer less than hiredis
+// does. It never blocks, calls back or ends the process, whatever the other end sends; memory stays
+// within the limits. Threads: one.
 #pragma once
 
 #include <cstddef>

@@ -10,11 +10,11 @@
 
 namespace megascale::comm {
 
-// Returns the password for `address` from the file at `path`: that of the first line "ADDRESS
-// PASSWORD" with the same scheme, user, host and port, or path; the database is ignored. The
-// password is the rest of the line. Empty lines and lines that begin with # are skipped. Returns ""
-// if no line names the server. Errors: FailedPrecondition - the file cannot be read, other users
-// may read it, or a line is malformed. Messages give line numbers, never the content of a line.
+// Returns the password for `address` from the file at `path`: the rest of the first line "ADDRESS
+// PASSWORD" with the same scheme, user, host and port, or path. The database is ignored. Empty
+// lines and lines that begin with # are skipped. Returns "" if no line names the server. Errors:
+// FailedPrecondition - the file cannot be read, other users may read it, or a line is malformed.
+// Messages give line numbers, never the content of a line.
 absl::StatusOr<std::string> FindPassword(const std::string& path, const RedisAddress& address);
 
 }  // namespace megascale::comm

@@ -1,12 +1,13 @@
 // The rendezvous store on a Redis server. It handles the same requests with the same answers as the
-// embedded one (embedded_store.h), over one pipelined connection. The connection is made at the
+// embedded store (embedded_store.h), over one pipelined connection. The connection is made at the
 // first request, made again when it breaks, and closed when idle.
 //
 // Keys are "megascale:{SCOPE}:v:KEY" and expire; the caller chooses SCOPE, which names one attempt.
 // A SET is one command, an ADD one script that remembers its request id, so that both may be sent
-// again after a lost connection. (A SET may then be done twice: a key has one writer at a time.) A
-// WAIT polls the key, in batches, with growing pauses: so no wake-up can be lost, a reconnect needs
-// no new subscription, and it works through proxies (docs/store.md).
+// again after a lost connection. (A SET may then be done twice, which does no harm because a key
+// has one writer at a time.) The keys of WAITs are polled, in batches, with growing pauses. So no
+// wake-up can be lost, a reconnect needs no new subscription, and a WAIT works through proxies
+// (docs/store.md).
 //
 // Threads: one drives it: poll(2) on fd() for events() until NextWake(), then Drive. Nothing
 // blocks. Replies are called within Handle and Drive; they must not call the store.
@@ -42,13 +43,13 @@ struct RedisStoreOptions {
   // this time is waited for.
   absl::Duration give_up_after = absl::Seconds(5);
   absl::Duration connection_timeout = absl::Seconds(2);  // for connecting, and for a reply
-  // between two connections; doubles each time
+  // Pause between two attempts to connect; doubles each time.
   absl::Duration backoff_min = absl::Milliseconds(20);
   absl::Duration backoff_max = absl::Milliseconds(500);
   absl::Duration poll_min =
-      absl::Milliseconds(2);  // between two looks for what is waited for; doubles
+      absl::Milliseconds(2);  // pause between two polls for awaited keys; doubles each time
   absl::Duration poll_max = absl::Milliseconds(100);
-  // without a request for this long the connection is closed
+  // The connection is closed after this long without a request.
   absl::Duration idle_after = absl::Seconds(10);
   absl::Duration expiry = absl::Hours(24);  // of a key, since its last change
   size_t key_bytes_max = 1024;              // of a key, and of a request id

@@ -6,9 +6,9 @@
 //
 // Where a piece is a whole text, it is cut between characters that no merge joins: "word" and ","
 // of "word," are then found by a look-up each. A word that is a token of its own is found by one
-// look-up, with the same result: the constructor tries which tokens their own merges reach.
-// Threads: immutable; any. Source: Sennrich, Haddow, Birch, "Neural Machine Translation of Rare
-// Words with Subword Units".
+// look-up, with the same result: the constructor finds out which tokens are reached by the merges
+// of their own text. Threads: immutable; any. Source: Sennrich, Haddow, Birch, "Neural Machine
+// Translation of Rare Words with Subword Units".
 #pragma once
 
 #include <array>
@@ -82,7 +82,8 @@ class BpeModel {
   std::string word_begin_;
   bool cuts_words_ = false;
   bool every_byte_known_ = false;
-  // With kCharacters only those below 128; if all bytes have a fallback, that. -1: no token.
+  // Tokens of single bytes. With kCharacters only of bytes below 128; if all 256 bytes have a
+  // fallback, a byte that is no token has its fallback here. -1: no token.
   std::array<int32_t, 256> bytes_;
   // Whether a text may be cut between two bytes, both below 128.
   std::array<std::bitset<128>, 128> cuts_;

@@ -53,8 +53,8 @@ struct BpeTrainOptions {
 };
 
 // Returns the merges in order, as bytes: fewer tokens than asked for if no pair is left.
-// Cost: about 30 bytes of memory for each byte of the distinct words; a merge takes time by the
-// words that have it.
+// Cost: about 30 bytes of memory for each byte of the distinct words; the time of a merge grows
+// with the number of words that contain its pair.
 std::vector<std::pair<std::string, std::string>> TrainBpe(const WordCounter::Words& words,
                                                           const BpeTrainOptions& options);
 

@@ -1,7 +1,6 @@
 // Reads the components of a tokenizer.json around the model: normalizer, pre-tokenizer,
-// post-processor, decoder. Each returns InvalidArgument, with the component's name, for a malformed
-// one and for one that no supported model family uses.
-// Threads: pure functions.
+// post-processor, decoder. Each function returns InvalidArgument, with the component's name, if the
+// component is malformed or no supported model family uses it. Threads: pure functions.
 #pragma once
 
 #include <cstdint>

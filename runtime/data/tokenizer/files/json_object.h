@@ -33,7 +33,7 @@ class JsonObject {
 
   absl::StatusOr<std::string> Text(absl::string_view name) const;
   absl::StatusOr<bool> Bool(absl::string_view name, bool if_absent) const;
-  // Requires: the value is an integer from 0 to 2^31 - 1.
+  // Returns an integer from 0 to 2^31 - 1; any other value is an error.
   absl::StatusOr<int32_t> Integer(absl::string_view name) const;
 
   // Returns the member "type", which names the component that this object describes.

@@ -10,9 +10,9 @@
 
 namespace megascale::tokenizer {
 
-// Errors: InvalidArgument - not such a file, a piece that contradicts another one, or what is not
-// supported: other types of models, a normaliser that changes text, user-defined pieces.
-// Cost: memory of about 100 times the file's size at most.
+// Errors: InvalidArgument - not such a file, a piece that contradicts another one, or something
+// that is not supported: other types of models, a normaliser that changes text, user-defined
+// pieces. Cost: memory of about 100 times the file's size at most.
 absl::StatusOr<TokenizerParts> ParseSentencePiece(absl::string_view content);
 
 }  // namespace megascale::tokenizer

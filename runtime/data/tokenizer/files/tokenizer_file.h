@@ -9,12 +9,14 @@
 
 namespace megascale::tokenizer {
 
-// Returns the file that LoadTokenizer reads: `path`, or the one of a folder. Errors: NotFound.
+// Returns the file that LoadTokenizer reads: `path`, or if that is a folder, the file in it.
+// Errors: NotFound.
 absl::StatusOr<std::string> FindTokenizerFile(const std::string& path);
 
-// Loads a tokenizer.json, a SentencePiece model (*.model), or the one of them that a folder has;
-// tokenizer.json first. Errors, each with the path: NotFound; PermissionDenied;
-// ResourceExhausted - larger than 64 MiB; those of ParseTokenizerJson and ParseSentencePiece.
+// Loads a tokenizer.json, a SentencePiece model (*.model), or the file of either kind in a folder.
+// If the folder has both, loads tokenizer.json. Errors, each with the path: NotFound;
+// PermissionDenied; ResourceExhausted - larger than 64 MiB; those of ParseTokenizerJson and
+// ParseSentencePiece.
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& path);
 
 }  // namespace megascale::tokenizer

@@ -1,5 +1,5 @@
-// Reads and writes Hugging Face's tokenizer.json. Read are BPE models with the components of the
-// supported families; anything else is refused by its name in one line, never skipped.
+// Reads and writes Hugging Face's tokenizer.json. Reads BPE models with the components of the
+// supported families. Anything else is never skipped: it is refused, with its name, in one line.
 // Threads: pure functions.
 #pragma once
 
@@ -25,7 +25,7 @@ absl::StatusOr<TokenizerParts> ParseTokenizerJson(absl::string_view text);
 struct ByteLevelBpe {
   std::vector<std::string> special_tokens;  // ids 0, 1, …
   // Then the 256 bytes in the order of the byte alphabet's letters, then the result of each merge
-  // that is no token yet. Left and right as bytes.
+  // that is no token yet. A merge: its left and its right part, as bytes.
   std::vector<std::pair<std::string, std::string>> merges;
   SplitPattern split = SplitPattern::kLlama3;
 };

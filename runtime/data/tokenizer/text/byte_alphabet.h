@@ -1,5 +1,6 @@
 // The alphabet in which byte-level vocabularies write bytes as visible characters: printable bytes
-// of Latin-1 stand for themselves, the other 68 for U+0100, U+0101, … in order. Threads: any.
+// of Latin-1 are written as themselves, and the other 68 bytes, in order, as U+0100, U+0101, …
+// Threads: any.
 #pragma once
 
 #include <cstdint>

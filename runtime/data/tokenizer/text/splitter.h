@@ -17,7 +17,8 @@ enum class SplitPattern {
   kQwen2,   // as kLlama3, but every digit alone
 };
 
-// Returns the pattern that a regular expression of a tokenizer.json is; nullopt: another one.
+// Returns the pattern whose regular expression this is, as tokenizer.json files write it; nullopt:
+// it is none of the three.
 std::optional<SplitPattern> FindSplitPattern(absl::string_view regular_expression);
 // Returns the regular expression, as tokenizer.json files have it.
 absl::string_view RegularExpressionOf(SplitPattern pattern);
@@ -25,8 +26,8 @@ absl::string_view RegularExpressionOf(SplitPattern pattern);
 absl::string_view NameOf(SplitPattern pattern);
 
 // Returns the length in bytes of the first piece of `text`. The pieces of the rest do not depend on
-// it. Requires: `text` is valid UTF-8 and not empty. Cost: O(length of the piece), but whitespace
-// at most twice.
+// it. Requires: `text` is valid UTF-8 and not empty. Cost: O(length of the piece); whitespace is
+// read at most twice.
 size_t FirstPiece(SplitPattern pattern, absl::string_view text);
 
 }  // namespace megascale::tokenizer

@@ -18,7 +18,7 @@ class UnicodeTable {
   bool IsLetter(uint32_t code_point) const { return (bits_[code_point] & kLetterBit) != 0; }
   bool IsNumber(uint32_t code_point) const { return (bits_[code_point] & kNumberBit) != 0; }
   bool IsSpace(uint32_t code_point) const { return (bits_[code_point] & kSpaceBit) != 0; }
-  // \w: what makes an added token beside it part of a longer word.
+  // \w: an added token next to such a character is part of a longer word.
   bool IsWord(uint32_t code_point) const { return (bits_[code_point] & kWordBit) != 0; }
 
  private:

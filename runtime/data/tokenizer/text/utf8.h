@@ -35,7 +35,7 @@ inline CodePoint ReadCodePoint(const char* data) {
           4};
 }
 
-// Returns the character that ends at `data + size`. Requires: as ReadCodePoint.
+// Returns the last character of `text`. Requires: as ReadCodePoint.
 CodePoint ReadLastCodePoint(absl::string_view text);
 
 void AppendCodePoint(uint32_t code_point, std::string* out);
@@ -45,7 +45,8 @@ void AppendCodePoint(uint32_t code_point, std::string* out);
 size_t ValidPrefix(absl::string_view text);
 
 // Repairs UTF-8 that arrives in pieces. Bytes that may be the beginning of a character are held
-// back until its end arrives: the pieces of the output are valid UTF-8, whatever the input's.
+// back until its end arrives, so that each piece of the output is valid UTF-8, even if those of the
+// input are not.
 class Utf8Repair {
  public:
   void Push(absl::string_view bytes, std::string* out);

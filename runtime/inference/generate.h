@@ -19,7 +19,7 @@ struct GenerateOptions {
   SamplingRule rule = {};
   uint64_t seed = 1;                     // for prompt 0; other prompts add a multiple of a constant
   std::vector<int32_t> end_tokens = {};  // each ends a sequence without being added to it
-  int64_t vocabulary_size = 0;  // only tokens below this id are chosen; 0: all tokens are
+  int64_t vocabulary_size = 0;           // only tokens below this id are chosen; 0: all tokens are
 };
 
 enum class EndOf : uint8_t { kEndToken, kNumTokens };

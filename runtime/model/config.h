@@ -31,11 +31,11 @@ struct ModelConfig {
   double norm_eps = 1e-5;
   ops::ActivationKind activation = ops::ActivationKind::kGeluTanh;
   bool parallel_block = false;  // x + attn(norm(x)) + mlp(norm(x))
-  bool shared_norm = true;  // for a parallel block: its two branches share one norm
-  bool attention_bias = true;  // for attention's output projection
-  bool qkv_bias = true;        // for the fused projection to queries, keys and values
-  bool qk_norm = false;        // each head's queries and keys pass an RMSNorm of their own
-  bool mlp_bias = true;        // for the MLP's matrices
+  bool shared_norm = true;      // for a parallel block: its two branches share one norm
+  bool attention_bias = true;   // for attention's output projection
+  bool qkv_bias = true;         // for the fused projection to queries, keys and values
+  bool qk_norm = false;         // each head's queries and keys pass an RMSNorm of their own
+  bool mlp_bias = true;         // for the MLP's matrices
   int64_t window = 0;  // tokens that a query sees, itself included; 0: all tokens up to itself
   bool tied = false;   // the output matrix is the embedding matrix
   double init_range = 0.02;  // standard deviation of initial weights

@@ -41,6 +41,7 @@ class PartitionTest : public ::testing::TestWithParam<Partition> {
       cluster_.RunAgentsUnder(machines_.Prefix(i));
       cluster_.StartAgent(i, kSlots);
     }
+    ASSERT_TRUE(cluster_.WaitForAgents(kMachines));
   }
   // It trains until it is cancelled, so that no machine is too fast for the test.
   void Submit(const std::string& job_id) {

@@ -376,6 +376,15 @@ Job Cluster::Status(const std::string& job_id) const {
   return job.value_or(Job());
 }
 
+bool Cluster::WaitForAgents(int num_agents, int seconds) const {
+  const auto have_joined = [&] {
+    const auto shown = Client().Cluster();
+    if (!shown.ok()) client_.reset();
+    return shown.ok() && shown->nodes_size() >= num_agents;
+  };
+  return WaitUntil(have_joined, seconds);
+}
+
 bool Cluster::WaitForSockets(int64_t attempt, int seconds) const {
   const auto deadline = steady_clock::now() + std::chrono::seconds(seconds);
   while (NewestAttemptWithSockets(directory_) <= attempt) {

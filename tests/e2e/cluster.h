@@ -110,6 +110,8 @@ class Cluster {
   // Returns the job as the driver tells this process, without a command, since tests ask many times
   // a second; an empty job if there is no answer.
   control::v1::Job Status(const std::string& job_id) const;
+  // Waits until this many agents have joined: where a job gets its ranks depends on who is there.
+  bool WaitForAgents(int num_agents, int seconds = 60) const;
   // Waits, looking all the time, for the first tensor socket of an attempt after `attempt`.
   bool WaitForSockets(int64_t attempt, int seconds = 60) const;
   bool WaitForStep(const std::string& job_id, int64_t step, int seconds = 60) const;

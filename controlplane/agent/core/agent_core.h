@@ -63,7 +63,7 @@ struct SendToHost {
   int64_t process_id;
   link::v1::ToHost message;
 };
-// The buffer of the rank's snapshot region is on storage and may be overwritten.
+// Mark the snapshot as stored: its buffer in the rank's snapshot region may be overwritten.
 struct MarkPersisted {
   std::string job_id;
   checkpoint::SealedSnapshot snapshot;
@@ -148,9 +148,9 @@ class AgentCore {
   static constexpr int kUnaskedBytesMax = 1024;
 
   // Returns the whole actual state. `heartbeats`: of live processes, by process id. The report has
-  // their ages and phases, and their ranks and pids are filled in. The texts of stalled ranks share
-  // kUnaskedBytesMax bytes for each second of report_interval(), or half as many if the machine has
-  // GPUs; each text is cut to an equal part.
+  // the ages and phases from there, and the core adds each process's rank and pid. The texts of
+  // stalled ranks share kUnaskedBytesMax bytes for each second of report_interval(), or half as
+  // many if the machine has GPUs; each text is cut to an equal part.
   v1::ActualState Report(const std::map<int64_t, telemetry::v1::RankStatus>& heartbeats) const;
 
   // Removes the texts of stalled ranks from a report if less than report_interval() has passed
@@ -158,7 +158,7 @@ class AgentCore {
   // driver keeps a text until its rank makes progress.
   void SpaceTexts(absl::Duration now, v1::ActualState* report);
 
-  // Takes for how long the process keeper has not answered; zero: no answer is due. After
+  // Tells the core since when the process keeper owes an answer; zero: it owes none. After
   // kKeeperSilenceMin the report gives each job a warning about it.
   static constexpr absl::Duration kKeeperSilenceMin = absl::Seconds(5);
   void OnKeeperSilence(absl::Duration silence) { keeper_silence_ = silence; }
@@ -168,8 +168,8 @@ class AgentCore {
   // Returns the samples of GPUs for the report that is sent now: see gpu_turns.h.
   std::vector<telemetry::v1::GpuSample> NextGpus(absl::Duration now) { return gpus_.Next(now); }
 
-  // Returns the host processes that the shell must kill because their heartbeats stopped. A host
-  // process that ends without a KillProcess of the core is started again, in place.
+  // Returns the host processes that the shell must kill because their heartbeats stopped. The core
+  // did not order this by KillProcess, so it starts them again within the same attempt.
   std::vector<int64_t> HungHosts(
       const std::map<int64_t, telemetry::v1::RankStatus>& heartbeats) const;
 

@@ -1,12 +1,12 @@
 // The loss logs of all jobs, and what happens when a log cannot be written. Such an error affects
 // no other job, and ends neither the driver nor the job.
 //
-// While a log fails, its steps are not acknowledged, so agents keep them, and the job's checkpoints
-// are not committed, so that no checkpoint outlives the steps before it. Every second the log is
-// tried again. After kPatience it is set aside with a warning: the job continues without it, the
-// log is tried again once a minute, and when it works again, it has a gap. If somebody deleted the
-// file, the newest records that it had are put back from memory.
-// Threads: one owner. Blocking: the disk.
+// While a log fails, its steps are not acknowledged, so agents keep them. The job's checkpoints are
+// not committed either: otherwise a checkpoint could remain whose earlier steps are lost. Every
+// second the log is tried again. After kPatience it is set aside with a warning: the job continues
+// without it, the log is tried again once a minute, and when it works again, it has a gap. If
+// somebody deleted the file, the newest records that it had are put back from memory. Threads: one
+// owner. Blocking: the disk.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ class JobLogs {
 
   static constexpr absl::Duration kGapPatience = absl::Seconds(5);
 
-  // If a log gets steps, it is checked this often that the file is still at its path.
+  // While a log gets steps, JobLogs checks this often that the file is still at its path.
   static constexpr absl::Duration kLookInterval = absl::Seconds(1);
 
   // `files` outlives the object.
@@ -87,8 +87,8 @@ class JobLogs {
   struct Entry {
     std::unique_ptr<LossLog> log;  // null: it could not be opened or written
     std::string directory;         // the job's folder
-    // Cuts that could not be carried out yet, by attempt; an open log has none. A cut whose steps a
-    // later one cuts, too, is left out.
+    // Cuts that could not be carried out yet, by attempt; an open log has none. A cut is left out
+    // if a later cut removes the same steps.
     std::vector<LossLogCut> cuts;
     int64_t synced = -1;   // durable when it failed; -1: unknown
     int64_t position = 0;  // LossLog::synced_position when it failed
@@ -104,9 +104,10 @@ class JobLogs {
     absl::Duration warned_at = -absl::InfiniteDuration();
     bool set_aside = false;
     absl::Duration looked_at = -absl::InfiniteDuration();
-    std::string failure;                                  // why it fails; "": it works
-    std::string mended;                                   // what was last put back or lost
-    absl::Duration gap_since = absl::InfiniteDuration();  // agents report later steps than its next
+    std::string failure;  // why it fails; "": it works
+    std::string mended;   // what was last put back or lost
+    // Since when agents report steps beyond the next one that the log expects.
+    absl::Duration gap_since = absl::InfiniteDuration();
     std::map<int64_t, absl::Duration> commits_wait_since;  // by step, in awake time
   };
   static int64_t AcknowledgedOf(const Entry& entry);

@@ -1,9 +1,9 @@
 // The text of a file in the chunks that are encoded one by one: a document of JSON Lines, or at
-// most about 128 MiB of plain text. The chunks depend on the content alone. A long plain text is
-// cut after a line that ends with a visible ASCII character, if the next line begins with an ASCII
-// letter. No byte-level tokenizer joins the two sides of such a place. Text without such a place,
-// such as Chinese or a table, is cut between any two characters, so that the memory has a limit.
-// Private to this folder. Threads: one.
+// most about 128 MiB of plain text. The chunks do not depend on how the file is read. A long plain
+// text is cut after a line that ends with a visible ASCII character, if the next line begins with
+// an ASCII letter. No byte-level tokenizer joins the two sides of such a place. Text without such a
+// place, such as Chinese or a table, is cut between any two characters, so that the memory has a
+// limit. Private to this folder. Threads: one.
 #pragma once
 
 #include <cstdint>

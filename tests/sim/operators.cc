@@ -236,7 +236,7 @@ void Operators::Suspect(const std::string& job_id) {
   suspicion->set_attempt(record->attempt());
   suspicion->set_rank(suspicions_.Chance(0.2) ? -1 : static_cast<int>(rank));
   if (suspicion->rank() >= 0) suspicion->set_node_id(node_id);
-  suspicion->set_verdict("drawn");
+  suspicion->set_verdict(kSuspicion);
   world_.Break({node_id, Harm::kPeople}, absl::StrCat("is suspected by job ", job_id));
   driver_.Suspect(found);
 }

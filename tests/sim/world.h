@@ -39,6 +39,9 @@ struct ProcessName {
   int64_t process_id = 0;
 };
 
+// The verdict of made-up suspicions (operators.h).
+inline constexpr char kSuspicion[] = "drawn";
+
 // What a fault can explain. docs/invariants.md: RecoveryHasACause.
 enum class Harm {
   kNothing,    // it concerns nobody

@@ -148,7 +148,9 @@ absl::Status DriverShell::Uncordon(const std::string& node_id) {
   ASSIGN_OR_RETURN(const bool is_new, IsNewUncordon(state_, node_id));
   if (!is_new) return absl::OkStatus();
   const NodeRecord* node = FindNode(state_, node_id);
-  if (node->has_quarantine() && node->alive() && !monitor_.reports().HasReported(state_, node_id)) {
+  // A lost machine may be gone for good. Then nobody can end its processes, and nobody needs to.
+  const bool may_have_processes = node->has_quarantine() && node->alive();
+  if (may_have_processes && !monitor_.reports().HasReported(state_, node_id)) {
     return absl::FailedPreconditionError(
         absl::StrCat("node ", node_id,
                      ": its agent has not reported since the driver started, so its processes may "
@@ -158,9 +160,7 @@ absl::Status DriverShell::Uncordon(const std::string& node_id) {
     const JobRecord* job = index_.Find(state_, actual.job_id());
     const bool is_over = job == nullptr || !HoldsSlots(*job) || IsFenced(*job, node_id) ||
                          !monitor_.reports().IsOn(*job, node_id);
-    if (!is_over || actual.num_processes() == 0 || !node->has_quarantine()) {
-      continue;
-    }
+    if (!is_over || actual.num_processes() == 0 || !may_have_processes) continue;
     return absl::FailedPreconditionError(
         absl::StrCat("node ", node_id, ": still has ", actual.num_processes(),
                      " processes of attempt ", actual.attempt(), " of job ", actual.job_id(),

@@ -403,6 +403,34 @@ TEST_F(DriverShellTest, AQuarantineEndsOnlyAfterTheAgentHasReportedToThisDriver)
   EXPECT_FALSE(FindNode(shell_->state(), "n0")->has_quarantine());
 }
 
+TEST_F(DriverShellTest, AQuarantineEndsForAMachineThatIsLostWithItsProcesses) {
+  SimulatedDisk disk;
+  Event quarantined;
+  quarantined.mutable_node_quarantined()->set_node_id("n0");
+  ASSERT_TRUE(disk.OpenLog()->Append(0, {Joined("n0", "a", 1), quarantined}).ok());
+  Open(&disk);
+  Round([&] { EXPECT_TRUE(shell_->OnHello(HelloOf("n0", "a", 1), link_)); });
+  report_.set_incarnation("a");
+  agent::ActualJob* actual = report_.add_jobs();
+  actual->set_job_id("gone");
+  actual->set_num_processes(2);
+  Pass(absl::Seconds(1));
+  absl::Status status;
+  const auto uncordon = [&] { Round([&] { status = shell_->Uncordon("n0"); }); };
+  uncordon();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("still has 2 processes"));
+  shell_->OnGone("n0", link_.get());
+  for (int i = 0; i < 20; ++i) {
+    clock_.Advance(absl::Seconds(1));
+    Round([] {});
+  }
+  ASSERT_FALSE(FindNode(shell_->state(), "n0")->alive());
+  uncordon();
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_FALSE(FindNode(shell_->state(), "n0")->has_quarantine());
+}
+
 // --- a job's files are the job's ----------------------------------------------------------------
 
 class JobFilesTest : public DriverShellTest {

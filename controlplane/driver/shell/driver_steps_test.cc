@@ -464,6 +464,26 @@ TEST_F(DriverStepsTest, ADriverThatStartsDuringAFenceCutsTheLogBeforeItTakesStep
   EXPECT_EQ(LoggedAttempts(), "1/2 2/2 3/2 4/2 5/2");
 }
 
+// Steps of the attempt before come late because the log failed. By then the next attempt may be
+// leaving its machines, or may have ended.
+TEST_F(DriverStepsTest, StepsBeforeTheRestorePointCountInEveryStageOfTheNextAttempt) {
+  for (const pb::Stage stage : {pb::STAGE_RUN, pb::STAGE_LEAVE, pb::STAGE_STOP, pb::STAGE_FENCE}) {
+    SimulatedDisk disk;
+    JobLogs logs(&disk);
+    JobRecord record = job();
+    record.set_attempt(2);
+    record.set_stage(stage);
+    record.mutable_restore()->set_step(3);
+    google::protobuf::RepeatedPtrField<LossLog::StepRecord> records;
+    for (int64_t step = 1; step <= 5; ++step) {
+      records.Add()->set_step(step);
+      records.rbegin()->set_attempt(step <= 3 ? 1 : 2);
+    }
+    EXPECT_EQ(logs.Append(record, records, absl::ZeroDuration()), 5) << pb::Stage_Name(stage);
+    EXPECT_EQ(logs.Find("j")->recent().size(), 5) << pb::Stage_Name(stage);
+  }
+}
+
 // Two attempts begin while the log fails.
 class JobLogsTest : public DriverStepsTest {
  protected:

@@ -141,8 +141,8 @@ int64_t JobLogs::Append(const JobRecord& job,
   const int64_t last_step = job.submitted().spec().train().steps();
   bool is_first = true;
   for (const LossLog::StepRecord& record : records) {
-    const bool is_before = record.attempt() < job.attempt() && job.stage() == v1::STAGE_RUN &&
-                           record.step() <= job.restore().step();
+    const bool is_before =
+        record.attempt() < job.attempt() && record.step() <= job.restore().step();
     if (record.attempt() != job.attempt() && !is_before) continue;
     if (record.step() < 1 || record.step() > last_step) continue;
     entry.reported = std::max(entry.reported, record.step());

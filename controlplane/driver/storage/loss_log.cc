@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -190,35 +191,55 @@ absl::StatusOr<LossLog::Rest> LossLog::FindRest(int64_t step, int64_t attempt) {
     });
     return kept;
   };
-  ASSIGN_OR_RETURN(Tail tail, ReadTail(path_, &files_, size, has_kept_line));
-  size_t cut = tail.text.size();
+  ASSIGN_OR_RETURN(const Tail tail, ReadTail(path_, &files_, size, has_kept_line));
+  size_t cut = tail.text.rfind('\n') + 1;  // npos + 1 is 0
+  std::string text;
   ForEachRecord(tail.text, [&](const StepRecord& record, size_t begin) {
     if (record.step() <= step || record.attempt() >= attempt) return true;
     cut = begin;
+    text = tail.text.substr(cut);
     return false;
   });
-  return Rest{tail.begin + cut, tail.text.substr(cut)};
+  return Rest{tail.begin + cut, size, std::move(text)};
 }
 
 absl::Status LossLog::CutTo(int64_t step, int64_t attempt) {
   ASSIGN_OR_RETURN(const Rest rest, FindRest(step, attempt));
-  if (rest.text.empty()) {
+  const auto is_cut = [&](const StepRecord& record) {
+    return record.step() > step && record.attempt() < attempt;
+  };
+  const RecentSteps before = recent_;
+  const auto num_cut = std::count_if(before.begin(), before.end(), is_cut);
+  if (rest.begin == rest.end && num_cut == 0) {
     RETURN_IF_ERROR(Sync());
   } else {
     // The copy is durable before the original is cut. After a crash between them both are repeated.
     const std::string stem = path_.substr(0, path_.size() - sizeof(kLossLogFile) + 1);
-    RETURN_IF_ERROR(files_.WriteDurably(
-        absl::StrCat(stem, "metrics.attempt-", attempt - 1, ".jsonl"), rest.text));
+    const std::string copy = absl::StrCat(stem, "metrics.attempt-", attempt - 1, ".jsonl");
+    if (!rest.text.empty()) RETURN_IF_ERROR(files_.WriteDurably(copy, rest.text));
     RETURN_IF_ERROR(file_->CutTo(rest.begin));
-    const RecentSteps before = recent_;
     RETURN_IF_ERROR(Load(rest.begin));
-    recent_.NoteCut(std::count_if(before.begin(), before.end(), [&](const StepRecord& record) {
-      return record.step() > last_step();
-    }));
-    dirty_ = false;
+    std::vector<StepRecord> kept;
+    std::remove_copy_if(before.begin(), before.end(), std::back_inserter(kept), is_cut);
+    RETURN_IF_ERROR(PutBackDamaged(kept));
+    recent_.ContinueFrom(before.end_position());
+    recent_.NoteCut(num_cut);
+    synced_position_ = recent_.end_position();
   }
   if (step == 0) next_step_ = std::max<int64_t>(next_step_, 1);
   return absl::OkStatus();
+}
+
+// Their lines may have been damaged on the disk since they were written. Nobody else has them.
+absl::Status LossLog::PutBackDamaged(const std::vector<StepRecord>& records) {
+  if (records.empty()) return absl::OkStatus();
+  if (!Contradicts(recent_, records) && last_step() >= records.back().step()) {
+    return absl::OkStatus();
+  }
+  base::LogWarning(absl::StrCat(path_, ": lines were damaged on the disk; the driver wrote the ",
+                                "steps that it had in memory again, from step ",
+                                records.front().step(), " to ", records.back().step()));
+  return PutBack(records);
 }
 
 void LossLog::GoOnAt(int64_t step) {

@@ -90,13 +90,16 @@ class LossLog {
   LossLog(std::string path, JobFiles* files, std::unique_ptr<AppendedFile> file);
   // Reads the newest records from the first `size_bytes` bytes of the file.
   absl::Status Load(size_t size_bytes);
-  // Finds the end of the steps that are kept: everything after it is of steps beyond `step` and of
-  // attempts before `attempt`. Cost: reads what is to be cut.
+  // Finds the end of the steps that are kept: every line after it is of a step beyond `step` and of
+  // an attempt before `attempt`, or torn. Cost: reads what is to be cut.
   struct Rest {
     size_t begin = 0;
-    std::string text;
+    size_t end = 0;
+    std::string text;  // from the first step that is to be cut; empty: there is none
   };
   absl::StatusOr<Rest> FindRest(int64_t step, int64_t attempt);
+  // Writes the records again if the file, which was just loaded, lacks some of them.
+  absl::Status PutBackDamaged(const std::vector<StepRecord>& records);
 
   std::string path_;
   JobFiles& files_;

@@ -240,6 +240,38 @@ TEST_F(LossLogTest, RollbackCutsAndKeepsWhatItCut) {
   EXPECT_EQ(Steps(*again), "1/1 2/1 3/1 4/2 5/2 6/2");
 }
 
+// What is kept must not be lost with the lines of a damaged file, and what is cut must not count.
+TEST_F(LossLogTest, RollbackOfALogWhoseLinesWereDamagedKeepsTheStepsInMemory) {
+  const std::string path = directory_ + "/metrics.jsonl";
+  const auto damages = {
+      +[](std::string text) { return text.substr(0, text.find("{\"step\":3,")); },
+      +[](std::string text) { return text.substr(0, text.find("{\"step\":6,") + 5); },
+      +[](std::string text) { return text.replace(text.find("{\"step\":4,"), 3, "\n\n\n"); },
+      +[](std::string text) { return std::string(text.size(), '\0'); },
+  };
+  for (const auto damage : damages) {
+    std::filesystem::remove_all(directory_);
+    const auto log = Open();
+    Add(log.get(), 1, 9, 1);
+    int64_t position = 0;
+    EXPECT_THAT(log->Since(&position), SizeIs(9));
+    const std::string damaged = damage(Text("metrics.jsonl"));
+    // In place: the log stays at its path.
+    std::ofstream(path, std::ios::in | std::ios::out) << damaged;
+    std::filesystem::resize_file(path, damaged.size());
+    ASSERT_TRUE(log->IsAtItsPath());
+    ASSERT_TRUE(log->CutTo(5, 2).ok());
+    EXPECT_EQ(Steps(*log), "1/1 2/1 3/1 4/1 5/1");
+    EXPECT_EQ(log->synced_step(), 5);
+    Add(log.get(), 3, 7, 2);
+    const auto news = log->Since(&position);
+    ASSERT_THAT(news, SizeIs(2));
+    EXPECT_EQ(news[0].step(), 6);
+    EXPECT_EQ(Steps(*log), "1/1 2/1 3/1 4/1 5/1 6/2 7/2");
+    EXPECT_EQ(Steps(*Open()), "1/1 2/1 3/1 4/1 5/1 6/2 7/2");
+  }
+}
+
 TEST_F(LossLogTest, RollbackToTheBeginning) {
   const auto log = Open();
   Add(log.get(), 1, 5, 1);

@@ -11,14 +11,27 @@ namespace megascale::sim {
 using driver::FindJob;
 using driver::JobId;
 
+namespace {
+
+// Returns true if ranks that were looking for each other at the driver's store gave up, or lost one
+// that had.
+bool IsOfStart(const std::string& evidence) {
+  return absl::StrContains(evidence, "did not come") ||
+         absl::StrContains(evidence, "while ranks connected");
+}
+
+}  // namespace
+
 void CauseChecker::OnFault(const Fault& fault) {
   faults_[{fault.node_id, fault.harm, fault.job_id, fault.rank}] = world_.timeline.now();
 }
 
 bool CauseChecker::IsRecent(const Place& place) const {
   const auto fault = faults_.find(place);
-  const absl::Duration limit =
-      std::get<1>(place) == Harm::kSlowKills ? kSlowKillsMax : kConsequencesMax;
+  const Harm harm = std::get<1>(place);
+  const absl::Duration limit = harm == Harm::kSlowKills ? kSlowKillsMax
+                               : harm == Harm::kProcess ? kHangMax
+                                                        : kConsequencesMax;
   return fault != faults_.end() && world_.timeline.now() - fault->second <= limit;
 }
 
@@ -58,7 +71,8 @@ bool CauseChecker::Explains(const JobRecord& job, const control::Culprit& culpri
         return Happened("", Harm::kStorage) || AnyOnNodesOf(job);
       }
       return HappenedTo(node_id, JobId(job), culprit.rank()) || Happened(node_id, Harm::kAway) ||
-             Happened(node_id, Harm::kSlowKills);
+             Happened(node_id, Harm::kSlowKills) ||
+             (culprit.evidence() == kSuspicion && Happened(node_id, Harm::kPeople));
     case telemetry::FAILURE_CLASS_CORRUPT:
       return Happened(node_id, Harm::kReads);
     case telemetry::FAILURE_CLASS_REFUSED:
@@ -66,8 +80,7 @@ bool CauseChecker::Explains(const JobRecord& job, const control::Culprit& culpri
     case telemetry::FAILURE_CLASS_STORAGE:
       return Happened("", Harm::kStorage);
     case telemetry::FAILURE_CLASS_ABORTED:  // a peer failed, and nobody knows which one
-      return AnyOnNodesOf(job) ||
-             (absl::StrContains(culprit.evidence(), "did not come") && Happened("", Harm::kDriver));
+      return AnyOnNodesOf(job) || (IsOfStart(culprit.evidence()) && Happened("", Harm::kDriver));
     default:
       return false;
   }

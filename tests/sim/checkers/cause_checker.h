@@ -15,6 +15,8 @@ class CauseChecker : public Observer {
  public:
   // A fault counts as a cause for this long, which is longer than any timeout that it can trigger.
   static constexpr absl::Duration kConsequencesMax = absl::Seconds(60);
+  // A process hangs until a driver notices it, and drivers may be away again and again.
+  static constexpr absl::Duration kHangMax = absl::Minutes(3);
   // Processes that hang when they are killed are given up after minutes.
   static constexpr absl::Duration kSlowKillsMax = absl::Minutes(10);
 

@@ -187,8 +187,8 @@ void SuspectChecker::OnState(const DriverState& before, const DriverState& after
 
 namespace {
 
-// In the same round a node may change after the attempt began, or before: only what holds before
-// and after it is judged.
+// In one round a node, or its agent, may change before the attempt began or after. So only what
+// holds before and after the round, for one start of the agent, is judged.
 bool IsBarred(const driver::NodeRecord& node, bool is_first) {
   return node.evicted() || node.draining() || node.has_quarantine() || (is_first && node.spare());
 }
@@ -199,11 +199,14 @@ void PoolChecker::OnState(const DriverState& before, const DriverState& after) {
   for (const JobRecord& job : after.jobs()) {
     const JobRecord* old = FindJob(before, JobId(job));
     if (old == nullptr || job.attempt() == old->attempt()) continue;
-    const bool is_first = old->stage() == driver::v1::STAGE_QUEUED;
+    // More than one attempt may begin in a round.
+    const bool is_first =
+        old->stage() == driver::v1::STAGE_QUEUED && job.attempt() == old->attempt() + 1;
     for (const std::string& node_id : driver::NodesOf(job)) {
       const driver::NodeRecord* was = driver::FindNode(before, node_id);
       const driver::NodeRecord* is = driver::FindNode(after, node_id);
       if (was == nullptr || is == nullptr) continue;
+      if (was->hello().incarnation() != is->hello().incarnation()) continue;
       if (!IsBarred(*was, is_first) || !IsBarred(*is, is_first)) continue;
       world_.Violate("PoolsAreKept", absl::StrCat("job ", JobId(job), ": attempt ", job.attempt(),
                                                   " has ranks on ", node_id, ", which takes none"));

@@ -4,8 +4,8 @@
 // name, synced and renamed, so a crash leaves the old file, the new one or none, and every call may
 // be repeated. A directory belongs to one job, since attempts of two jobs would have the same
 // names. Threads: plain functions. Blocking: storage. Errors: those of the file system
-// (ResourceExhausted - the disk is full), with the path; checkpoints that were complete before
-// stay.
+// (ResourceExhausted - the disk is full), with the path. An error leaves checkpoints intact that
+// are already complete.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,8 @@ absl::Status PersistShard(const SnapshotReader& reader, const SealedSnapshot& sn
                           const std::string& checkpoint_directory);
 
 // Returns NotFound if the directory of a checkpoint is missing, because GiveUpIncomplete removed
-// it. This status carries no errno, unlike an error of the file system. Ask before writing into it.
+// it. This status carries no errno, unlike an error of the file system. Call this before writing
+// into the directory.
 absl::Status CheckNotGivenUp(const std::string& directory);
 
 // Adds the shards found in `directory` and format_version to `manifest`, and writes it. All other

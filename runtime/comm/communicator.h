@@ -83,7 +83,7 @@ using CallObserver = std::function<void(const CallEvent&)>;
 // HostCommunicator (host/host_communicator.h). For communicators that go through the host,
 // HostCommunicator also says how they sum and what a call costs.
 //
-// After a call's error its buffers hold garbage.
+// After an error of a call, other than InvalidArgument, its buffers hold garbage.
 class Communicator {
  public:
   virtual ~Communicator() = default;

@@ -49,8 +49,8 @@ class Memory {
   virtual const base::SharedMemory* shared() const { return nullptr; }
 
  protected:
-  // `used_bytes`: the counter of the device that made this memory, for memory of this kind
-  // (Device::used_bytes or Device::pinned_bytes).
+  // `used_bytes`: a counter of the device that makes this memory: that of used_bytes() for device
+  // memory, that of pinned_bytes() for pinned host memory.
   Memory(void* data, size_t size_bytes, std::atomic<int64_t>* used_bytes)
       : data_(data), size_bytes_(size_bytes), used_bytes_(used_bytes) {
     *used_bytes_ += static_cast<int64_t>(size_bytes_);

@@ -79,17 +79,19 @@ StallVerdict ExplainStall(absl::Span<const plan::RankPlan> plans,
                           absl::Span<const RankPosition> positions);
 
 // If the verdict names a member of an exchange as the one that is behind, returns the other
-// machines whose ranks report that they have left the exchange. nullopt: the verdict does not rest
-// on the word of others, because it names no member, its process is silent, or all members are on
-// its own machine. `machine_of`: by rank; -1: not known, and not a witness.
+// machines whose ranks report that they have left the exchange. Empty: there is no such machine.
+// nullopt: no witness is needed, because the verdict names no member, the named member's process is
+// silent, or all members are on the named member's machine. `machine_of`: by rank; -1: not known,
+// and not a witness.
 std::optional<std::vector<int>> Witnesses(const StallVerdict& verdict,
                                           absl::Span<const int> machine_of);
 
 // With fewer witnesses, one machine with false reports could put the blame on a healthy machine.
 inline constexpr size_t kWitnessesMin = 2;
 
-// Returns the instruction in which a rank stands: the first one of its plan that runs, or else that
-// it could begin; nullopt: nothing is known of it. Requires: as ExplainStall; `rank` may be any.
+// Returns the instruction in which a rank stands: the first of its plan that runs or, if none runs,
+// the first that it could begin; nullopt: nothing is known of the rank. Requires: as ExplainStall;
+// `rank` may be any.
 std::optional<plan::InstructionId> StandsAt(absl::Span<const plan::RankPlan> plans,
                                             absl::Span<const RankPosition> positions, int rank);
 

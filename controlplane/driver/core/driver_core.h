@@ -3,10 +3,10 @@
 // events. See docs/how-a-failure-is-handled.md.
 //
 // Life of a job: QUEUED -> PREFLIGHT -> RUN -> ENDED. A failure leads to FENCE, which lasts until
-// no process of the attempt is left on any living node; then BACKOFF and WAIT_FOR_SLOTS where
-// needed. The next attempt begins with RUN, or with PREFLIGHT if it uses a node that has not passed
-// it. A job that must leave a node passes through LEAVE and FENCE, a cancelled one through STOP and
-// FENCE.
+// no process of the attempt is left on any living node (at most five minutes: then the nodes that
+// still have some are quarantined); then BACKOFF and WAIT_FOR_SLOTS where needed. The next attempt
+// begins with RUN, or with PREFLIGHT if it uses a node that has not passed it. A job that must
+// leave a node passes through LEAVE and FENCE, a cancelled one through STOP and FENCE.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -16,8 +16,8 @@
 namespace megascale::driver {
 
 // The version of the rules by which events are applied. Raise it when the effect of an existing
-// kind of event changes. Events are replayed by the rules of the driver that logged them: newer
-// rules apply from the DriverStarted in the log that names them.
+// kind of event changes. A replay applies to each event the rules of the driver that logged it:
+// each DriverStarted in the log names the rules for the events after it.
 //   1: jobs are placed in the order of their submission.
 //   2: recovering jobs are placed before queued ones, and a recovering job may take slots that
 //      later recovering jobs hold.
@@ -33,8 +33,8 @@ namespace megascale::driver {
 //      return; a recovering job counts as waiting for slots until it makes progress, not only until
 //      an attempt starts; only a machine that was there for the whole fence timeout is blamed.
 //   7: after its own test a machine exchanges bytes with others, and so do all machines of a job
-//      whose ranks lost each other without a known cause; a machine that is lost after its
-//      processes of a failed attempt had ended is not the cause.
+//      whose ranks lost each other without a known cause; if a machine is lost only after
+//      its processes of the failed attempt have ended, it is not the cause.
 //   8: machines exchange in rounds, too (rounds.h): new ones, those of a failed attempt whose ranks
 //      lost each other, and those on which a job is to start; a machine is tested once its agent
 //      says that it can run tests, even if the agent first joined a driver of an older version,
@@ -103,14 +103,14 @@ enum class Contact {
 
 // Returns OK if an agent may take the node id that it asks for. The holder is the agent that took
 // this node id last. An agent with the holder's key on the holder's machine is the same agent,
-// started again: it takes over at once, unless the holder still reports. On another machine, or
-// after a reboot, the key may be a copy, so the agent must wait until the holder is lost. An agent
-// with another key must wait, too. `certificate`: the name in the agent's certificate; empty: it
-// connected without TLS. A node id is bound to the certificate that it first joined with. An agent
-// with the holder's key may move the binding to a renewed certificate, and an eviction frees the
-// node id for another machine. Errors: AlreadyExists - another agent holds the node id; asking
-// again later may help; PermissionDenied - the node id is bound to another certificate. The message
-// says what to do.
+// started again: it takes over at once, unless the holder still reports. On another machine the key
+// may be a copy, and a machine after a reboot looks like another one, so there the agent must wait
+// until the holder is lost. An agent with another key must wait, too. `certificate`: the name in
+// the agent's certificate; empty: it connected without TLS. A node id is bound to the certificate
+// that it first joined with. An agent with the holder's key may move the binding to a renewed
+// certificate, and an eviction frees the node id for another machine. Errors: AlreadyExists -
+// another agent holds the node id; asking again later may help; PermissionDenied - the node id is
+// bound to another certificate. The message says what to do.
 absl::Status CheckJoin(const DriverState& state, const megascale::agent::v1::Hello& hello,
                        absl::string_view certificate, Contact contact);
 

@@ -95,6 +95,13 @@ class DriverShellTest : public ShellTestBase {
     return shell_->view()->Job(job_id, clock_.Wall());
   }
   std::vector<control::Job> Jobs() const { return shell_->view()->Jobs(clock_.Wall()); }
+  // Rounds in which the agent does not report.
+  void PassInSilence(absl::Duration duration) {
+    for (absl::Duration passed; passed <= duration; passed += absl::Milliseconds(500)) {
+      clock_.Advance(absl::Milliseconds(500));
+      Round([] {});
+    }
+  }
   // Adds a step to the report about the first job.
   void AddStep(int64_t step, int64_t attempt = 1) {
     auto* record = report_.mutable_jobs(0)->add_steps();
@@ -216,10 +223,7 @@ TEST_F(DriverShellTest, AnotherKeyIsTakenOnceTheFirstAgentIsLost) {
   hello.set_key("another key");
   Round([&] { EXPECT_FALSE(shell_->OnHello(hello, second)); });
   EXPECT_THAT(std::string(second->closed.message()), HasSubstr("went away a moment ago"));
-  for (int i = 0; i < 12; ++i) {
-    clock_.Advance(absl::Milliseconds(500));
-    Round([] {});
-  }
+  PassInSilence(absl::Seconds(6));
   Round([&] { EXPECT_TRUE(shell_->OnHello(hello, second)); });
   EXPECT_EQ(FindNode(shell_->state(), "n0")->hello().key(), "another key");
 }
@@ -233,11 +237,7 @@ TEST_F(DriverShellTest, ARebootedAgentIsTakenAfterOneNodeTimeout) {
   hello.set_machine_id("another boot/n0");
   Round([&] { EXPECT_FALSE(shell_->OnHello(hello, second)); });
   EXPECT_EQ(second->closed.code(), absl::StatusCode::kAlreadyExists);
-  for (absl::Duration passed; passed <= FailureDetector::kNodeTimeout;
-       passed += absl::Milliseconds(500)) {
-    clock_.Advance(absl::Milliseconds(500));
-    Round([] {});
-  }
+  PassInSilence(FailureDetector::kNodeTimeout);
   Round([&] { EXPECT_TRUE(shell_->OnHello(hello, second)); });
   EXPECT_GT(second->last.version(), 0);
 }
@@ -361,10 +361,7 @@ TEST_F(DriverShellTest, ANodeThatIsForgottenInTheRoundOfARequestIsNotFound) {
   const auto pod = std::make_shared<KeepingLink>();
   Round([&] { EXPECT_TRUE(shell_->OnHello(HelloOf("pod", "x", 1), pod)); });
   shell_->OnGone("pod", pod.get());
-  for (int i = 0; i < 20; ++i) {
-    clock_.Advance(absl::Seconds(1));
-    Round([] {});
-  }
+  PassInSilence(absl::Seconds(20));
   ASSERT_FALSE(FindNode(shell_->state(), "pod")->alive());
   clock_.StepWall(absl::Hours(25));
   clock_.Advance(absl::Minutes(2));
@@ -381,54 +378,38 @@ TEST_F(DriverShellTest, AnAgentHasJoinedBeforeItIsToldAnything) {
   EXPECT_EQ(link_->last.jobs_size(), 1);
 }
 
-TEST_F(DriverShellTest, AQuarantineEndsOnlyAfterTheAgentHasReportedToThisDriver) {
-  SimulatedDisk disk;
-  Event quarantined;
-  quarantined.mutable_node_quarantined()->set_node_id("n0");
-  ASSERT_TRUE(disk.OpenLog()->Append(0, {Joined("n0", "a", 1), quarantined}).ok());
-  Open(&disk);
-  ASSERT_TRUE(FindNode(shell_->state(), "n0")->has_quarantine());
-  absl::Status status;
-  const auto uncordon = [&] { Round([&] { status = shell_->Uncordon("n0"); }); };
-  uncordon();
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("has not reported since"));
-  Round([&] { EXPECT_TRUE(shell_->OnHello(HelloOf("n0", "a", 1), link_)); });
-  uncordon();
-  EXPECT_FALSE(status.ok());
-  report_.set_incarnation("a");
-  Pass(absl::Seconds(1));
-  uncordon();
-  EXPECT_TRUE(status.ok()) << status;
-  EXPECT_FALSE(FindNode(shell_->state(), "n0")->has_quarantine());
-}
-
-TEST_F(DriverShellTest, AQuarantineEndsForAMachineThatIsLostWithItsProcesses) {
-  SimulatedDisk disk;
-  Event quarantined;
-  quarantined.mutable_node_quarantined()->set_node_id("n0");
-  ASSERT_TRUE(disk.OpenLog()->Append(0, {Joined("n0", "a", 1), quarantined}).ok());
-  Open(&disk);
-  Round([&] { EXPECT_TRUE(shell_->OnHello(HelloOf("n0", "a", 1), link_)); });
-  report_.set_incarnation("a");
-  agent::ActualJob* actual = report_.add_jobs();
-  actual->set_job_id("gone");
-  actual->set_num_processes(2);
-  Pass(absl::Seconds(1));
-  absl::Status status;
-  const auto uncordon = [&] { Round([&] { status = shell_->Uncordon("n0"); }); };
-  uncordon();
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("still has 2 processes"));
-  shell_->OnGone("n0", link_.get());
-  for (int i = 0; i < 20; ++i) {
-    clock_.Advance(absl::Seconds(1));
-    Round([] {});
+TEST_F(DriverShellTest, AQuarantineEndsOnceNoProcessIsLeftOrTheMachineIsLost) {
+  for (const bool is_lost : {false, true}) {
+    SimulatedDisk disk;
+    Event quarantined;
+    quarantined.mutable_node_quarantined()->set_node_id("n0");
+    ASSERT_TRUE(disk.OpenLog()->Append(0, {Joined("n0", "a", 1), quarantined}).ok());
+    Open(&disk);
+    absl::Status status;
+    const auto uncordon = [&] { Round([&] { status = shell_->Uncordon("n0"); }); };
+    uncordon();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("has not reported since"));
+    Round([&] { EXPECT_TRUE(shell_->OnHello(HelloOf("n0", "a", 1), link_)); });
+    report_ = {};
+    report_.set_incarnation("a");
+    report_.add_jobs()->set_job_id("gone");
+    report_.mutable_jobs(0)->set_num_processes(2);
+    Pass(absl::Seconds(1));
+    uncordon();
+    EXPECT_THAT(std::string(status.message()), HasSubstr("still has 2 processes"));
+    if (is_lost) {
+      shell_->OnGone("n0", link_.get());
+      PassInSilence(absl::Seconds(20));
+      ASSERT_FALSE(FindNode(shell_->state(), "n0")->alive());
+    } else {
+      report_.clear_jobs();
+      Pass(absl::Seconds(1));
+    }
+    uncordon();
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_FALSE(FindNode(shell_->state(), "n0")->has_quarantine());
   }
-  ASSERT_FALSE(FindNode(shell_->state(), "n0")->alive());
-  uncordon();
-  EXPECT_TRUE(status.ok()) << status;
-  EXPECT_FALSE(FindNode(shell_->state(), "n0")->has_quarantine());
 }
 
 // --- a job's files are the job's ----------------------------------------------------------------
@@ -438,15 +419,6 @@ class JobFilesTest : public DriverShellTest {
   void SetUp() override {
     files_ = &disk_;
     DriverShellTest::SetUp();
-  }
-  // From now on effects whose name contains `part` fail; "" repairs everything.
-  void Break(const std::string& part) {
-    disk_.SetFaults(
-        [part](absl::string_view effect) {
-          return !part.empty() && absl::StrContains(effect, part) ? SimulatedDisk::Fate::kFails
-                                                                  : SimulatedDisk::Fate::kDone;
-        },
-        {});
   }
   void AddManifest(int64_t step) {
     auto* manifest = report_.mutable_jobs(0)->add_manifests();
@@ -461,7 +433,7 @@ TEST_F(JobFilesTest, ALossLogThatFailsHoldsUpItsCommitsAndNothingElse) {
   AddStep(1);
   Pass(absl::Seconds(1));
   ASSERT_EQ(Acknowledged(), 1);
-  Break("jobs/j/metrics");
+  disk_.FailOn("jobs/j/metrics");
   AddStep(2);
   AddManifest(2);
   Pass(absl::Seconds(5));
@@ -469,7 +441,7 @@ TEST_F(JobFilesTest, ALossLogThatFailsHoldsUpItsCommitsAndNothingElse) {
   EXPECT_EQ(Acknowledged(), 1) << "the agent keeps it";
   EXPECT_EQ(job().committed_size(), 0) << "no checkpoint outlives the steps before it";
   EXPECT_TRUE(Submit("k").ok()) << "the driver serves others";
-  Break("");
+  disk_.FailOn("");
   Pass(absl::Seconds(2));
   EXPECT_EQ(Acknowledged(), 2);
   EXPECT_EQ(job().committed_size(), 1);
@@ -488,7 +460,7 @@ TEST_F(JobFilesTest, ACheckpointIsNotCommittedInTheRoundInWhichTheStepsBeforeItF
       {});
   Pass(absl::Seconds(2));
   EXPECT_EQ(job().committed_size(), 0);
-  Break("");
+  disk_.FailOn("");
   Pass(absl::Seconds(2));
   EXPECT_EQ(job().committed_size(), 1);
 }
@@ -498,7 +470,7 @@ TEST_F(JobFilesTest, ACutThatFailsAtFirstArchivesTheStepsThatWereRolledBack) {
   for (int64_t step = 1; step <= 3; ++step) AddStep(step);
   Pass(absl::Seconds(1));
   ASSERT_EQ(Acknowledged(), 3);
-  Break("metrics.attempt-1");
+  disk_.FailOn("metrics.attempt-1");
   agent::ActualRank* rank = report_.mutable_jobs(0)->mutable_ranks(0);
   rank->set_state(agent::ActualRank::STATE_FAILED);
   rank->mutable_failure()->set_failure_class(telemetry::FAILURE_CLASS_EXITED);
@@ -507,7 +479,7 @@ TEST_F(JobFilesTest, ACutThatFailsAtFirstArchivesTheStepsThatWereRolledBack) {
   ASSERT_EQ(job().attempt(), 2);
   ASSERT_EQ(job().stage(), pb::STAGE_RUN);
   EXPECT_EQ(Acknowledged(), 0) << "the steps are taken again";
-  Break("");
+  disk_.FailOn("");
   Pass(absl::Seconds(3));
   const std::string archive =
       absl::StrCat(job().submitted().directory(), "/metrics.attempt-1.jsonl");
@@ -567,7 +539,7 @@ TEST_F(JobFilesTest, AFullDiskUnderTheDriversStateEndsNoJob) {
   EXPECT_FALSE(TryRound(evict, answer).ok());
   shell_.reset();
   disk_.Crash();
-  Break("");  // somebody made room, and started the driver again
+  disk_.FailOn("");  // somebody made room, and started the driver again
   Open(&disk_);
   Round([&] { shell_->OnHello(HelloOf("n0", "a", 1), link_); });
   Pass(absl::Seconds(2));
@@ -578,7 +550,7 @@ TEST_F(JobFilesTest, AFullDiskUnderTheDriversStateEndsNoJob) {
 
 TEST_F(JobFilesTest, EvidenceThatCannotBeWrittenEndsNoJobAndIsWrittenByTheNextDriver) {
   Run();
-  Break("evidence");
+  disk_.FailOn("evidence");
   report_.mutable_jobs(0)->mutable_ranks(0)->set_state(agent::ActualRank::STATE_FAILED);
   report_.mutable_jobs(0)->mutable_ranks(0)->mutable_failure()->set_failure_class(
       telemetry::FAILURE_CLASS_DIVERGED);
@@ -586,7 +558,7 @@ TEST_F(JobFilesTest, EvidenceThatCannotBeWrittenEndsNoJobAndIsWrittenByTheNextDr
   Pass(absl::Seconds(3));
   ASSERT_EQ(job().state(), control::JOB_STATE_FAILED);
   EXPECT_FALSE(View("j")->has_evidence());
-  Break("");
+  disk_.FailOn("");
   shell_.reset();
   Open(&disk_);
   EXPECT_TRUE(View("j")->has_evidence());
@@ -594,7 +566,7 @@ TEST_F(JobFilesTest, EvidenceThatCannotBeWrittenEndsNoJobAndIsWrittenByTheNextDr
 
 TEST_F(JobFilesTest, ALossLogThatNeverWorksIsSetAsideAndTheJobGoesOn) {
   Run();
-  Break("jobs/j/metrics");
+  disk_.FailOn("jobs/j/metrics");
   AddStep(1);
   AddManifest(1);
   Pass(JobLogs::kPatience + absl::Seconds(3));
@@ -602,7 +574,7 @@ TEST_F(JobFilesTest, ALossLogThatNeverWorksIsSetAsideAndTheJobGoesOn) {
   EXPECT_EQ(Acknowledged(), 1);
   EXPECT_EQ(job().committed_size(), 1);
   EXPECT_EQ(job().best_step(), 1);
-  Break("");
+  disk_.FailOn("");
   Pass(absl::Minutes(2));
   report_.mutable_jobs(0)->clear_steps();
   AddStep(2);
@@ -646,7 +618,7 @@ TEST_F(JobFilesTest, ADamagedLossLogEndsNoLaterStartOfTheDriver) {
 TEST_F(JobFilesTest, ALossLogThatCannotBeOpenedEndsNoStartOfTheDriver) {
   Run();
   shell_.reset();
-  Break("jobs/j/metrics");
+  disk_.FailOn("jobs/j/metrics");
   Open(&disk_);
   Round([&] { EXPECT_TRUE(shell_->OnHello(HelloOf("n0", "a", 1), link_)); });
   Pass(absl::Seconds(3));

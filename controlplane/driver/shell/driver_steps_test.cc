@@ -178,15 +178,6 @@ class DriverStepsTest : public ShellTestBase {
     FailRank(rank);
     JobOn(absl::StrCat("n", rank))->set_num_processes(1);
   }
-  // From now on effects whose name contains `part` fail; "" repairs everything.
-  void Break(const std::string& part) {
-    disk_.SetFaults(
-        [part](absl::string_view effect) {
-          return !part.empty() && absl::StrContains(effect, part) ? SimulatedDisk::Fate::kFails
-                                                                  : SimulatedDisk::Fate::kDone;
-        },
-        {});
-  }
   std::vector<int64_t> LoggedSteps() {
     std::vector<int64_t> steps;
     const auto records = ReadSteps(job().submitted().directory(), &disk_, 0, 100);
@@ -195,15 +186,8 @@ class DriverStepsTest : public ShellTestBase {
     return steps;
   }
 
-  // "1/1 2/1 3/2": step and attempt of each line.
   std::string LoggedAttempts() {
-    std::string text;
-    const auto records = ReadSteps(job().submitted().directory(), &disk_, 0, 100);
-    if (!records.ok()) return records.status().ToString();
-    for (const auto& record : *records) {
-      absl::StrAppend(&text, text.empty() ? "" : " ", record.step(), "/", record.attempt());
-    }
-    return text;
+    return driver::LoggedAttempts(job().submitted().directory(), &disk_);
   }
 
   std::vector<int64_t> StepsSince(int64_t* position) const {
@@ -313,12 +297,12 @@ TEST_F(DriverStepsTest, AWatcherGetsEachStepOnceThoughTheLossLogFailsForAMoment)
   EXPECT_THAT(StepsSince(&prompt), ElementsAre(1, 2, 3));
   int64_t last = 3;
   for (const char* effect : {"append to /state/jobs/j/metrics", "sync /state/jobs/j/metrics"}) {
-    Break(effect);
+    disk_.FailOn(effect);
     Complete(last + 2);
     Pass(absl::Milliseconds(500));
     EXPECT_EQ(LastStep(), last) << "what people have seen is not taken back";
     EXPECT_THAT(StepsSince(&prompt), ElementsAre());
-    Break("");
+    disk_.FailOn("");
     Complete(last + 3);
     Pass(absl::Seconds(2));
     EXPECT_THAT(StepsSince(&prompt), ElementsAre(last + 1, last + 2, last + 3)) << effect;
@@ -363,12 +347,12 @@ TEST_F(DriverStepsTest, ALossLogThatIsDeletedBeforeARollbackIsCutAllTheSame) {
 }
 
 TEST_F(DriverStepsTest, StatusShowsALossLogThatCannotBeWritten) {
-  Break("append to /state/jobs/j/metrics");
+  disk_.FailOn("append to /state/jobs/j/metrics");
   Complete(3);
   Pass(absl::Seconds(1));
   EXPECT_THAT(shell_->view()->Job("j", clock_.Wall())->warnings(),
               ElementsAre(StartsWith("its loss log cannot be used: append to")));
-  Break("");
+  disk_.FailOn("");
   Complete(4);
   Pass(absl::Seconds(3));
   EXPECT_TRUE(shell_->view()->Job("j", clock_.Wall())->warnings().empty());
@@ -393,7 +377,7 @@ TEST_F(DriverStepsTest, StepsThatWereRolledBackAreCutFromALogThatWorksAgainAfter
   Complete(3);
   Pass(absl::Seconds(1));
   ASSERT_THAT(LoggedSteps(), ElementsAre(1, 2, 3));
-  Break("metrics");
+  disk_.FailOn("metrics");
   FailRank(2);
   Pass(absl::Seconds(3));
   ASSERT_EQ(job().attempt(), 2);
@@ -407,7 +391,7 @@ TEST_F(DriverStepsTest, StepsThatWereRolledBackAreCutFromALogThatWorksAgainAfter
   Pass(absl::Minutes(2));
   ASSERT_EQ(job().stage(), pb::STAGE_ENDED);
   EXPECT_EQ(shell_->num_loss_logs(), 0u);
-  Break("");
+  disk_.FailOn("");
   EXPECT_THAT(LoggedSteps(), ElementsAre(1, 2, 3));
   Pass(absl::Minutes(2));
   EXPECT_THAT(LoggedSteps(), ElementsAre()) << "attempt 2 began at step 0";
@@ -419,7 +403,7 @@ TEST_F(DriverStepsTest, StepsThatWereRolledBackGiveWayToThoseOfAnAttemptThatEnds
   Complete(3);
   Pass(absl::Seconds(1));
   EXPECT_THAT(StepsSince(&position), ElementsAre(1, 2, 3));
-  Break("metrics");
+  disk_.FailOn("metrics");
   FailRank(2);
   Pass(absl::Seconds(3));
   ASSERT_EQ(job().attempt(), 2);
@@ -430,7 +414,7 @@ TEST_F(DriverStepsTest, StepsThatWereRolledBackGiveWayToThoseOfAnAttemptThatEnds
   Pass(absl::Seconds(1));
   ASSERT_EQ(job().stage(), pb::STAGE_FENCE);
   EXPECT_THAT(StepsSince(&position), ElementsAre());
-  Break("");
+  disk_.FailOn("");
   Pass(absl::Seconds(2));
   ASSERT_EQ(job().attempt(), 2);
   EXPECT_EQ(LoggedAttempts(), "1/2 2/2 3/2 4/2 5/2");
@@ -442,7 +426,7 @@ TEST_F(DriverStepsTest, StepsThatWereRolledBackGiveWayToThoseOfAnAttemptThatEnds
 TEST_F(DriverStepsTest, ADriverThatStartsDuringAFenceCutsTheLogBeforeItTakesSteps) {
   Complete(3);
   Pass(absl::Seconds(1));
-  Break("metrics");
+  disk_.FailOn("metrics");
   FailRank(2);
   Pass(absl::Seconds(3));
   ASSERT_EQ(job().attempt(), 2);
@@ -451,7 +435,7 @@ TEST_F(DriverStepsTest, ADriverThatStartsDuringAFenceCutsTheLogBeforeItTakesStep
   FailRankThatLingers(2);
   Pass(absl::Seconds(1));
   ASSERT_EQ(job().stage(), pb::STAGE_FENCE);
-  Break("");
+  disk_.FailOn("");
   DriverShell::Options options;
   options.state_directory = "/state";
   options.files = &disk_;
@@ -464,139 +448,6 @@ TEST_F(DriverStepsTest, ADriverThatStartsDuringAFenceCutsTheLogBeforeItTakesStep
   EXPECT_EQ(LoggedAttempts(), "1/2 2/2 3/2 4/2 5/2");
 }
 
-// Steps of the attempt before come late because the log failed. By then the next attempt may be
-// leaving its machines, or may have ended.
-TEST_F(DriverStepsTest, StepsBeforeTheRestorePointCountInEveryStageOfTheNextAttempt) {
-  for (const pb::Stage stage : {pb::STAGE_RUN, pb::STAGE_LEAVE, pb::STAGE_STOP, pb::STAGE_FENCE}) {
-    SimulatedDisk disk;
-    JobLogs logs(&disk);
-    JobRecord record = job();
-    record.set_attempt(2);
-    record.set_stage(stage);
-    record.mutable_restore()->set_step(3);
-    google::protobuf::RepeatedPtrField<LossLog::StepRecord> records;
-    for (int64_t step = 1; step <= 5; ++step) {
-      records.Add()->set_step(step);
-      records.rbegin()->set_attempt(step <= 3 ? 1 : 2);
-    }
-    EXPECT_EQ(logs.Append(record, records, absl::ZeroDuration()), 5) << pb::Stage_Name(stage);
-    EXPECT_EQ(logs.Find("j")->recent().size(), 5) << pb::Stage_Name(stage);
-  }
-}
-
-// Two attempts begin while the log fails.
-class JobLogsTest : public DriverStepsTest {
- protected:
-  bool BeginAttempt(int64_t attempt, int64_t restore_step, double now_seconds) {
-    record_ = job();
-    record_.set_attempt(attempt);
-    record_.mutable_restore()->set_step(restore_step);
-    return logs_->Cut(record_, absl::Seconds(now_seconds));
-  }
-  void Append(int64_t attempt, int64_t first, int64_t last, double now_seconds) {
-    google::protobuf::RepeatedPtrField<LossLog::StepRecord> records;
-    for (int64_t step = first; step <= last; ++step) {
-      LossLog::StepRecord* added = records.Add();
-      added->set_step(step);
-      added->set_attempt(attempt);
-    }
-    logs_->Append(record_, records, absl::Seconds(now_seconds));
-    logs_->Sync(absl::Seconds(now_seconds));
-  }
-
-  std::unique_ptr<JobLogs> logs_ = std::make_unique<JobLogs>(&disk_);
-  JobRecord record_;
-};
-
-// The driver before had cut the log, and this one does not know it.
-TEST_F(JobLogsTest, ACutThatIsDueAgainTakesNoStepsOfItsAttempt) {
-  ASSERT_TRUE(BeginAttempt(2, 0, 0));
-  Append(2, 1, 6, 0);
-  for (const double patience : {0.0, 31.0}) {
-    logs_ = std::make_unique<JobLogs>(&disk_);
-    Break("metrics");
-    EXPECT_FALSE(BeginAttempt(2, 0, 0));
-    EXPECT_EQ(BeginAttempt(2, 0, patience), patience > 30);
-    EXPECT_EQ(BeginAttempt(3, 4, patience + 0.5), patience > 30);
-    Break("");
-    EXPECT_TRUE(BeginAttempt(3, 4, patience + 100));
-    EXPECT_EQ(LoggedAttempts(), "1/2 2/2 3/2 4/2") << patience;
-  }
-}
-
-TEST_F(JobLogsTest, ACutThatIsDueIsNotForgottenForTheNextOne) {
-  ASSERT_TRUE(BeginAttempt(1, 0, 0));
-  Append(1, 1, 6, 0);
-  Break("metrics");
-  EXPECT_FALSE(BeginAttempt(2, 2, 1));
-  EXPECT_FALSE(BeginAttempt(3, 4, 3));
-  EXPECT_EQ(logs_->Acknowledged("j"), 2);
-  Break("");
-  EXPECT_TRUE(BeginAttempt(3, 4, 5));
-  EXPECT_EQ(logs_->WarningOf("j"), "") << "what was cut is not lost";
-  Append(2, 3, 4, 5);
-  Append(3, 5, 6, 5);
-  EXPECT_EQ(LoggedAttempts(), "1/1 2/1 3/2 4/2 5/3 6/3");
-  EXPECT_EQ(logs_->Acknowledged("j"), 6);
-}
-
-TEST_F(JobLogsTest, ALogThatIsSetAsideLacksTheStepsOfAnAttemptAndKeepsNoneThatWereRolledBack) {
-  ASSERT_TRUE(BeginAttempt(1, 0, 0));
-  Append(1, 1, 6, 0);
-  Break("metrics");
-  EXPECT_FALSE(BeginAttempt(2, 2, 1));
-  EXPECT_TRUE(BeginAttempt(2, 2, 32)) << "it is set aside";
-  Append(2, 3, 10, 32);
-  EXPECT_EQ(logs_->Acknowledged("j"), 10);
-  EXPECT_TRUE(BeginAttempt(3, 8, 40));
-  EXPECT_EQ(logs_->Acknowledged("j"), 8);
-  Break("");
-  Append(3, 9, 10, 200);
-  EXPECT_EQ(LoggedAttempts(), "1/1 2/1 9/3 10/3");
-}
-
-// Somebody makes room on a full disk.
-TEST_F(JobLogsTest, ADeletedLogIsMadeAnewAlthoughAnErrorShowsItFirst) {
-  ASSERT_TRUE(BeginAttempt(1, 0, 0));
-  const std::string path = "/state/jobs/j/metrics.jsonl";
-  std::vector<int64_t> expected;
-  for (const char* effect : {"append to ", "sync ", "open "}) {
-    const auto step = static_cast<int64_t>(expected.size());
-    const double now = 10 * static_cast<double>(step + 1);
-    Append(1, step + 1, step + 3, now);
-    disk_.DeleteFile(path);
-    Break(effect + path);
-    Append(1, step + 4, step + 4, now + 5);
-    EXPECT_THAT(logs_->WarningOf("j"), StartsWith("its loss log cannot be used: ")) << effect;
-    Break("");
-    Append(1, step + 4, step + 5, now + 7);
-    for (int i = 1; i <= 5; ++i) expected.push_back(step + i);
-    EXPECT_EQ(LoggedSteps(), expected) << effect;
-    EXPECT_THAT(logs_->WarningOf("j"), StartsWith(path + " was deleted or moved")) << effect;
-  }
-  disk_.DeleteFile(path);
-  Break("sync " + path);
-  logs_->Finish("j", absl::Seconds(500));
-  logs_->Forget("j");
-  Break("");
-  logs_->FinishEnded(absl::Seconds(502));
-  disk_.Crash();
-  EXPECT_EQ(LoggedSteps(), expected) << "the job has ended, and the driver goes on trying";
-}
-
-TEST_F(JobLogsTest, StepsOfADeletedLogThatWereNotInMemoryAreNamed) {
-  ASSERT_TRUE(BeginAttempt(1, 0, 0));
-  record_.mutable_submitted()->mutable_spec()->mutable_train()->set_steps(2000);
-  Append(1, 1, 1100, 0);
-  disk_.DeleteFile("/state/jobs/j/metrics.jsonl");
-  Break("append to ");
-  Append(1, 1101, 1101, 5);
-  Break("");
-  Append(1, 1101, 1101, 7);
-  EXPECT_THAT(logs_->WarningOf("j"), EndsWith("; the steps before step 77 were lost"));
-}
-
-// A list reads no files, and the best step of an attempt is logged once.
 TEST_F(DriverStepsTest, AListKnowsTheLastStepOfAJobThatEndedBeforeTheDriverStarted) {
   for (int64_t step = 1; step <= 5; ++step) {
     Complete(step);

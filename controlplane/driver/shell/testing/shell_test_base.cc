@@ -3,6 +3,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "controlplane/driver/storage/loss_history.h"
+
 namespace megascale::driver {
 
 void ShellTestBase::Begin(SimulatedDisk* disk, DriverShell::Options options) {
@@ -21,6 +24,16 @@ absl::Status ShellTestBase::TryRound(const std::function<void()>& input,
     input();
     return output;
   }});
+}
+
+std::string LoggedAttempts(const std::string& directory, JobFiles* files) {
+  const auto records = ReadSteps(directory, files, 0, 100);
+  if (!records.ok()) return records.status().ToString();
+  std::string text;
+  for (const auto& record : *records) {
+    absl::StrAppend(&text, text.empty() ? "" : " ", record.step(), "/", record.attempt());
+  }
+  return text;
 }
 
 }  // namespace megascale::driver

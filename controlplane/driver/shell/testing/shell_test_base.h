@@ -33,4 +33,7 @@ class ShellTestBase : public ::testing::Test {
   std::unique_ptr<DriverShell> shell_;
 };
 
+// Returns step and attempt of each line of the loss log in a job's folder: "1/1 2/1 3/2".
+std::string LoggedAttempts(const std::string& directory, JobFiles* files);
+
 }  // namespace megascale::driver

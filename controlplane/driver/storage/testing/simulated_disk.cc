@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
@@ -11,6 +12,13 @@ namespace megascale::driver {
 void SimulatedDisk::SetFaults(FateOf fate, Remainder remainder) {
   fate_ = std::move(fate);
   remainder_ = std::move(remainder);
+}
+
+void SimulatedDisk::FailOn(const std::string& part) {
+  const auto fate = [part](absl::string_view effect) {
+    return !part.empty() && absl::StrContains(effect, part) ? Fate::kFails : Fate::kDone;
+  };
+  SetFaults(fate, {});
 }
 
 absl::Status SimulatedDisk::Do(const std::string& effect) {

@@ -35,6 +35,8 @@ class SimulatedDisk : public JobFiles {
 
   // Sets the faults. By default every effect is done, and a crash leaves no unsynced data.
   void SetFaults(FateOf fate, Remainder remainder);
+  // From now on every effect whose name contains `part` fails; "" repairs everything.
+  void FailOn(const std::string& part);
 
   // Opens the log. A log that was opened before must not be used any more.
   std::unique_ptr<EventLog> OpenLog();

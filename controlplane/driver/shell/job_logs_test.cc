@@ -1,0 +1,165 @@
+#include "controlplane/driver/shell/job_logs.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "controlplane/driver/core/testing/test_events.h"
+#include "controlplane/driver/shell/testing/shell_test_base.h"
+#include "controlplane/driver/storage/testing/simulated_disk.h"
+
+namespace megascale::driver {
+namespace {
+
+namespace pb = megascale::driver::v1;
+using ::testing::EndsWith;
+using ::testing::StartsWith;
+
+// Job "j" of 300 steps.
+class JobLogsTest : public ::testing::Test {
+ protected:
+  JobLogsTest() {
+    *record_.mutable_submitted() = Submitted("j", SpecOf(3, 1, 300)).job_submitted();
+    record_.mutable_submitted()->set_directory("/state/jobs/j");
+    record_.set_stage(pb::STAGE_RUN);
+  }
+
+  std::string LoggedAttempts() {
+    return driver::LoggedAttempts(record_.submitted().directory(), &disk_);
+  }
+  bool BeginAttempt(int64_t attempt, int64_t restore_step, double now_seconds) {
+    record_.set_attempt(attempt);
+    record_.mutable_restore()->set_step(restore_step);
+    return logs_->Cut(record_, absl::Seconds(now_seconds));
+  }
+  void Append(int64_t attempt, int64_t first, int64_t last, double now_seconds) {
+    google::protobuf::RepeatedPtrField<LossLog::StepRecord> records;
+    for (int64_t step = first; step <= last; ++step) {
+      LossLog::StepRecord* added = records.Add();
+      added->set_step(step);
+      added->set_attempt(attempt);
+    }
+    logs_->Append(record_, records, absl::Seconds(now_seconds));
+    logs_->Sync(absl::Seconds(now_seconds));
+  }
+
+  SimulatedDisk disk_;
+  std::unique_ptr<JobLogs> logs_ = std::make_unique<JobLogs>(&disk_);
+  JobRecord record_;
+};
+
+// Steps of the attempt before come late because the log failed. By then the next attempt may be
+// leaving its machines, or may have ended.
+TEST_F(JobLogsTest, StepsBeforeTheRestorePointCountInEveryStageOfTheNextAttempt) {
+  for (const pb::Stage stage : {pb::STAGE_RUN, pb::STAGE_LEAVE, pb::STAGE_STOP, pb::STAGE_FENCE}) {
+    disk_ = SimulatedDisk();
+    JobLogs logs(&disk_);
+    record_.set_attempt(2);
+    record_.set_stage(stage);
+    record_.mutable_restore()->set_step(3);
+    google::protobuf::RepeatedPtrField<LossLog::StepRecord> records;
+    for (int64_t step = 1; step <= 5; ++step) {
+      records.Add()->set_step(step);
+      records.rbegin()->set_attempt(step <= 3 ? 1 : 2);
+    }
+    EXPECT_EQ(logs.Append(record_, records, absl::ZeroDuration()), 5) << pb::Stage_Name(stage);
+    EXPECT_EQ(logs.Find("j")->recent().size(), 5) << pb::Stage_Name(stage);
+  }
+}
+
+// The driver before had cut the log, and this one does not know it.
+TEST_F(JobLogsTest, ACutThatIsDueAgainTakesNoStepsOfItsAttempt) {
+  ASSERT_TRUE(BeginAttempt(2, 0, 0));
+  Append(2, 1, 6, 0);
+  for (const double patience : {0.0, 31.0}) {
+    logs_ = std::make_unique<JobLogs>(&disk_);
+    disk_.FailOn("metrics");
+    EXPECT_FALSE(BeginAttempt(2, 0, 0));
+    EXPECT_EQ(BeginAttempt(2, 0, patience), patience > 30);
+    EXPECT_EQ(BeginAttempt(3, 4, patience + 0.5), patience > 30);
+    disk_.FailOn("");
+    EXPECT_TRUE(BeginAttempt(3, 4, patience + 100));
+    EXPECT_EQ(LoggedAttempts(), "1/2 2/2 3/2 4/2") << patience;
+  }
+}
+
+TEST_F(JobLogsTest, ACutThatIsDueIsNotForgottenForTheNextOne) {
+  ASSERT_TRUE(BeginAttempt(1, 0, 0));
+  Append(1, 1, 6, 0);
+  disk_.FailOn("metrics");
+  EXPECT_FALSE(BeginAttempt(2, 2, 1));
+  EXPECT_FALSE(BeginAttempt(3, 4, 3));
+  EXPECT_EQ(logs_->Acknowledged("j"), 2);
+  disk_.FailOn("");
+  EXPECT_TRUE(BeginAttempt(3, 4, 5));
+  EXPECT_EQ(logs_->WarningOf("j"), "") << "what was cut is not lost";
+  Append(2, 3, 4, 5);
+  Append(3, 5, 6, 5);
+  EXPECT_EQ(LoggedAttempts(), "1/1 2/1 3/2 4/2 5/3 6/3");
+  EXPECT_EQ(logs_->Acknowledged("j"), 6);
+}
+
+TEST_F(JobLogsTest, ALogThatIsSetAsideLacksTheStepsOfAnAttemptAndKeepsNoneThatWereRolledBack) {
+  ASSERT_TRUE(BeginAttempt(1, 0, 0));
+  Append(1, 1, 6, 0);
+  disk_.FailOn("metrics");
+  EXPECT_FALSE(BeginAttempt(2, 2, 1));
+  EXPECT_TRUE(BeginAttempt(2, 2, 32)) << "it is set aside";
+  Append(2, 3, 10, 32);
+  EXPECT_EQ(logs_->Acknowledged("j"), 10);
+  EXPECT_TRUE(BeginAttempt(3, 8, 40));
+  EXPECT_EQ(logs_->Acknowledged("j"), 8);
+  disk_.FailOn("");
+  Append(3, 9, 10, 200);
+  EXPECT_EQ(LoggedAttempts(), "1/1 2/1 9/3 10/3");
+}
+
+// Somebody makes room on a full disk.
+TEST_F(JobLogsTest, ADeletedLogIsMadeAnewAlthoughAnErrorShowsItFirst) {
+  ASSERT_TRUE(BeginAttempt(1, 0, 0));
+  const std::string path = "/state/jobs/j/metrics.jsonl";
+  std::string expected;
+  int64_t step = 0;
+  for (const char* effect : {"append to ", "sync ", "open "}) {
+    const double now = 10 * static_cast<double>(step + 1);
+    Append(1, step + 1, step + 3, now);
+    disk_.DeleteFile(path);
+    disk_.FailOn(effect + path);
+    Append(1, step + 4, step + 4, now + 5);
+    EXPECT_THAT(logs_->WarningOf("j"), StartsWith("its loss log cannot be used: ")) << effect;
+    disk_.FailOn("");
+    Append(1, step + 4, step + 5, now + 7);
+    for (int i = 0; i < 5; ++i)
+      absl::StrAppend(&expected, expected.empty() ? "" : " ", ++step, "/1");
+    EXPECT_EQ(LoggedAttempts(), expected) << effect;
+    EXPECT_THAT(logs_->WarningOf("j"), StartsWith(path + " was deleted or moved")) << effect;
+  }
+  disk_.DeleteFile(path);
+  disk_.FailOn("sync " + path);
+  logs_->Finish("j", absl::Seconds(500));
+  logs_->Forget("j");
+  disk_.FailOn("");
+  logs_->FinishEnded(absl::Seconds(502));
+  disk_.Crash();
+  EXPECT_EQ(LoggedAttempts(), expected) << "the job has ended, and the driver goes on trying";
+}
+
+TEST_F(JobLogsTest, StepsOfADeletedLogThatWereNotInMemoryAreNamed) {
+  ASSERT_TRUE(BeginAttempt(1, 0, 0));
+  record_.mutable_submitted()->mutable_spec()->mutable_train()->set_steps(2000);
+  Append(1, 1, 1100, 0);
+  disk_.DeleteFile("/state/jobs/j/metrics.jsonl");
+  disk_.FailOn("append to ");
+  Append(1, 1101, 1101, 5);
+  disk_.FailOn("");
+  Append(1, 1101, 1101, 7);
+  EXPECT_THAT(logs_->WarningOf("j"), EndsWith("; the steps before step 77 were lost"));
+}
+
+// A list reads no files, and the best step of an attempt is logged once.
+
+}  // namespace
+}  // namespace megascale::driver

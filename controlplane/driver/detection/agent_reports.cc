@@ -32,6 +32,7 @@ std::shared_ptr<const agent::ActualState> WithKnownTexts(
 
 void AgentReports::Advance(absl::Duration now) {
   awake_ += std::clamp(now - now_, absl::ZeroDuration(), kStallMax);
+  if (now - now_ >= kLongStall) stalled_at_ = awake_;
   now_ = std::max(now_, now);
 }
 

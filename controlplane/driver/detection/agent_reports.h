@@ -116,6 +116,10 @@ class AgentReports {
   google::protobuf::Duration NoticedAt(absl::Duration age) const;
   // The elapsed time without the driver's own stalls. Limits are counted in it.
   absl::Duration awake() const { return awake_; }
+  // Returns true if the driver itself stood still for kLongStall or longer within the last
+  // `duration` of awake time: then machines that were to begin something together began apart.
+  bool StalledWithin(absl::Duration duration) const { return awake_ - stalled_at_ <= duration; }
+  static constexpr absl::Duration kLongStall = absl::Seconds(5);
   // Returns how many times reports were searched for one about a job.
   int64_t num_looks() const { return num_looks_; }
 
@@ -134,6 +138,7 @@ class AgentReports {
   absl::Duration node_timeout_;
   absl::Duration now_;
   absl::Duration awake_ = absl::ZeroDuration();
+  absl::Duration stalled_at_ = -absl::InfiniteDuration();  // in awake time
   std::map<std::string, Agent> agents_;
   int64_t agents_version_ = 0;  // changes with the keys of agents_
   mutable std::map<std::string, JobNodes> job_nodes_;

@@ -257,9 +257,23 @@ agent::MachineTest CheckedTest(const agent::MachineTest& reported, agent::TestKi
   return test;
 }
 
+// Members of an exchange wait for each other for up to 20 s. If the driver stood still when they
+// were to begin, one may have given up before another began, so their links are not to blame.
+constexpr absl::Duration kBeganApart = absl::Seconds(30);
+
+void ExcuseMissingPeers(agent::MachineTest* test) {
+  for (agent::TestResult& result : *test->mutable_results()) {
+    if (!absl::StrContains(result.failure(), "does not connect")) continue;
+    result.set_note(
+        absl::StrCat("the driver stood still when it was to begin: ", result.failure()));
+    result.clear_failure();
+  }
+}
+
 // Adds the end of the machine's test, or of its part of an exchange.
 void AddMachineTested(const DriverState& state, const NodeRecord& node,
-                      const agent::ActualState& report, std::vector<Event>* events) {
+                      const agent::ActualState& report, const AgentReports& reports,
+                      std::vector<Event>* events) {
   const agent::MachineTest& test = report.machine_test();
   const bool has_ended = test.state() == agent::MachineTest::STATE_PASSED ||
                          test.state() == agent::MachineTest::STATE_FAILED;
@@ -275,7 +289,9 @@ void AddMachineTested(const DriverState& state, const NodeRecord& node,
     }
     event.mutable_exchange_tested()->set_node_id(node.hello().node_id());
     event.mutable_exchange_tested()->set_incarnation(report.incarnation());
-    *event.mutable_exchange_tested()->mutable_test() = CheckedTest(test, exchange->kind());
+    agent::MachineTest* taken = event.mutable_exchange_tested()->mutable_test();
+    *taken = CheckedTest(test, exchange->kind());
+    if (reports.StalledWithin(kBeganApart)) ExcuseMissingPeers(taken);
     events->push_back(std::move(event));
     return;
   }
@@ -381,7 +397,7 @@ std::vector<Event> ReportedEvents::EventsOf(const IndexedState& indexed, const N
     event.mutable_node_draining()->set_incarnation(report.incarnation());
     events.push_back(std::move(event));
   }
-  AddMachineTested(state, node, report, &events);
+  AddMachineTested(state, node, report, reports, &events);
   AddBusy(node, report, &events);
   std::optional<Event> epoch_fenced = EpochFencedEvent(indexed, node, report, reports);
   const bool all_fenced = epoch_fenced.has_value() || HasFencedEpoch(state, node);

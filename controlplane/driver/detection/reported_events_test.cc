@@ -226,6 +226,35 @@ TEST_F(ReportedEventsTest, TheEndOfAnExchangeIsToldOnceByEachMember) {
   EXPECT_THAT(Report("n0", reports_["n0"]), SizeIs(0));
 }
 
+// One member had given up before the other was told to begin.
+TEST_F(ReportedEventsTest, AMissingPeerIsNotBlamedIfTheDriverStoodStill) {
+  for (const int stall_seconds : {1, 8}) {
+    state_.clear_exchanges();
+    pb::Exchange* exchange = state_.add_exchanges();
+    exchange->set_id(9 + stall_seconds);
+    exchange->set_kind(agent::TEST_KIND_QUICK);
+    JobOn("n0");
+    FindNode(&state_, "n0")->mutable_exchanges()->set_with("n1");
+    exchange->add_members()->set_node_id("n0");
+    exchange->mutable_members(0)->set_incarnation(FindNode(state_, "n0")->hello().incarnation());
+    exchange->add_members()->set_node_id("n1");
+    agent::MachineTest* test = reports_["n0"].mutable_machine_test();
+    *test = agent::MachineTest();
+    test->set_id(9 + stall_seconds);
+    test->set_state(agent::MachineTest::STATE_FAILED);
+    test->add_results()->set_failure("n1 does not connect: no peer within 10s");
+    test->add_results()->set_failure("block 1 from n1: 1 byte is wrong");
+    Tick();
+    now_ += absl::Seconds(stall_seconds);
+    const std::vector<Event> events = Report("n0", reports_["n0"]);
+    ASSERT_THAT(events, SizeIs(1));
+    const auto& results = events[0].exchange_tested().test().results();
+    EXPECT_EQ(results[0].failure().empty(), stall_seconds > 5);
+    EXPECT_EQ(results[0].note().empty(), stall_seconds < 5);
+    EXPECT_FALSE(results[1].failure().empty()) << "wrong bytes are the link's in any case";
+  }
+}
+
 TEST_F(ReportedEventsTest, AMachineWithoutProcessesOfAnOlderEpochFencesAllItsJobsByOneEvent) {
   state_.set_rules(kRules);
   state_.set_epoch(5);

@@ -448,6 +448,7 @@ TEST_F(DriverStepsTest, ADriverThatStartsDuringAFenceCutsTheLogBeforeItTakesStep
   EXPECT_EQ(LoggedAttempts(), "1/2 2/2 3/2 4/2 5/2");
 }
 
+// A list reads no files, and the best step of an attempt is logged once.
 TEST_F(DriverStepsTest, AListKnowsTheLastStepOfAJobThatEndedBeforeTheDriverStarted) {
   for (int64_t step = 1; step <= 5; ++step) {
     Complete(step);

@@ -54,19 +54,51 @@ class JobLogsTest : public ::testing::Test {
 // Steps of the attempt before come late because the log failed. By then the next attempt may be
 // leaving its machines, or may have ended.
 TEST_F(JobLogsTest, StepsBeforeTheRestorePointCountInEveryStageOfTheNextAttempt) {
-  for (const pb::Stage stage : {pb::STAGE_RUN, pb::STAGE_LEAVE, pb::STAGE_STOP, pb::STAGE_FENCE}) {
+  for (const pb::Stage stage : {pb::STAGE_PREFLIGHT, pb::STAGE_RUN, pb::STAGE_LEAVE, pb::STAGE_STOP,
+                                pb::STAGE_FENCE, pb::STAGE_BACKOFF}) {
     disk_ = SimulatedDisk();
-    JobLogs logs(&disk_);
+    logs_ = std::make_unique<JobLogs>(&disk_);
     record_.set_attempt(2);
     record_.set_stage(stage);
     record_.mutable_restore()->set_step(3);
-    google::protobuf::RepeatedPtrField<LossLog::StepRecord> records;
-    for (int64_t step = 1; step <= 5; ++step) {
-      records.Add()->set_step(step);
-      records.rbegin()->set_attempt(step <= 3 ? 1 : 2);
+    Append(1, 1, 5, 0);
+    EXPECT_EQ(LoggedAttempts(), "1/1 2/1 3/1") << pb::Stage_Name(stage);
+    Append(2, 4, 5, 0);
+    EXPECT_EQ(LoggedAttempts(), "1/1 2/1 3/1 4/2 5/2") << pb::Stage_Name(stage);
+  }
+}
+
+// No further step is lost with the damaged lines, and readers get none twice, whatever fails.
+TEST_F(JobLogsTest, ACutOfADamagedLogThatFailsIsRepeatedWithoutALoss) {
+  const std::string path = "/state/jobs/j/metrics.jsonl";
+  for (const char* effect : {"write ", "cut ", "append to ", "sync ", "open ", "nothing"}) {
+    for (const size_t begin : {size_t{0}, size_t{250}, size_t{420}}) {
+      for (const bool ends : {false, true}) {
+        SCOPED_TRACE(absl::StrCat(effect, begin, ends ? ", the driver ends" : ""));
+        disk_ = SimulatedDisk();
+        logs_ = std::make_unique<JobLogs>(&disk_);
+        ASSERT_TRUE(BeginAttempt(1, 0, 0));
+        Append(1, 1, 9, 0);
+        int64_t position = 0;
+        ASSERT_EQ(logs_->Find("j")->Since(&position).size(), 9);
+        disk_.Corrupt(path, begin, std::string(30, '\n'));
+        disk_.FailOn(effect);
+        BeginAttempt(2, 5, 1);
+        disk_.FailOn("");
+        if (ends) {
+          disk_.Crash();
+          logs_ = std::make_unique<JobLogs>(&disk_);
+        }
+        EXPECT_TRUE(BeginAttempt(2, 5, 3));
+        EXPECT_EQ(logs_->Acknowledged("j"), 5);
+        Append(2, 6, 8, 3);
+        EXPECT_THAT(LoggedAttempts(), EndsWith("5/1 6/2 7/2 8/2"));
+        if (ends) continue;
+        const auto news = logs_->Find("j")->Since(&position);
+        ASSERT_EQ(news.size(), 3);
+        EXPECT_EQ(news[0].step(), 6);
+      }
     }
-    EXPECT_EQ(logs.Append(record_, records, absl::ZeroDuration()), 5) << pb::Stage_Name(stage);
-    EXPECT_EQ(logs.Find("j")->recent().size(), 5) << pb::Stage_Name(stage);
   }
 }
 
@@ -158,8 +190,6 @@ TEST_F(JobLogsTest, StepsOfADeletedLogThatWereNotInMemoryAreNamed) {
   Append(1, 1101, 1101, 7);
   EXPECT_THAT(logs_->WarningOf("j"), EndsWith("; the steps before step 77 were lost"));
 }
-
-// A list reads no files, and the best step of an attempt is logged once.
 
 }  // namespace
 }  // namespace megascale::driver

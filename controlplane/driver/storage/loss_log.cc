@@ -208,8 +208,7 @@ absl::Status LossLog::CutTo(int64_t step, int64_t attempt) {
   const auto is_cut = [&](const StepRecord& record) {
     return record.step() > step && record.attempt() < attempt;
   };
-  const RecentSteps before = recent_;
-  const auto num_cut = std::count_if(before.begin(), before.end(), is_cut);
+  const auto num_cut = std::count_if(recent_.begin(), recent_.end(), is_cut);
   if (rest.begin == rest.end && num_cut == 0) {
     RETURN_IF_ERROR(Sync());
   } else {
@@ -218,28 +217,56 @@ absl::Status LossLog::CutTo(int64_t step, int64_t attempt) {
     const std::string copy = absl::StrCat(stem, "metrics.attempt-", attempt - 1, ".jsonl");
     if (!rest.text.empty()) RETURN_IF_ERROR(files_.WriteDurably(copy, rest.text));
     RETURN_IF_ERROR(file_->CutTo(rest.begin));
-    RETURN_IF_ERROR(Load(rest.begin));
     std::vector<StepRecord> kept;
-    std::remove_copy_if(before.begin(), before.end(), std::back_inserter(kept), is_cut);
-    RETURN_IF_ERROR(PutBackDamaged(kept));
-    recent_.ContinueFrom(before.end_position());
+    std::remove_copy_if(recent_.begin(), recent_.end(), std::back_inserter(kept), is_cut);
+    RETURN_IF_ERROR(LoadKept(rest.begin, kept));
     recent_.NoteCut(num_cut);
-    synced_position_ = recent_.end_position();
+    dirty_ = false;
   }
   if (step == 0) next_step_ = std::max<int64_t>(next_step_, 1);
   return absl::OkStatus();
 }
 
-// Their lines may have been damaged on the disk since they were written. Nobody else has them.
+absl::Status LossLog::LoadKept(size_t size_bytes, const std::vector<StepRecord>& kept) {
+  const RecentSteps before = recent_;
+  const auto next_step = next_step_;
+  const auto synced_step = synced_step_;
+  const auto synced_position = synced_position_;
+  absl::Status loaded = Load(size_bytes);
+  if (loaded.ok()) loaded = PutBackDamaged(kept);
+  if (loaded.ok()) return loaded;
+  // The caller still has the steps, and who opens the log again puts them back.
+  recent_ = before;
+  next_step_ = next_step;
+  synced_step_ = synced_step;
+  synced_position_ = synced_position;
+  return loaded;
+}
+
+// Their lines may have been damaged on the disk since they were written, and nobody else has them.
+// Drops no line: the file has each step at least as long as this takes.
 absl::Status LossLog::PutBackDamaged(const std::vector<StepRecord>& records) {
   if (records.empty()) return absl::OkStatus();
   if (!Contradicts(recent_, records) && last_step() >= records.back().step()) {
     return absl::OkStatus();
   }
-  base::LogWarning(absl::StrCat(path_, ": lines were damaged on the disk; the driver wrote the ",
-                                "steps that it had in memory again, from step ",
-                                records.front().step(), " to ", records.back().step()));
-  return PutBack(records);
+  for (const StepRecord& record : records) {
+    if (record.step() > last_step()) RETURN_IF_ERROR(file_->Append(ToLossLine(record)));
+  }
+  RETURN_IF_ERROR(file_->Sync());
+  base::LogWarning(absl::StrCat(path_, ": lines of its end, of steps from ", records.front().step(),
+                                " to ", records.back().step(),
+                                ", were damaged on the disk; the driver has written the steps ",
+                                "after step ", last_step(), " again, from memory"));
+  const RecentSteps found = recent_;
+  recent_.Clear();
+  for (const StepRecord& record : found) {
+    if (record.step() < records.front().step()) recent_.Load(record);
+  }
+  for (const StepRecord& record : records) recent_.Load(record);
+  next_step_ = last_step() + 1;
+  synced_step_ = last_step();
+  return absl::OkStatus();
 }
 
 void LossLog::GoOnAt(int64_t step) {

@@ -57,7 +57,9 @@ class LossLog {
   void Close() { file_.reset(); }
 
   // Cuts steps beyond `step` that attempts before `attempt` computed, and moves them to
-  // metrics.attempt-(attempt-1).jsonl. Idempotent, durable.
+  // metrics.attempt-(attempt-1).jsonl. If lines at the end of what is kept were damaged on the
+  // disk, writes them again from memory, but only if there is something to cut. Idempotent,
+  // durable.
   absl::Status CutTo(int64_t step, int64_t attempt);
 
   // True if steps before `step` are missing.
@@ -98,7 +100,11 @@ class LossLog {
     std::string text;  // from the first step that is to be cut; empty: there is none
   };
   absl::StatusOr<Rest> FindRest(int64_t step, int64_t attempt);
-  // Writes the records again if the file, which was just loaded, lacks some of them.
+  // Loads the file, which was just cut to `size_bytes`, and puts back what it lacks of `kept`.
+  // After an error the log has in memory what it had before.
+  absl::Status LoadKept(size_t size_bytes, const std::vector<StepRecord>& kept);
+  // Appends those of the records, which were in memory, that a file which was just loaded lacks at
+  // its end.
   absl::Status PutBackDamaged(const std::vector<StepRecord>& records);
 
   std::string path_;

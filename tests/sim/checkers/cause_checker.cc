@@ -26,12 +26,9 @@ void CauseChecker::OnFault(const Fault& fault) {
   faults_[{fault.node_id, fault.harm, fault.job_id, fault.rank}] = world_.timeline.now();
 }
 
-bool CauseChecker::IsRecent(const Place& place) const {
+bool CauseChecker::IsRecent(const Place& place, absl::Duration limit) const {
   const auto fault = faults_.find(place);
-  const Harm harm = std::get<1>(place);
-  const absl::Duration limit = harm == Harm::kSlowKills ? kSlowKillsMax
-                               : harm == Harm::kProcess ? kHangMax
-                                                        : kConsequencesMax;
+  if (std::get<1>(place) == Harm::kSlowKills) limit = kSlowKillsMax;
   return fault != faults_.end() && world_.timeline.now() - fault->second <= limit;
 }
 
@@ -39,9 +36,9 @@ bool CauseChecker::Happened(const std::string& node_id, Harm harm) const {
   return IsRecent({node_id, harm, "", -1});
 }
 
-bool CauseChecker::HappenedTo(const std::string& node_id, const std::string& job_id,
-                              int rank) const {
-  return IsRecent({node_id, Harm::kProcess, job_id, rank});
+bool CauseChecker::HappenedTo(const std::string& node_id, const std::string& job_id, int rank,
+                              absl::Duration limit) const {
+  return IsRecent({node_id, Harm::kProcess, job_id, rank}, limit);
 }
 
 bool CauseChecker::AnyOn(const std::string& node_id) const {
@@ -70,8 +67,8 @@ bool CauseChecker::Explains(const JobRecord& job, const control::Culprit& culpri
       if (absl::StrContains(culprit.evidence(), "did not reach storage")) {
         return Happened("", Harm::kStorage) || AnyOnNodesOf(job);
       }
-      return HappenedTo(node_id, JobId(job), culprit.rank()) || Happened(node_id, Harm::kAway) ||
-             Happened(node_id, Harm::kSlowKills) ||
+      return HappenedTo(node_id, JobId(job), culprit.rank(), kHangMax) ||
+             Happened(node_id, Harm::kAway) || Happened(node_id, Harm::kSlowKills) ||
              (culprit.evidence() == kSuspicion && Happened(node_id, Harm::kPeople));
     case telemetry::FAILURE_CLASS_CORRUPT:
       return Happened(node_id, Harm::kReads);
@@ -86,8 +83,11 @@ bool CauseChecker::Explains(const JobRecord& job, const control::Culprit& culpri
   }
 }
 
-bool CauseChecker::ExplainsLeave(const std::string& node_id) const {
-  return Happened(node_id, Harm::kPeople) || Happened(node_id, Harm::kTest) ||
+bool CauseChecker::ExplainsLeave(const driver::NodeRecord* node, const std::string& node_id) const {
+  // The culprit of each of these attempts was checked.
+  const bool failed_often =
+      node != nullptr && absl::StrContains(node->quarantine().evidence(), " attempts of job ");
+  return failed_often || Happened(node_id, Harm::kPeople) || Happened(node_id, Harm::kTest) ||
          Happened(node_id, Harm::kReads) || Happened(node_id, Harm::kSlowKills);
 }
 
@@ -105,7 +105,8 @@ void CauseChecker::CheckCulprit(const JobRecord& job, const JobRecord& old) {
                               "fault that explains it: ", culprit.evidence()));
 }
 
-void CauseChecker::CheckRecovery(const JobRecord& job, const JobRecord& old) {
+void CauseChecker::CheckRecovery(const JobRecord& job, const JobRecord& old,
+                                 const DriverState& state) {
   // A recovering job may wait for slots for as long as other jobs need them.
   if (job.has_cancel() || old.state() == control::JOB_STATE_RECOVERING) return;
   const bool again = job.attempt() > old.attempt() && old.attempt() > 0;
@@ -113,7 +114,11 @@ void CauseChecker::CheckRecovery(const JobRecord& job, const JobRecord& old) {
   const JobRecord& ended = again ? old : job;
   const bool has_failed = ended.has_culprit() && ended.culprit().attempt() == ended.attempt();
   if (has_failed) return;  // CheckCulprit
-  if (ended.has_leave() ? ExplainsLeave(ended.leave().node_id()) : AnyOnNodesOf(ended)) return;
+  const std::string& left = ended.leave().node_id();
+  if (ended.has_leave() ? ExplainsLeave(driver::FindNode(state, left), left)
+                        : AnyOnNodesOf(ended)) {
+    return;
+  }
   world_.Violate("RecoveryHasACause",
                  absl::StrCat("job ", JobId(job), " recovers without a fault: ", job.message()));
 }
@@ -122,7 +127,7 @@ void CauseChecker::OnState(const DriverState& before, const DriverState& after) 
   for (const JobRecord& job : after.jobs()) {
     const JobRecord* old = FindJob(before, JobId(job));
     if (old == nullptr) continue;
-    CheckRecovery(job, *old);
+    CheckRecovery(job, *old, after);
     CheckCulprit(job, *old);
   }
 }

@@ -27,16 +27,18 @@ class CauseChecker : public Observer {
  private:
   using Place = std::tuple<std::string, Harm, std::string, int>;  // node, harm, job, rank
 
-  void CheckRecovery(const JobRecord& job, const JobRecord& old);
+  void CheckRecovery(const JobRecord& job, const JobRecord& old, const DriverState& state);
   void CheckCulprit(const JobRecord& job, const JobRecord& old);
   // Returns true if a fault that can explain this has just happened.
   bool Explains(const JobRecord& job, const control::Culprit& culprit) const;
-  bool ExplainsLeave(const std::string& node_id) const;
+  // `node`: after the job left it; null: it is forgotten.
+  bool ExplainsLeave(const driver::NodeRecord* node, const std::string& node_id) const;
   bool AnyOn(const std::string& node_id) const;
   bool AnyOnNodesOf(const JobRecord& job) const;
   bool Happened(const std::string& node_id, Harm harm) const;
-  bool HappenedTo(const std::string& node_id, const std::string& job_id, int rank) const;
-  bool IsRecent(const Place& place) const;
+  bool HappenedTo(const std::string& node_id, const std::string& job_id, int rank,
+                  absl::Duration limit = kConsequencesMax) const;
+  bool IsRecent(const Place& place, absl::Duration limit = kConsequencesMax) const;
 
   World& world_;
   std::map<Place, absl::Duration> faults_;  // time of the last one

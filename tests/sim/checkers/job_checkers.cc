@@ -187,10 +187,16 @@ void SuspectChecker::OnState(const DriverState& before, const DriverState& after
 
 namespace {
 
-// In one round a node, or its agent, may change before the attempt began or after. So only what
-// holds before and after the round, for one start of the agent, is judged.
 bool IsBarred(const driver::NodeRecord& node, bool is_first) {
-  return node.evicted() || node.draining() || node.has_quarantine() || (is_first && node.spare());
+  return node.evicted() || node.has_quarantine() || (is_first && node.spare());
+}
+
+// In one round a node may change before the attempt began or after. So only what holds before and
+// after the round is judged. A drain ends with the start of the agent that drains.
+bool WasBarred(const driver::NodeRecord& was, const driver::NodeRecord& is, bool is_first) {
+  const bool drained =
+      was.draining() && is.draining() && was.hello().incarnation() == is.hello().incarnation();
+  return drained || (IsBarred(was, is_first) && IsBarred(is, is_first));
 }
 
 }  // namespace
@@ -206,8 +212,7 @@ void PoolChecker::OnState(const DriverState& before, const DriverState& after) {
       const driver::NodeRecord* was = driver::FindNode(before, node_id);
       const driver::NodeRecord* is = driver::FindNode(after, node_id);
       if (was == nullptr || is == nullptr) continue;
-      if (was->hello().incarnation() != is->hello().incarnation()) continue;
-      if (!IsBarred(*was, is_first) || !IsBarred(*is, is_first)) continue;
+      if (!WasBarred(*was, *is, is_first)) continue;
       world_.Violate("PoolsAreKept", absl::StrCat("job ", JobId(job), ": attempt ", job.attempt(),
                                                   " has ranks on ", node_id, ", which takes none"));
     }

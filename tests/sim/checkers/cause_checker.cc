@@ -84,10 +84,11 @@ bool CauseChecker::Explains(const JobRecord& job, const control::Culprit& culpri
 }
 
 bool CauseChecker::ExplainsLeave(const driver::NodeRecord* node, const std::string& node_id) const {
-  // The culprit of each of these attempts was checked.
-  const bool failed_often =
-      node != nullptr && absl::StrContains(node->quarantine().evidence(), " attempts of job ");
-  return failed_often || Happened(node_id, Harm::kPeople) || Happened(node_id, Harm::kTest) ||
+  // Quarantined for failures of another job, the culprits of which were checked.
+  const std::string evidence = node == nullptr ? "" : node->quarantine().evidence();
+  const bool failed_another_job = absl::StrContains(evidence, " attempts of job ") ||
+                                  absl::StrContains(evidence, "could not read checkpoint ");
+  return failed_another_job || Happened(node_id, Harm::kPeople) || Happened(node_id, Harm::kTest) ||
          Happened(node_id, Harm::kReads) || Happened(node_id, Harm::kSlowKills);
 }
 

@@ -30,7 +30,7 @@ absl::Status PersistShard(const SnapshotReader& reader, const SealedSnapshot& sn
 // into the directory.
 absl::Status CheckNotGivenUp(const std::string& directory);
 
-// Adds the shards found in `directory` and format_version to `manifest`, and writes it. All other
+// Adds format_version and the shards found in `directory` to `manifest`, and writes it. All other
 // fields must be set; the spec says how many ranks there are. Rewriting an equal manifest is
 // harmless. Errors: FailedPrecondition - a rank's shard is missing or differs from its recorded
 // size, or an element of a tensor is in no shard, or in two shards of one replica; else as

@@ -49,8 +49,8 @@ class Memory {
   virtual const base::SharedMemory* shared() const { return nullptr; }
 
  protected:
-  // `used_bytes`: a counter of the device that makes this memory: that of used_bytes() for device
-  // memory, that of pinned_bytes() for pinned host memory.
+  // `used_bytes`: the device's counter to which this memory is added: used_bytes_ for device
+  // memory, pinned_bytes_ for pinned host memory.
   Memory(void* data, size_t size_bytes, std::atomic<int64_t>* used_bytes)
       : data_(data), size_bytes_(size_bytes), used_bytes_(used_bytes) {
     *used_bytes_ += static_cast<int64_t>(size_bytes_);

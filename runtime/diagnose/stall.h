@@ -27,8 +27,8 @@ struct RankPosition {
   bool known = false;  // false: nothing came from this rank, and only `silent_seconds` may be set
   int64_t step = 0;
   std::vector<InstructionState> states = {};  // indexed like the plan's instructions
-  // In a running pass: the number (from 1) of the exchange of tensor-parallel ranks in which the
-  // rank waits, as InstructionId::piece. 0: it computes.
+  // In a running pass: in which of the pass's tensor-parallel exchanges the rank waits, counted
+  // from 1, as in InstructionId::piece (not the piece of a backward). 0: it computes.
   int piece = 0;
   // How long its process has not shown that it lives. Unset: not known.
   std::optional<double> silent_seconds = {};

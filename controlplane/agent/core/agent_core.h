@@ -147,10 +147,10 @@ class AgentCore {
   // last, and samples of the GPUs. Everything else is fetched when somebody asks for it.
   static constexpr int kUnaskedBytesMax = 1024;
 
-  // Returns the whole actual state. `heartbeats`: of live processes, by process id. The report has
-  // the ages and phases from there, and the core adds each process's rank and pid. The texts of
-  // stalled ranks share kUnaskedBytesMax bytes for each second of report_interval(), or half as
-  // many if the machine has GPUs; each text is cut to an equal part.
+  // Returns the whole actual state. `heartbeats`: of live processes, by process id. The report
+  // copies ages and phases from `heartbeats`, and the core adds each process's rank and pid. The
+  // texts of stalled ranks share kUnaskedBytesMax bytes for each second of report_interval(), or
+  // half as many if the machine has GPUs; each text is cut to an equal part.
   v1::ActualState Report(const std::map<int64_t, telemetry::v1::RankStatus>& heartbeats) const;
 
   // Removes the texts of stalled ranks from a report if less than report_interval() has passed
@@ -158,8 +158,8 @@ class AgentCore {
   // driver keeps a text until its rank makes progress.
   void SpaceTexts(absl::Duration now, v1::ActualState* report);
 
-  // Tells the core since when the process keeper owes an answer; zero: it owes none. After
-  // kKeeperSilenceMin the report gives each job a warning about it.
+  // Tells the core for how long the process keeper has owed an answer; zero: it owes no answer.
+  // After kKeeperSilenceMin the report gives each job a warning about it.
   static constexpr absl::Duration kKeeperSilenceMin = absl::Seconds(5);
   void OnKeeperSilence(absl::Duration silence) { keeper_silence_ = silence; }
 
@@ -168,8 +168,9 @@ class AgentCore {
   // Returns the samples of GPUs for the report that is sent now: see gpu_turns.h.
   std::vector<telemetry::v1::GpuSample> NextGpus(absl::Duration now) { return gpus_.Next(now); }
 
-  // Returns the host processes that the shell must kill because their heartbeats stopped. The core
-  // did not order this by KillProcess, so it starts them again within the same attempt.
+  // Returns the host processes that the shell must kill because their heartbeats stopped. Because
+  // no KillProcess ordered these ends, the core treats them as failures and starts the processes
+  // again within the same attempt.
   std::vector<int64_t> HungHosts(
       const std::map<int64_t, telemetry::v1::RankStatus>& heartbeats) const;
 

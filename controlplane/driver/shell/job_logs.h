@@ -43,10 +43,10 @@ class JobLogs {
   // Returns the job's loss log if it is open; null: it is not.
   const LossLog* Find(const std::string& job_id) const;
 
-  // Appends the records of the job's attempt, and of attempts before it up to its restore point, to
-  // its log. Ignores step numbers that the job does not have. If steps are missing, another agent
-  // may still report them; after kGapPatience the log continues without them. Returns the newest
-  // step that counts as completed.
+  // Appends to the job's log the records of its current attempt, and those of earlier attempts up
+  // to the step from which the current one started. Ignores step numbers that the job does not
+  // have. If steps are missing, another agent may still report them; after kGapPatience the log
+  // continues without them. Returns the newest step that counts as completed.
   int64_t Append(const JobRecord& job,
                  const google::protobuf::RepeatedPtrField<LossLog::StepRecord>& records,
                  absl::Duration now);

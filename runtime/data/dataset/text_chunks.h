@@ -56,7 +56,7 @@ class TextChunks {
   std::unique_ptr<Documents> documents_;  // one of the two
   std::unique_ptr<PlainText> plain_;
   std::string held_;      // wanted and not yet given
-  size_t scanned_ = 0;    // of `held_`: no chunk ends before
+  size_t scanned_ = 0;    // this many bytes of `held_` were searched: no chunk ends within them
   int64_t position_ = 0;  // bytes of the text that were read
   bool text_ended_ = false;
   bool given_any_ = false;

@@ -63,7 +63,8 @@ struct StallVerdict {
   StallRoot root;                         // kUnknown: with rank -1
   std::vector<StallRoot> other_roots;     // the others, the one with the most waiting ranks first
   std::vector<WaitingRank> waiting = {};  // by rank
-  // The process of `root` is silent; with kUnknown, the process of the first of `other_roots` is.
+  // The process of `root` is silent; with kUnknown, which names no root, that of the first of
+  // `other_roots`.
   bool is_silent = false;
 };
 

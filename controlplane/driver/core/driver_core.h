@@ -19,8 +19,8 @@ namespace megascale::driver {
 // kind of event changes. A replay applies to each event the rules of the driver that logged it:
 // each DriverStarted in the log names the rules for the events after it.
 //   1: jobs are placed in the order of their submission.
-//   2: recovering jobs are placed before queued ones, and a recovering job may take slots that
-//      later recovering jobs hold.
+//   2: recovering jobs are placed before queued ones, and a recovering job may take slots that are
+//      kept for recovering jobs submitted after it.
 //   3: restore_order.h handles checkpoints that could not be read.
 //   4: if the agent of a node has not passed the job's preflight, an attempt on this node begins
 //      with a preflight; a refusal there excludes the node; failures of machines are counted apart;
@@ -103,14 +103,14 @@ enum class Contact {
 
 // Returns OK if an agent may take the node id that it asks for. The holder is the agent that took
 // this node id last. An agent with the holder's key on the holder's machine is the same agent,
-// started again: it takes over at once, unless the holder still reports. On another machine the key
-// may be a copy, and a machine after a reboot looks like another one, so there the agent must wait
-// until the holder is lost. An agent with another key must wait, too. `certificate`: the name in
-// the agent's certificate; empty: it connected without TLS. A node id is bound to the certificate
-// that it first joined with. An agent with the holder's key may move the binding to a renewed
-// certificate, and an eviction frees the node id for another machine. Errors: AlreadyExists -
-// another agent holds the node id; asking again later may help; PermissionDenied - the node id is
-// bound to another certificate. The message says what to do.
+// started again: it takes over at once, unless the holder still reports. If the machine looks
+// different, the agent must wait until the holder is lost, because the key may be a copy. A
+// rebooted machine also looks different, so it waits, too. An agent with another key must wait,
+// too. `certificate`: the name in the agent's certificate; empty: it connected without TLS. A node
+// id is bound to the certificate that it first joined with. An agent with the holder's key may move
+// the binding to a renewed certificate, and an eviction frees the node id for another machine.
+// Errors: AlreadyExists - another agent holds the node id; asking again later may help;
+// PermissionDenied - the node id is bound to another certificate. The message says what to do.
 absl::Status CheckJoin(const DriverState& state, const megascale::agent::v1::Hello& hello,
                        absl::string_view certificate, Contact contact);
 

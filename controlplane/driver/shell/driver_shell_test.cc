@@ -95,13 +95,6 @@ class DriverShellTest : public ShellTestBase {
     return shell_->view()->Job(job_id, clock_.Wall());
   }
   std::vector<control::Job> Jobs() const { return shell_->view()->Jobs(clock_.Wall()); }
-  // Rounds in which the agent does not report.
-  void PassInSilence(absl::Duration duration) {
-    for (absl::Duration passed; passed <= duration; passed += absl::Milliseconds(500)) {
-      clock_.Advance(absl::Milliseconds(500));
-      Round([] {});
-    }
-  }
   // Adds a step to the report about the first job.
   void AddStep(int64_t step, int64_t attempt = 1) {
     auto* record = report_.mutable_jobs(0)->add_steps();
@@ -385,12 +378,15 @@ TEST_F(DriverShellTest, AQuarantineEndsOnceNoProcessIsLeftOrTheMachineIsLost) {
     quarantined.mutable_node_quarantined()->set_node_id("n0");
     ASSERT_TRUE(disk.OpenLog()->Append(0, {Joined("n0", "a", 1), quarantined}).ok());
     Open(&disk);
+    ASSERT_TRUE(FindNode(shell_->state(), "n0")->has_quarantine());
     absl::Status status;
     const auto uncordon = [&] { Round([&] { status = shell_->Uncordon("n0"); }); };
     uncordon();
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(std::string(status.message()), HasSubstr("has not reported since"));
     Round([&] { EXPECT_TRUE(shell_->OnHello(HelloOf("n0", "a", 1), link_)); });
+    uncordon();
+    EXPECT_FALSE(status.ok()) << "it has joined, but not reported";
     report_ = {};
     report_.set_incarnation("a");
     report_.add_jobs()->set_job_id("gone");

@@ -25,6 +25,14 @@ class ShellTestBase : public ::testing::Test {
     ASSERT_TRUE(status.ok()) << status;
   }
 
+  // Lets time pass, a little more than `duration`, in which no agent reports.
+  void PassInSilence(absl::Duration duration) {
+    for (absl::Duration passed; passed <= duration; passed += absl::Milliseconds(500)) {
+      clock_.Advance(absl::Milliseconds(500));
+      Round([] {});
+    }
+  }
+
   // The record of job "j", which must exist.
   const JobRecord& job() const { return *FindJob(shell_->state(), "j"); }
 

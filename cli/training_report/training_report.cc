@@ -61,7 +61,7 @@ void PrintHeldOut(const TrainingReport& report) {
   const HeldOutLoss& loss = report.held_out;
   const std::string bytes =
       report.has_tokenizer ? absl::StrCat(WithCommas(loss.num_bytes), " bytes, ") : std::string();
-  std::printf("\nheld-out text: %.3f bits per byte (%s%s of %s %s that were not trained on)",
+  std::printf("\nheld-out text: %.3f bits per byte (measured on %s%s of %s held-out %s)",
               loss.bits_per_byte, bytes.c_str(), WithCommas(loss.num_tokens).c_str(),
               WithCommas(loss.text_tokens).c_str(), report.has_tokenizer ? "tokens" : "bytes");
   if (report.xz_bits_per_byte > 0) {

@@ -77,9 +77,8 @@ class SnapshotReader {
   std::optional<SealedSnapshot> Find(int64_t attempt, int64_t step) const;
 
   // Returns the contents of the newest sealed snapshot of `step`, from any attempt, after checking
-  // the checksum. Valid until the writer of a newer attempt takes the buffer: see IsCurrent.
-  // Errors: NotFound - there is no such snapshot; DataLoss - the checksum differs; Aborted - a
-  // writer took the buffer.
+  // the checksum. Valid until a writer takes the buffer: see IsCurrent. Errors: NotFound - there is
+  // no such snapshot; DataLoss - the checksum differs; Aborted - a writer took the buffer.
   absl::StatusOr<absl::string_view> Read(int64_t step) const;
   absl::StatusOr<absl::string_view> Read(const SealedSnapshot& snapshot) const;
 

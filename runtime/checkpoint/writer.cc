@@ -147,7 +147,7 @@ absl::Status PersistShard(const SnapshotReader& reader, const SealedSnapshot& sn
   ASSIGN_OR_RETURN(const std::string sha256, WriteAndSync(beside, payload));
   if (!reader.IsCurrent(snapshot)) {
     return absl::AbortedError(
-        absl::StrCat(path, ": a newer attempt took the snapshot while it was written"));
+        absl::StrCat(path, ": a rank took the memory of the snapshot while it was written"));
   }
   RETURN_IF_ERROR(Rename(beside, path));
   std::move(remove_beside).Cancel();

@@ -20,7 +20,7 @@
 namespace megascale::checkpoint {
 
 // Writes a sealed snapshot as the shard of its rank. Does not mark it as persisted: do that when
-// this returned OK. Errors: DataLoss - its checksum differs; Aborted - a newer attempt took the
+// this returned OK. Errors: DataLoss - its checksum differs; Aborted - a rank took the
 // buffer. After either error no shard was written.
 absl::Status PersistShard(const SnapshotReader& reader, const SealedSnapshot& snapshot,
                           const std::string& checkpoint_directory);

@@ -73,7 +73,7 @@ struct CallEvent {
   bool ok = true;            // kLeft only
 };
 
-// Called on the communicator's thread, at the start and the end of every call. Must not block.
+// Called on the thread that makes the call, at its start and its end. Must not block.
 using CallObserver = std::function<void(const CallEvent&)>;
 
 // Exchanges tensors of a device; belongs to one stream. A call is made on the stream's own thread

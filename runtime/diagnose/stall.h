@@ -46,7 +46,9 @@ enum class StallCause {
 struct WaitingRank {
   int rank = 0;
   plan::InstructionId instruction;  // in which it waits
-  std::vector<int> waits_for;       // ranks that have not come, or not left (may be `rank`)
+  // The ranks that have not come; if all have come, the others that have not left; if they have
+  // left, too, `rank` alone.
+  std::vector<int> waits_for;
 };
 
 // A rank, or an exchange, for which others wait and which itself waits for no other.
@@ -61,7 +63,7 @@ struct StallRoot {
 
 struct StallVerdict {
   StallRoot root;                         // kUnknown: with rank -1
-  std::vector<StallRoot> other_roots;     // the others, the one with the most waiting ranks first
+  std::vector<StallRoot> other_roots;     // silent ones first, then by num_waiting
   std::vector<WaitingRank> waiting = {};  // by rank
   // The process of `root` is silent; with kUnknown, which names no root, that of the first of
   // `other_roots`.

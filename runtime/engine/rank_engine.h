@@ -1,7 +1,8 @@
 // One rank's computing and communication in one attempt: the step plan with its executor, the
 // pipeline chunks, the optimizer shards, streams and communicators. It uses no actors, RPCs or
 // processes, so tests run several engines in one process. Start at Create, then TellStepEnds, Join,
-// Load, and Launch once per owner and step.
+// ChooseProducts, Load, and in each step Launch once for the stage actor's instructions and once
+// for the shard actor's (plan::Owner).
 #pragma once
 
 #include <cstdint>
@@ -79,15 +80,16 @@ class RankEngine {
 
   // Agrees with the other ranks on the algorithms of matrix products, where the device has several
   // (products/product_agreement.h). Blocking: on the store, storage and the device. Requires: after
-  // Join, before Load, whose memory it overwrites. Errors: as AgreeOnProducts.
+  // Join, before Load. It overwrites memory of this rank that Load fills later. Errors: as
+  // AgreeOnProducts.
   virtual absl::Status ChooseProducts(const megascale::agent::v1::RestorePoint& restore) = 0;
 
-  // Creates initial weights, or reads the restore point from the snapshot region or from storage;
-  // if this machine cannot read it, a rank on another machine does (restore_with_peers.h). Fills
-  // only this rank's shards; the next step gathers the other ranks' weights. Blocking: on storage;
-  // on several machines also until every rank has read its part of the checkpoint. Returns a
-  // warning for people; empty: nothing was wrong. Errors: as RestoreState of snapshot_shard.h, or
-  // as RestoreWithPeers.
+  // Creates initial weights, reads those of another model (`model.from`), or reads the restore
+  // point from the snapshot region or from storage; if this machine cannot read it, a rank on
+  // another machine does (restore_with_peers.h). Fills only this rank's shards; the next step
+  // gathers the other ranks' weights. Blocking: on storage; on several machines also until every
+  // rank has read its part of the checkpoint. Returns a warning for people; empty: nothing was
+  // wrong. Errors: as RestoreState of snapshot_shard.h, or as RestoreWithPeers.
   virtual absl::StatusOr<std::string> Load(const megascale::agent::v1::RestorePoint& restore) = 0;
 
   // The end of a step: its result, or the error that ended the attempt for this rank.
@@ -95,8 +97,8 @@ class RankEngine {
   // Sets a function that is called once for each step, from a stream's thread, after the last
   // instruction of both owners has ended. Only this function gets a step's result. If the device
   // hangs, the function is called at once, with an error for which device::IsHang is true, and is
-  // not called again. Instructions then still run, and the destructor waits for the device.
-  // Requires: called once, before Join.
+  // not called again. At that time instructions that were launched may not have ended, and the
+  // destructor waits for the device. Requires: called once, before Join.
   virtual void TellStepEnds(StepEnded step_ended) = 0;
 
   // Launches the instructions of `owner` for `step` (from 1). Both owners must be launched for each

@@ -191,6 +191,7 @@ MachineTest CheckExchange(PeerOptions options, MachineTest test) {
   const PeerResult result = CheckPeers(options);
   TestResult told = Told(test.part(), result.part, base::RealClock().Monotonic() - begin);
   told.set_latency_seconds(result.latency_seconds);
+  told.set_peer_missing(result.peer_missing);
   AddResult(std::move(told), &test);
   test.clear_part();
   test.set_state(test.evidence().empty() ? MachineTest::STATE_PASSED : MachineTest::STATE_FAILED);

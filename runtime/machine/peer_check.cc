@@ -112,6 +112,7 @@ class Exchange {
   bool IsOfPair(const absl::Status& status) const {
     return !store_.has_failed() && IsOfExchange(status);
   }
+  bool is_connected() const { return members_ != nullptr; }
   PeerResult TakeResult() { return std::move(result_); }
 
  private:
@@ -271,6 +272,7 @@ PeerResult CheckPeers(const PeerOptions& options) {
   if (exchange.IsOfPair(status)) {
     result.part.failure =
         absl::StrCat(NamesOf(options.exchange, comm::BlamedRanks(status)), " ", status.message());
+    result.peer_missing = !exchange.is_connected();
   } else {
     result.part.note = absl::StrCat("not tested: ", status.message());
   }

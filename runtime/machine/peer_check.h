@@ -29,6 +29,7 @@ struct PeerResult {
   // the other members by their node ids.
   PartResult part;
   double latency_seconds = 0;  // median round trip; only member 0 measures it
+  bool peer_missing = false;   // `failure` says that the members did not get connected
 };
 
 // Sends blocks to all other members and compares what they send. Fails if a byte differs, if a

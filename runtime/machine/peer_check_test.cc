@@ -114,6 +114,7 @@ TEST_F(PeerCheckTest, AByteThatChangedOnItsWayIsFoundByTheReceiverAndTheOtherGoe
   EXPECT_THAT(results[0].part.failure, IsEmpty());
   EXPECT_THAT(results[1].part.failure,
               AllOf(HasSubstr("block 1 from n0: 1 byte of "), HasSubstr("at byte 65535")));
+  EXPECT_FALSE(results[1].peer_missing);
 }
 
 // A link that repeats what it sent before would pass if all blocks were equal.
@@ -134,6 +135,7 @@ TEST_F(PeerCheckTest, AMachineThatDoesNotAnswerFailsTheExchangeWithItsName) {
     options.connect_timeout = absl::Milliseconds(200);
     const PeerResult result = CheckPeers(options);
     EXPECT_THAT(result.part.failure, HasSubstr(absl::StrCat("n", 1 - member, " does not connect")));
+    EXPECT_TRUE(result.peer_missing);
     EXPECT_THAT(result.part.note, IsEmpty());
   }
 }

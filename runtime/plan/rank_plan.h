@@ -19,8 +19,8 @@ struct RankPlan {
   // loss.
   std::vector<int> slots = {};
   // Number of gradient buffers. ZeRO stage 1: one for each chunk; a rank's shard is a part of the
-  // buffer. Stage 2: one buffer of a bucket's size, or two if the stage has three buckets or more,
-  // so that one buffer is reduced while passes accumulate into the other.
+  // buffer. ZeRO stage 2: one buffer of a bucket's size, or two if the rank's chunks have three
+  // buckets or more in all, so that one buffer is reduced while passes accumulate into the other.
   int gradient_buffers = 0;
   // ZeRO stage 2: the gradients of each micro-batch are reduced, and shards have memory of their
   // own.

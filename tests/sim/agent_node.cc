@@ -546,6 +546,7 @@ void AgentNode::AdvanceExchange(int64_t process_id, const agent::MachineTestRequ
     agent::TestResult* result = test.add_results();
     result->set_part(absl::StrCat("exchange with ", other));
     if (is_late) result->set_failure(absl::StrCat(other, " does not connect"));
+    result->set_peer_missing(is_late);
     if (!is_late) result->set_bytes_per_second(1e9);
     test.set_state(is_late ? agent::MachineTest::STATE_FAILED : agent::MachineTest::STATE_PASSED);
     test.set_evidence(result->failure());

@@ -17,6 +17,7 @@ namespace {
 
 constexpr char kStateDirectory[] = "/state";
 constexpr int64_t kSnapshotIntervalEvents = 40;
+constexpr absl::Duration kLossLogInterval = absl::Milliseconds(700);
 // A loss log that works again for less than this may not be noticed: a job that waits for its next
 // attempt does not try it.
 constexpr absl::Duration kLossLogRetry = driver::JobLogs::kPatience;
@@ -70,6 +71,7 @@ absl::StatusOr<std::unique_ptr<driver::DriverShell>> DriverNode::MakeShell() {
   options.snapshot_interval_events = kSnapshotIntervalEvents;
   options.secret = "secret";
   options.machine_tests = MachineTests();
+  if (world_.logs_take_turns) options.loss_log_interval = kLossLogInterval;
   if (world_.forgets_jobs) options.retention = {.newest = 1, .age = absl::Seconds(5)};
   options.on_attempts = [this](const auto& attempts) { store_->SetAttempts(attempts); };
   return driver::DriverShell::Create(std::move(options));

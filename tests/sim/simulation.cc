@@ -26,6 +26,8 @@ namespace {
 
 constexpr int64_t kAgentsMax = 8;
 constexpr int kJobsMax = 4;
+constexpr uint64_t kTurnsSalt = uint64_t{53} << 32;
+
 // The share of seeds with a large cluster; such a seed takes as long as a hundred others.
 constexpr double kLargeSeeds = 0.005;
 constexpr int64_t kLargeAgentsMax = 64;
@@ -113,6 +115,8 @@ class Simulation {
       world_.bad_links.insert(agents_[links.Index(agents_.size())]->node_id());
     }
     DrawVersions();
+    // Apart, so that seeds which once broke an invariant stay what they were.
+    world_.logs_take_turns = Rng(options.seed ^ kTurnsSalt).Chance(0.2);
     faults_ = std::make_unique<Faults>(cluster, &driver_, agents_, options.calm);
     DrawOperators(is_large);
   }

@@ -81,7 +81,8 @@ class Observer {
   virtual void OnProcessKilled(const ProcessName& process) {}
   // A rank has loaded its weights, at `step`.
   virtual void OnLoaded(const ProcessName& process, int64_t step) {}
-  // A rank could not read its checkpoint, because its machine cannot read.
+  // A rank could not read its checkpoint, because no machine of the job can read it, or it is
+  // damaged.
   virtual void OnReadRefused(const ProcessName& process) {}
   // A rank could not read its restore point, and no fault explains it.
   virtual void OnRestoreFailed(const ProcessName& process, const absl::Status& why) {}
@@ -94,10 +95,13 @@ class Observer {
   // killed (`passed` is false).
   virtual void OnTestStarted(const std::string& incarnation) {}
   virtual void OnTestEnded(const std::string& incarnation, bool passed) {}
-  // Its part of an exchange with another machine ended, or was killed; it began as a test.
+  // The agent's part of an exchange with another machine ended, or was killed. OnTestStarted told
+  // of its begin.
   virtual void OnExchangeEnded(const std::string& incarnation) {}
-  // An agent that was asked to end has no job any more and ends; or it is asked.
+  // An agent is asked to end.
   virtual void OnDrainBegan(const std::string& node_id) {}
+  // An agent that was asked to end does so: it has no job any more, or neither a connection to the
+  // driver nor a process.
   virtual void OnDrained(const std::string& node_id) {}
   // A host process deleted a checkpoint directory.
   virtual void OnCheckpointDeleted(const std::string& job_id, const agent::CheckpointId& id) {}
@@ -122,7 +126,8 @@ struct Tampering {
   std::function<void(int64_t*)> position = {};
   // Changes a page of a list of jobs.
   std::function<void(control::ListJobsResponse*)> list = {};
-  // Changes the driver's state before a round, as an event would that does not say what it changes.
+  // Changes the driver's state before a round without noting the change in the job index, as a
+  // faulty event would.
   std::function<void(DriverState*)> state = {};
 };
 
@@ -149,11 +154,12 @@ class World {
   std::map<std::string, absl::Duration> tests_fail_until;  // tests of machines, by node
   std::map<std::string, absl::Duration> tests_hang_until;
   std::set<std::string> bad_links;  // nodes that fail every exchange with another machine
-  std::set<std::pair<std::string, std::string>> exchanging;  // group and member, once it has begun
+  std::set<std::pair<std::string, std::string>> exchanging;  // group, node that has begun its part
   std::set<std::string> damaged_memory;  // incarnations whose snapshots were changed
   std::set<std::string> old_agents;      // nodes whose agents are of an older version
-  bool old_driver = false;               // the driver is: it tests no machine and knows no duties
+  bool old_driver = false;               // the driver is of an older version: no tests, no duties
   bool forgets_jobs = false;             // the driver forgets jobs soon after their end
+  bool logs_take_turns = false;          // the driver syncs loss logs seldom, as with 1,000 jobs
   agent::TestKind machine_tests = agent::TEST_KIND_UNSPECIFIED;  // how the driver tests machines
   std::vector<Violation> violations;                             // the first of each invariant
 

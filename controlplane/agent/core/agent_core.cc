@@ -49,11 +49,10 @@ void AgentCore::OnDesired(const v1::DesiredState& desired, absl::Duration now) {
   }
 }
 
-bool AgentCore::has_processes() const { return check_->has_process() || HasJobProcesses(); }
-
-bool AgentCore::HasJobProcesses() const {
-  return std::any_of(jobs_.begin(), jobs_.end(),
-                     [](const auto& item) { return item.second->has_processes(); });
+bool AgentCore::has_processes() const {
+  return check_->has_process() || std::any_of(jobs_.begin(), jobs_.end(), [](const auto& item) {
+           return item.second->has_processes();
+         });
 }
 
 JobCore* AgentCore::JobOf(int64_t process_id) {
@@ -111,7 +110,9 @@ void AgentCore::OnSnapshots(const std::string& job_id,
 
 std::vector<Action> AgentCore::Reconcile(absl::Duration now) {
   std::vector<Action> actions;
-  check_->Reconcile(!HasJobProcesses(), now, &last_process_id_, &actions);
+  const bool is_free = std::none_of(jobs_.begin(), jobs_.end(),
+                                    [](const auto& item) { return item.second->holds_machine(); });
+  check_->Reconcile(is_free, now, &last_process_id_, &actions);
   for (auto job = jobs_.begin(); job != jobs_.end();) {
     // A test never runs beside processes of a job. A job without processes waits for its end.
     if (!check_->has_process() || job->second->has_processes() || job->second->finished()) {

@@ -1,6 +1,6 @@
-// The agent's decisions, without their execution. From the desired state, the observations and the
-// time it computes the actions that bring the machine nearer to the desired state, and the actual
-// state to report.
+// The agent's decisions, without their execution. AgentCore computes two things from the desired
+// state, the observations and the time: the actions that bring the machine nearer to the desired
+// state, and the actual state to report.
 //
 // The shell (agent_loop.h of ../service, which has the clock, the processes and the messages)
 // passes observations (On…), then calls Reconcile, carries out the actions in order and passes
@@ -114,7 +114,7 @@ class AgentCore {
 
   // From now on the reports ask the driver to move the jobs elsewhere and to place no more here.
   void Drain() { draining_ = true; }
-  // True when the driver knows that this agent drains and no job has anything left here.
+  // True when no job has anything left here, and the driver knows that this agent drains.
   bool drained() const { return draining_ && drain_known_ && jobs_.empty(); }
   bool has_processes() const;
 
@@ -179,13 +179,12 @@ class AgentCore {
 
  private:
   JobCore* JobOf(int64_t process_id);
-  bool HasJobProcesses() const;
 
   std::string node_id_;
   std::string incarnation_;
   int64_t epoch_ = 0;
   int64_t version_ = 0;
-  std::string proof_;  // of epoch_ and version_
+  std::string proof_;  // DesiredState.proof, which came with epoch_ and version_
   int64_t applied_version_ = 0;
   bool is_understood_ = true;  // the newest desired state has nothing unknown
   int64_t last_process_id_ = 0;

@@ -313,6 +313,9 @@ class MachineCheckTest : public AgentCoreTest {
     desired_.Clear();
     desired_.set_version(++version_);
     desired_.set_incarnation("i1");
+    AddTest(id);
+  }
+  void AddTest(int64_t id) {
     desired_.mutable_machine_test()->set_id(id);
     desired_.mutable_machine_test()->set_kind(v1::TEST_KIND_QUICK);
   }
@@ -355,6 +358,23 @@ TEST_F(MachineCheckTest, ATestWaitsForTheProcessesOfJobs) {
   EXPECT_THAT(Settle(), testing::IsEmpty());
   End(3, Ours());
   EXPECT_THAT(Settle(), testing::UnorderedElementsAre("start test 8 as 4", "drop j"));
+}
+
+// A restarted host would run on a machine that may have failed in between.
+TEST_F(MachineCheckTest, ATestDoesNotComeBetweenTheEndOfAHostAndItsRestart) {
+  Run();
+  Want(DesiredJob::PHASE_RUN, 1);
+  AddTest(8);
+  Apply();
+  for (const int64_t process : {2, 3, 1}) End(process, Killed(SIGKILL));
+  EXPECT_THAT(Settle(), IsEmpty());
+  now_ = core_.NextWake();
+  EXPECT_THAT(Settle(), ElementsAre("start host as 4"));
+  Want(DesiredJob::PHASE_HOLD, 1);
+  AddTest(8);
+  Apply();
+  End(4, Ours());
+  EXPECT_THAT(Settle(), ElementsAre("start test 8 as 5"));
 }
 
 TEST_F(MachineCheckTest, ATestThatIsNotWantedAnyMoreEndsBeforeAJobStarts) {

@@ -44,6 +44,8 @@ class JobCore {
   std::optional<v1::DesiredJob> TakeNext() { return std::exchange(next_, std::nullopt); }
 
   bool has_processes() const { return !processes_.empty(); }
+  // True while processes run, or while the attempt runs and its host waits for its restart.
+  bool holds_machine() const { return has_processes() || (host_starts_ > 0 && HostIsDue()); }
   bool Has(int64_t process_id) const { return processes_.count(process_id) > 0; }
   void OnPrepareFailed(const absl::Status& why, absl::Duration now);
   void OnStoreChecked(int64_t attempt, const absl::Status& outcome, absl::Duration now);

@@ -40,7 +40,7 @@ class MachineCheckCore {
   void OnMessage(const v1::MachineTest& message);
   void OnEnded(const ProcessEnd& end, absl::Duration now);
 
-  // `is_free`: no process of a job runs here.
+  // `is_free`: no process of a job runs here or is about to be restarted.
   void Reconcile(bool is_free, absl::Duration now, int64_t* last_process_id,
                  std::vector<Action>* actions);
   absl::Duration NextWake() const;

@@ -312,7 +312,8 @@ int64_t StepBeingStored(const DriverState& state, const JobRecord& job) {
 bool WaitsForRetention(const DriverState& state, const JobRecord& job) {
   const bool runs = job.stage() == pb::STAGE_RUN;
   const bool stops = job.stage() == pb::STAGE_STOP && job.cancel().checkpoint();
-  if ((!runs && !stops) || job.host_failed() || job.ended_size() < WorldSize(job)) return false;
+  if ((!runs && !stops) || job.host_failed() || job.ended_size() == 0) return false;
+  if (job.ended_size() < WorldSize(job)) return false;
   int64_t last_step = runs ? job.submitted().spec().train().steps() : 0;
   for (const auto& ended : job.ended()) {
     if (ended.failed()) return false;

@@ -1,7 +1,8 @@
 // An index for what is looked up in the driver's state again and again: a job by its id, the jobs
 // that have not ended, the jobs that wait for slots, the jobs with ranks on a node. It follows from
 // the state alone, so it is not part of a log or a snapshot. Apply keeps it up to date, and notes
-// which jobs an event touched, so that the other jobs need no look. Pure. Threads: plain objects.
+// which jobs an event touched, so that the other jobs need no look. Pure. Threads: one at a time,
+// also in const methods, which bring kept counts up to date.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,8 @@ namespace megascale::driver {
 class AttemptCounts {
  public:
   // As many as UnfencedNodesOf returns. `node_changes`: grows whenever the record of a node
-  // changes. Cost: the nodes of the job after such a change.
+  // changes. Cost: one look at each node of the job, if `node_changes` is another number than in
+  // the call before.
   int NumUnfenced(const DriverState& state, const JobRecord& job, int64_t node_changes);
   // Ranks that have neither ended nor are on a fenced node; 0: AllGone.
   int NumRunning(const JobRecord& job);
@@ -35,8 +37,8 @@ class AttemptCounts {
   bool HasFenced(const JobRecord& job, const std::string& node_id);
 
   // Takes in what changed in the job. Call it after each event that changed the job. A node that
-  // was removed from JobRecord.fenced is noticed only because the list is shorter, so it would be
-  // missed if other nodes were added before the call.
+  // was removed from JobRecord.fenced is noticed if the list is shorter, or if another node stands
+  // where the last counted one stood.
   void CatchUp(const JobRecord& job);
   // How many times the counts began anew, because the lists of ranks or nodes changed otherwise
   // than by new elements at their ends.
@@ -82,7 +84,8 @@ class JobIndex {
 
   // The jobs that have not ended.
   const Places& open() const { return open_; }
-  // Those open jobs that are queued, on hold, or have waited for slots since their last progress.
+  // Those open jobs that are queued or on hold, or that had to wait for slots and have made no
+  // progress since then, even if they run now.
   const Places& waiting() const { return waiting_; }
   // Those open jobs that must be fenced on every node because the log was restored from a copy.
   const Places& restored() const { return restored_; }
@@ -108,7 +111,8 @@ class JobIndex {
   // --- for Apply
   // Adds the last job of the state, which is new.
   void Add(const DriverState& state);
-  // Note that a node's record changes, or that any node's record may change.
+  // TouchNode notes that this node's record changes; TouchNodes, that the record of any node may
+  // change.
   void TouchNode(const std::string& node_id) {
     news_.node_records.insert(node_id);
     ++node_changes_;
@@ -117,7 +121,7 @@ class JobIndex {
     news_.all_node_records = true;
     ++node_changes_;
   }
-  // Call before the first look after records of nodes have changed.
+  // Call when records of nodes have changed, before counts that depend on them are asked for again.
   void NoteNodesChanged() { ++node_changes_; }
   // Notes that the job changes, or may do so.
   void Touch(int place) { touched_.insert(place); }
@@ -131,7 +135,7 @@ class JobIndex {
   void Update(const DriverState& state);
   // Takes over a state from which jobs were removed.
   void Removed(const DriverState& state);
-  // Counts the jobs that an event settled.
+  // Counts the jobs whose stage an event looked at (Transition::Settle), whether it changed or not.
   void NoteSettled(size_t num_jobs) { num_settled_ += static_cast<int64_t>(num_jobs); }
   // Notes that elements of the lists that ListsOf names change in place.
   void TouchLists(const JobRecord& job);
@@ -155,7 +159,8 @@ class JobIndex {
   const std::string* WhyRefused(int place) const;
   // Ends a placement that began no attempt.
   void NotePlaced(const DriverState& state, Placed placed);
-  // Ends a placement that began one: there are other slots for the other jobs now.
+  // Ends a placement that began an attempt. What was kept of it is dropped, because the free slots
+  // are not the same any more.
   void NoteAttemptBegun() { placed_.reset(); }
   // Counts a look for slots for a job.
   void NotePlacementTry() { ++num_placement_tries_; }
@@ -169,9 +174,10 @@ class JobIndex {
     bool all_node_records = false;       // any of them may have changed
   };
   Touched TakeTouched();
-  // Returns how many jobs were settled, summed over all events.
+  // Returns what NoteSettled counted, summed over all events.
   int64_t num_settled() const { return num_settled_; }
-  // Returns how many nodes of jobs were noted, summed over all events.
+  // Returns how many nodes were noted because jobs began or ceased to hold slots there, summed over
+  // all events; NoteNode does not count.
   int64_t num_noted() const { return num_noted_; }
   // Returns how many times Apply looked for slots for a job, summed over all events.
   int64_t num_placement_tries() const { return num_placement_tries_; }

@@ -43,6 +43,9 @@ std::vector<Event> AgentMonitor::OnReport(const IndexedState& state, const std::
   if (known == nullptr || known->hello().incarnation() != report.incarnation()) return {};
   const auto taken = std::make_shared<const agent::ActualState>(std::move(report));
   if (!reports_.TakeReport(node_id, taken)) return {};
+  for (const int place : state.index().On(node_id)) {
+    detector_.OnReport(JobId(state.state().jobs(place)));
+  }
   if (!known->alive()) {
     // The node was lost and is back. Its processes belong to an attempt that was given up.
     Event event;

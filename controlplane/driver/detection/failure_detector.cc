@@ -86,6 +86,11 @@ absl::Duration FailureDetector::Since(std::map<std::string, Watched>* watched,
   return reports.awake() - it->second.since;
 }
 
+void FailureDetector::OnReport(const std::string& job_id) {
+  const auto looks = looks_.find(job_id);
+  if (looks != looks_.end()) looks->second.calm_until = -absl::InfiniteDuration();
+}
+
 void FailureDetector::Forget(const std::string& job_id) {
   stages_.erase(job_id);
   phases_.erase(job_id);
@@ -116,13 +121,33 @@ std::vector<Event> FailureDetector::FailuresOf(const JobRecord& job, const Agent
   const auto add = [&](std::optional<Event> failed) {
     if (failed.has_value()) events.push_back(*std::move(failed));
   };
+  Looks& looks = looks_[JobId(job)];
+  const bool is_known = looks.attempt == job.attempt() && looks.stage_event == job.stage_event();
+  if (is_known && reports.awake() <= looks.calm_until) return {};
+  LookAt(job, reports, &looks);
   const bool runs = job.stage() == pb::STAGE_RUN;
-  std::vector<Look>& looks = LooksAt(job, reports);
-  if (runs) add(StorageFailed(job, reports, looks));
+  if (runs) add(StorageFailed(job, reports, looks.nodes));
   // A job that leaves a node waits for all of its ranks, too.
-  if (runs || job.stage() == pb::STAGE_LEAVE) add(Hung(job, reports, &looks));
-  if (runs || job.stage() == pb::STAGE_PREFLIGHT) add(Overdue(job, reports, looks));
+  if (runs || job.stage() == pb::STAGE_LEAVE) add(Hung(job, reports, &looks.nodes));
+  if (runs || job.stage() == pb::STAGE_PREFLIGHT) add(Overdue(job, reports, looks.nodes));
+  looks.stage_event = job.stage_event();
+  looks.calm_until =
+      runs && events.empty() ? CalmUntil(job, looks, reports.awake()) : -absl::InfiniteDuration();
   return events;
+}
+
+absl::Duration FailureDetector::CalmUntil(const JobRecord& job, const Looks& looks,
+                                          absl::Duration awake) const {
+  constexpr absl::Duration kNotCalm = -absl::InfiniteDuration();
+  if (storage_.count(JobId(job)) > 0) return kNotCalm;
+  const absl::Duration start_ends = stages_.at(JobId(job)).since +
+                                    job::ToDuration(job.submitted().spec().fault().start_timeout());
+  absl::Duration until = awake <= start_ends ? start_ends : absl::InfiniteDuration();
+  for (const Look& look : looks.nodes) {
+    if (look.job == nullptr) return kNotCalm;
+    until = std::min(until, look.calm_until);
+  }
+  return until;
 }
 
 std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
@@ -153,19 +178,18 @@ std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
   return suspect;
 }
 
-std::vector<FailureDetector::Look>& FailureDetector::LooksAt(const JobRecord& job,
-                                                             const AgentReports& reports) {
-  Looks& looks = looks_[JobId(job)];
+void FailureDetector::LookAt(const JobRecord& job, const AgentReports& reports, Looks* looks) {
   const std::vector<std::string>& nodes = reports.Nodes(job);
   const std::vector<const AgentReports::Agent*>& agents = reports.AgentsOf(job);
-  if (looks.attempt != job.attempt() || looks.nodes.size() != nodes.size()) {
-    looks = {job.attempt(), std::vector<Look>(nodes.size())};
-    for (size_t i = 0; i < nodes.size(); ++i) looks.nodes[i].node_id = nodes[i];
+  if (looks->attempt != job.attempt() || looks->nodes.size() != nodes.size()) {
+    looks->attempt = job.attempt();
+    looks->nodes.assign(nodes.size(), {});
+    for (size_t i = 0; i < nodes.size(); ++i) looks->nodes[i].node_id = nodes[i];
   }
   static const std::shared_ptr<const agent::ActualState> kNoReport;
   // Thousands of ranks are looked at ten times a second; a node reports once a second.
   for (size_t i = 0; i < nodes.size(); ++i) {
-    Look& look = looks.nodes[i];
+    Look& look = looks->nodes[i];
     const AgentReports::Agent* known = agents[i];
     const auto& report = known == nullptr ? kNoReport : known->report;
     if (look.report != report) {
@@ -177,7 +201,6 @@ std::vector<FailureDetector::Look>& FailureDetector::LooksAt(const JobRecord& jo
     look.heard = known->heard;
     look.punctual = known->punctual;
   }
-  return looks.nodes;
 }
 
 std::vector<FailureDetector::Suspect> FailureDetector::SuspectsOf(const JobRecord& job,

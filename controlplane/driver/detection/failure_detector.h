@@ -35,11 +35,14 @@ class FailureDetector {
   // progress; only the rank to blame gets an event). Call several times per second.
   std::vector<Event> FailuresOf(const JobRecord& job, const AgentReports& reports);
 
+  // Notes that an agent that has ranks of the job has reported.
+  void OnReport(const std::string& job_id);
   // Forgets a job that has ended.
   void Forget(const std::string& job_id);
 
-  // Returns for each job whose checkpoint writes fail since when they do: the time of the first
-  // failure after the last success that this driver knows of, on the clock AgentReports::awake.
+  // For each job whose checkpoint writes fail, returns when the failures began: the time of the
+  // first failure after the last success that this driver knows of, on the clock
+  // AgentReports::awake.
   std::map<std::string, absl::Duration> StorageFailures() const;
 
  private:
@@ -69,17 +72,23 @@ class FailureDetector {
   };
   struct Looks {
     int64_t attempt = -1;
-    std::vector<Look> nodes;  // of the job, in their order
+    std::vector<Look> nodes;   // of the job, in their order
+    int64_t stage_event = -1;  // of the job when FailuresOf looked
+    // In awake time: no limit is exceeded before, unless the job's stage changes or an agent
+    // reports.
+    absl::Duration calm_until = -absl::InfiniteDuration();
   };
 
-  // Returns the looks at the job's nodes, renewed where an agent has reported since.
-  std::vector<Look>& LooksAt(const JobRecord& job, const AgentReports& reports);
+  // Renews the looks at the job's nodes whose agents have reported since.
+  static void LookAt(const JobRecord& job, const AgentReports& reports, Looks* looks);
+  // Returns Looks::calm_until of a running job none of whose limits is exceeded.
+  absl::Duration CalmUntil(const JobRecord& job, const Looks& looks, absl::Duration awake) const;
   // Returns for how long `key` has had this value.
   static absl::Duration Since(std::map<std::string, Watched>* watched, const std::string& key,
                               int64_t value, const AgentReports& reports);
   // `is_cause_ahead` is set if a rank that does not wait for peers reports that it has made no
-  // progress for longer than its limit, but this driver has not yet seen it in its phase for so
-  // long. Then it will be a suspect.
+  // progress for longer than its limit, but this driver has seen the rank in its phase for a
+  // shorter time than that. Once it has seen it there for longer, the rank is a suspect.
   std::vector<Suspect> SuspectsOf(const JobRecord& job, absl::Duration awake,
                                   std::vector<Look>* looks, bool* is_cause_ahead);
   // Adds the suspects on one node, and notes in `look` until when there can be no other suspect.

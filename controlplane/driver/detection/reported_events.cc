@@ -261,12 +261,13 @@ agent::MachineTest CheckedTest(const agent::MachineTest& reported, agent::TestKi
 // were to begin, one may have given up before another began, so their links are not to blame.
 constexpr absl::Duration kBeganApart = absl::Seconds(30);
 
-void ExcuseMissingPeers(agent::MachineTest* test) {
-  for (agent::TestResult& result : *test->mutable_results()) {
-    if (!absl::StrContains(result.failure(), "does not connect")) continue;
-    result.set_note(
-        absl::StrCat("the driver stood still when it was to begin: ", result.failure()));
-    result.clear_failure();
+void ExcuseMissingPeers(const agent::MachineTest& reported, agent::MachineTest* taken) {
+  for (int i = 0; i < taken->results_size(); ++i) {
+    if (!reported.results(i).peer_missing()) continue;
+    agent::TestResult* result = taken->mutable_results(i);
+    result->set_note(
+        absl::StrCat("the driver stood still when it was to begin: ", result->failure()));
+    result->clear_failure();
   }
 }
 
@@ -291,7 +292,7 @@ void AddMachineTested(const DriverState& state, const NodeRecord& node,
     event.mutable_exchange_tested()->set_incarnation(report.incarnation());
     agent::MachineTest* taken = event.mutable_exchange_tested()->mutable_test();
     *taken = CheckedTest(test, exchange->kind());
-    if (reports.StalledWithin(kBeganApart)) ExcuseMissingPeers(taken);
+    if (reports.StalledWithin(kBeganApart)) ExcuseMissingPeers(test, taken);
     events->push_back(std::move(event));
     return;
   }

@@ -243,6 +243,7 @@ TEST_F(ReportedEventsTest, AMissingPeerIsNotBlamedIfTheDriverStoodStill) {
     test->set_id(9 + stall_seconds);
     test->set_state(agent::MachineTest::STATE_FAILED);
     test->add_results()->set_failure("n1 does not connect: no peer within 10s");
+    test->mutable_results(0)->set_peer_missing(true);
     test->add_results()->set_failure("block 1 from n1: 1 byte is wrong");
     Tick();
     now_ += absl::Seconds(stall_seconds);

@@ -59,7 +59,7 @@ std::string Summary(const Event& event) {
 DriverShell::DriverShell(Options options)
     : options_(std::move(options)),
       monitor_(options_.clock->Monotonic()),
-      loss_logs_(options_.files),
+      loss_logs_(options_.files, options_.loss_log_interval),
       tensorboard_logs_(options_.files),
       evidences_(options_.files) {}
 
@@ -283,8 +283,8 @@ absl::Status DriverShell::Round(const std::vector<Input>& inputs) {
   const bool tick = now >= next_tick_;
   if (tick) Tick(now);
   const bool changed = state_changed_;
-  RETURN_IF_ERROR(Commit());
   const JobIndex::Touched touched = index_.TakeTouched();
+  RETURN_IF_ERROR(Commit(touched.jobs));
   for (const std::string& job_id : std::exchange(to_describe_, {})) {
     if (const JobRecord* job = index_.Find(state_, job_id)) Describe(*job);
   }
@@ -315,6 +315,7 @@ void DriverShell::ForgetEnded(const std::set<std::string>& job_ids) {
     counts_.Forget(job_id);
     monitor_.ForgetJob(job_id);
     cut_attempts_.erase(job_id);
+    acknowledged_.erase(job_id);
   }
 }
 
@@ -404,15 +405,33 @@ void DriverShell::FeedAll(std::vector<Event> events) {
   for (Event& event : events) Feed(std::move(event));
 }
 
-absl::Status DriverShell::Commit() {
-  // Steps are durable before events, so that a restarted driver never knows a checkpoint whose
-  // steps it has lost.
-  loss_logs_.Sync(options_.clock->Monotonic());
+// Steps are durable before the events that tell of them, and before those that end their attempt:
+// a restarted driver must not know of steps that it has lost.
+void DriverShell::SyncLossLogs(const std::set<std::string>& touched_jobs) {
+  const absl::Duration now = options_.clock->Monotonic();
+  std::set<std::string> told;
+  for (const Event& event : pending_) {
+    if (event.has_steps_taken()) told.insert(event.steps_taken().job_id());
+    if (event.has_attempt_progressed()) told.insert(event.attempt_progressed().job_id());
+  }
+  for (const std::string& job_id : touched_jobs) {
+    const JobRecord* job = index_.Find(state_, job_id);
+    if (job == nullptr || job->stage() != pb::STAGE_RUN) told.insert(job_id);
+  }
+  for (const std::string& job_id : told) loss_logs_.Sync(job_id, now);
+  for (const std::string& job_id : loss_logs_.SyncInTurn(now)) publisher_->TouchSteps(job_id);
+}
+
+absl::Status DriverShell::Commit(const std::set<std::string>& touched_jobs) {
+  SyncLossLogs(touched_jobs);
   if (pending_.empty()) return absl::OkStatus();
   const int64_t num_before = state_.num_events() - static_cast<int64_t>(pending_.size());
   RETURN_IF_ERROR(options_.log->Append(num_before, pending_));
   pending_.clear();
-  if (state_.num_events() - num_snapshot_ >= options_.snapshot_interval_events) {
+  // A snapshot has all jobs and machines: it is not worth it for fewer events than these.
+  const int64_t interval = std::max<int64_t>(options_.snapshot_interval_events,
+                                             state_.jobs_size() + state_.nodes_size());
+  if (state_.num_events() - num_snapshot_ >= interval) {
     RETURN_IF_ERROR(options_.log->WriteSnapshot(state_));
     num_snapshot_ = state_.num_events();
   }

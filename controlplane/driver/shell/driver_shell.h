@@ -65,8 +65,10 @@ class DriverShell {
     std::unique_ptr<EventLog> log;
     JobFiles* files = nullptr;           // outlives the shell
     const base::Clock* clock = nullptr;  // outlives the shell
-    // Number of events between two snapshots of the state.
+    // Number of events between two snapshots of the state; at least that of its jobs and machines.
     int64_t snapshot_interval_events = 1000;
+    // As JobLogs::kSyncInterval.
+    absl::Duration loss_log_interval = JobLogs::kSyncInterval;
     JobRetention retention;
     // How long an agent may be silent before its machine counts as lost.
     absl::Duration node_timeout = FailureDetector::kNodeTimeout;
@@ -143,7 +145,9 @@ class DriverShell {
   void Forget(absl::Duration now);
   void ForgetJobs();
   void ForgetNodes();
-  absl::Status Commit();
+  // `touched_jobs`: that the events of this round touched.
+  absl::Status Commit(const std::set<std::string>& touched_jobs);
+  void SyncLossLogs(const std::set<std::string>& touched_jobs);
   void CutLossLogs();
   // Cuts the job's loss log for its attempt; `cut_attempts_` tells whether that could be done.
   void CutLossLog(const JobRecord& job);
@@ -191,7 +195,7 @@ class DriverShell {
   DesiredParts desired_parts_;
   std::set<std::string> listeners_;              // nodes whose desired state may have changed
   bool all_listen_ = true;                       // every node's may have
-  std::map<std::string, int64_t> acknowledged_;  // JobLogs::Acknowledged at the last tick
+  std::map<std::string, int64_t> acknowledged_;  // by job, at the last tick
   std::map<std::string, absl::Duration> refusals_logged_;  // by node: time of the last log line
   std::map<std::string, RunningAttempt> told_attempts_;
   std::set<std::string> told_exchanges_;  // groups that are among them

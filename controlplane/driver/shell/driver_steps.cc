@@ -93,15 +93,13 @@ void DriverShell::CutLossLog(const JobRecord& job) {
 }
 
 void DriverShell::NoteStepWords() {
-  std::map<std::string, int64_t> acknowledged = loss_logs_.Acknowledged();
-  for (const auto& [job_id, step] : acknowledged) {
-    const auto before = acknowledged_.find(job_id);
-    if (before != acknowledged_.end() && before->second == step) continue;
+  loss_logs_.ForEachAcknowledged([&](const std::string& job_id, int64_t step) {
+    const auto [before, is_new] = acknowledged_.try_emplace(job_id, step);
+    if (!is_new && std::exchange(before->second, step) == step) return;
     const JobRecord* job = index_.Find(state_, job_id);
-    if (job == nullptr) continue;
+    if (job == nullptr) return;
     listeners_.merge(monitor_.step_reporters().NodesWithSteps(*job));
-  }
-  acknowledged_ = std::move(acknowledged);
+  });
   listeners_.merge(monitor_.step_reporters().TakeChanged());
 }
 

@@ -41,10 +41,14 @@ class CountingLink : public AgentLink {
 // Job "j" of three ranks, one on each of the nodes n0, n1 and n2: n0 reports, n1 is its deputy.
 class DriverStepsTest : public ShellTestBase {
  protected:
+  explicit DriverStepsTest(absl::Duration loss_log_interval = JobLogs::kSyncInterval)
+      : loss_log_interval_(loss_log_interval) {}
+
   void SetUp() override {
     DriverShell::Options options;
     options.state_directory = "/state";
     options.files = &disk_;
+    options.loss_log_interval = loss_log_interval_;
     Begin(&disk_, std::move(options));
     Round([&] {
       EXPECT_TRUE(shell_->Submit(Submitted("j", SpecOf(3, 1, 300)).job_submitted()).ok());
@@ -207,6 +211,7 @@ class DriverStepsTest : public ShellTestBase {
   // What the reporting rank says of each step.
   double step_seconds_ = 0;
   double checkpoint_seconds_ = 0;
+  const absl::Duration loss_log_interval_;
   std::map<std::string, std::shared_ptr<CountingLink>> links_;
   std::map<std::string, agent::ActualState> reports_;
   std::set<std::string> silent_;
@@ -287,6 +292,57 @@ TEST_F(DriverStepsTest, StepsThatComeWithTheEndOfTheAttemptCountAsItsProgress) {
   Pass(absl::Milliseconds(250));
   EXPECT_EQ(job().best_step(), 3);
   EXPECT_EQ(job().attempts_without_progress(), 0);
+}
+
+// As among thousands of jobs: after step 2, the log of the job waits for an hour for its turn.
+class DriverStepsInTurnTest : public DriverStepsTest {
+ protected:
+  DriverStepsInTurnTest() : DriverStepsTest(absl::Hours(1)) {}
+  void SetUp() override {
+    DriverStepsTest::SetUp();
+    for (const int64_t step : {1, 2}) {  // the first step is progress, the next one has its turn
+      Complete(step);
+      Pass(absl::Seconds(1));
+    }
+  }
+};
+
+TEST_F(DriverStepsInTurnTest, StepsThatAreNotDurableAreNeitherAcknowledgedNorShown) {
+  int64_t position = 0;
+  const int num_sent = links_["n0"]->num_sent;
+  Complete(5);
+  Pass(absl::Seconds(2));
+  EXPECT_EQ(links_["n0"]->num_sent, num_sent);
+  EXPECT_EQ(links_["n0"]->last.jobs(0).acked_step(), 2);
+  EXPECT_EQ(LastStep(), 2);
+  EXPECT_THAT(StepsSince(&position), ElementsAre(1, 2));
+  Pass(absl::Hours(1));
+  EXPECT_EQ(links_["n0"]->last.jobs(0).acked_step(), 5);
+  EXPECT_THAT(StepsSince(&position), ElementsAre(3, 4, 5));
+}
+
+TEST_F(DriverStepsInTurnTest, StepsAreDurableBeforeACheckpointAFailureOrAMinute) {
+  Complete(5);
+  AddManifest(5);
+  Pass(absl::Milliseconds(250));
+  ASSERT_EQ(NewestCommittedStep(job()), 5);
+  SimulatedDisk committed = disk_;
+  committed.Crash();
+  EXPECT_EQ(driver::LoggedAttempts(job().submitted().directory(), &committed),
+            "1/1 2/1 3/1 4/1 5/1");
+  Complete(7);
+  Pass(absl::Seconds(61));
+  SimulatedDisk counted = disk_;
+  counted.Crash();
+  EXPECT_EQ(driver::LoggedAttempts(job().submitted().directory(), &counted),
+            "1/1 2/1 3/1 4/1 5/1 6/1 7/1");
+  Complete(8);
+  Pass(absl::Milliseconds(250));
+  FailRank(2);
+  Pass(absl::Milliseconds(250));
+  ASSERT_NE(job().stage(), pb::STAGE_RUN);
+  disk_.Crash();
+  EXPECT_EQ(LoggedAttempts(), "1/1 2/1 3/1 4/1 5/1 6/1 7/1 8/1");
 }
 
 TEST_F(DriverStepsTest, AWatcherGetsEachStepOnceThoughTheLossLogFailsForAMoment) {

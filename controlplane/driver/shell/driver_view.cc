@@ -324,11 +324,14 @@ void ViewPublisher::PublishJob(const std::string& job_id, bool with_record, Driv
   } else {
     part->record = before->record;
   }
-  if (const LossLog* log = sources_.logs->Find(job_id); log != nullptr) {
+  const LossLog* log = sources_.logs->Find(job_id);
+  if (log != nullptr && (log->is_synced() || before == nullptr)) {
     part->steps = log->recent();
-  } else if (before != nullptr) {  // the job has ended, or its log fails
+  } else if (before != nullptr) {
     part->steps = before->steps;
-    const bool is_rolled_back = job->stage() == v1::STAGE_RUN && !part->steps.empty() &&
+    // The job has ended, or its log fails; otherwise the log waits for its turn to be synced.
+    const bool is_rolled_back = log == nullptr && job->stage() == v1::STAGE_RUN &&
+                                !part->steps.empty() &&
                                 part->steps.back().attempt() < job->attempt();
     if (is_rolled_back) part->steps.KeepNewest(0);
   }

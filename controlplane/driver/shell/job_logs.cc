@@ -15,6 +15,7 @@ namespace {
 constexpr absl::Duration kRetry = absl::Seconds(1);
 constexpr absl::Duration kRetryAside = absl::Minutes(1);
 constexpr absl::Duration kWarnInterval = absl::Minutes(1);
+constexpr absl::Duration kSyncsSavedUp = absl::Seconds(1);
 
 // The records that the cut takes away are not to be put back.
 void DropCut(const LossLogCut& cut, std::vector<LossLog::StepRecord>* records) {
@@ -149,7 +150,7 @@ int64_t JobLogs::Append(const JobRecord& job,
     // A report may repeat steps that the log has.
     if (log == nullptr || record.step() <= log->last_step()) continue;
     if (std::exchange(is_first, false)) MindTheGap(record, &entry, now);
-    dirty_.insert(JobId(job));
+    if (!std::exchange(entry.waits, true)) waiting_.push_back(JobId(job));
     if (const absl::Status appended = log->Append(record); !appended.ok()) {
       Fail(JobId(job), &entry, appended, now);
       log = nullptr;
@@ -158,14 +159,27 @@ int64_t JobLogs::Append(const JobRecord& job,
   return log == nullptr ? entry.reported : std::max(entry.reported, log->last_step());
 }
 
-void JobLogs::Sync(absl::Duration now) {
-  for (const std::string& job_id : std::exchange(dirty_, {})) Sync(job_id, now);
+std::vector<std::string> JobLogs::SyncInTurn(absl::Duration now) {
+  std::vector<std::string> synced;
+  sync_at_ = std::max(sync_at_, now - kSyncsSavedUp);
+  while (!waiting_.empty() && sync_at_ <= now) {
+    const std::string job_id = std::move(waiting_.front());
+    waiting_.pop_front();
+    const auto found = logs_.find(job_id);
+    if (found == logs_.end() || !found->second.waits) continue;
+    Sync(job_id, now);
+    sync_at_ += sync_interval_;
+    synced.push_back(job_id);
+  }
+  return synced;
 }
 
 void JobLogs::Sync(const std::string& job_id, absl::Duration now) {
   const auto found = logs_.find(job_id);
-  if (found == logs_.end() || found->second.log == nullptr) return;
+  if (found == logs_.end()) return;
   Entry& entry = found->second;
+  entry.waits = false;
+  if (entry.log == nullptr) return;
   if (const absl::Status synced = entry.log->Sync(); !synced.ok()) {
     Fail(job_id, &entry, synced, now);
   } else if (now >= entry.looked_at + kLookInterval) {
@@ -272,10 +286,9 @@ std::optional<int64_t> JobLogs::Acknowledged(const std::string& job_id) const {
   return AcknowledgedOf(found->second);
 }
 
-std::map<std::string, int64_t> JobLogs::Acknowledged() const {
-  std::map<std::string, int64_t> steps;
-  for (const auto& [job_id, entry] : logs_) steps[job_id] = AcknowledgedOf(entry);
-  return steps;
+void JobLogs::ForEachAcknowledged(
+    const std::function<void(const std::string&, int64_t)>& take) const {
+  for (const auto& [job_id, entry] : logs_) take(job_id, AcknowledgedOf(entry));
 }
 
 }  // namespace megascale::driver

@@ -5,16 +5,20 @@
 // not committed either: otherwise a checkpoint could remain whose earlier steps are lost. Every
 // second the log is tried again. After kPatience it is set aside with a warning: the job continues
 // without it, the log is tried again once a minute, and when it works again, it has a gap. If
-// somebody deleted the file, the newest records that it had are put back from memory. Threads: one
-// owner. Blocking: the disk.
+// somebody deleted the file, the newest records that it had are put back from memory.
+//
+// To make a log durable costs a wait for the disk and, because the agents are then told so, a
+// message to each of them. So there is a limit: where hundreds of jobs train, their logs take
+// turns. Threads: one owner. Blocking: the disk.
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -35,8 +39,12 @@ class JobLogs {
   // While a log gets steps, JobLogs checks this often that the file is still at its path.
   static constexpr absl::Duration kLookInterval = absl::Seconds(1);
 
+  // Time between two logs that SyncInTurn makes durable. It may save up a second's worth of them.
+  static constexpr absl::Duration kSyncInterval = absl::Milliseconds(5);
+
   // `files` outlives the object.
-  explicit JobLogs(JobFiles* files) : files_(*files) {}
+  explicit JobLogs(JobFiles* files, absl::Duration sync_interval = kSyncInterval)
+      : files_(*files), sync_interval_(sync_interval) {}
 
   // Returns the job's loss log, opened if need be; null: it cannot be used now. `now`: monotonic.
   LossLog* Open(const JobRecord& job, absl::Duration now);
@@ -50,9 +58,10 @@ class JobLogs {
   int64_t Append(const JobRecord& job,
                  const google::protobuf::RepeatedPtrField<LossLog::StepRecord>& records,
                  absl::Duration now);
-  // Makes all appended records durable.
-  void Sync(absl::Duration now);
-  // Makes the appended records of one job durable. Puts a file back that was deleted
+  // Makes appended records durable: first of the jobs that have waited longest, as many as
+  // kSyncInterval allows. Returns these jobs.
+  std::vector<std::string> SyncInTurn(absl::Duration now);
+  // Makes the appended records of one job durable, at once. Puts a file back that was deleted
   // (LossLog::Mend).
   void Sync(const std::string& job_id, absl::Duration now);
   // As Sync, for the last time: the job ends.
@@ -71,8 +80,8 @@ class JobLogs {
                    absl::Duration awake);
   // Returns the newest step that the agents need not send again; nullopt: there is no log.
   std::optional<int64_t> Acknowledged(const std::string& job_id) const;
-  // By job, of all jobs with a log.
-  std::map<std::string, int64_t> Acknowledged() const;
+  // Calls `take` with each job that has a log, and with its acknowledged step.
+  void ForEachAcknowledged(const std::function<void(const std::string&, int64_t)>& take) const;
 
   // Closes the log of a job that has ended. A log that fails may have steps that were rolled back,
   // or lack records that were deleted. FinishEnded tries to correct the log until it works again,
@@ -90,6 +99,7 @@ class JobLogs {
     // Cuts that could not be carried out yet, by attempt; an open log has none. A cut is left out
     // if a later cut removes the same steps.
     std::vector<LossLogCut> cuts;
+    bool waits = false;    // it is in waiting_, with records that are not durable
     int64_t synced = -1;   // durable when it failed; -1: unknown
     int64_t position = 0;  // LossLog::synced_position when it failed
     // Its durable records that were in memory when it failed, without what was cut since.
@@ -120,7 +130,11 @@ class JobLogs {
   JobFiles& files_;
   std::map<std::string, Entry> logs_;   // by job
   std::map<std::string, Entry> ended_;  // of jobs that have ended, with something left to do
-  std::set<std::string> dirty_;         // jobs with records that were appended since the last Sync
+  // Jobs whose appended records are to be made durable, in turn. A job that was synced out of turn
+  // keeps its place for records that come before its turn; otherwise the place counts for nothing.
+  std::deque<std::string> waiting_;
+  absl::Duration sync_interval_;
+  absl::Duration sync_at_ = -absl::InfiniteDuration();  // no SyncInTurn before
 };
 
 }  // namespace megascale::driver

@@ -43,7 +43,7 @@ class JobLogsTest : public ::testing::Test {
       added->set_attempt(attempt);
     }
     logs_->Append(record_, records, absl::Seconds(now_seconds));
-    logs_->Sync(absl::Seconds(now_seconds));
+    logs_->SyncInTurn(absl::Seconds(now_seconds));
   }
 
   SimulatedDisk disk_;
@@ -66,6 +66,44 @@ TEST_F(JobLogsTest, StepsBeforeTheRestorePointCountInEveryStageOfTheNextAttempt)
     Append(2, 4, 5, 0);
     EXPECT_EQ(LoggedAttempts(), "1/1 2/1 3/1 4/2 5/2") << pb::Stage_Name(stage);
   }
+}
+
+TEST_F(JobLogsTest, ManyLogsAreMadeDurableInTurn) {
+  constexpr int kJobs = 500;
+  const auto step_of_all = [&](int64_t step, absl::Duration now) {
+    google::protobuf::RepeatedPtrField<LossLog::StepRecord> records;
+    records.Add()->set_step(step);
+    records.Mutable(0)->set_attempt(1);
+    for (int i = 0; i < kJobs; ++i) {
+      JobRecord job = record_;
+      job.mutable_submitted()->set_job_id(absl::StrCat("job-", i));
+      job.mutable_submitted()->set_directory(absl::StrCat("/state/jobs/job-", i));
+      job.set_attempt(1);
+      logs_->Append(job, records, now);
+    }
+  };
+  const auto acknowledged = [&](int64_t step) {
+    int count = 0;
+    logs_->ForEachAcknowledged(
+        [&](const std::string& job_id, int64_t newest) { count += newest == step ? 1 : 0; });
+    return count;
+  };
+  absl::Duration now;
+  step_of_all(1, now);
+  std::vector<std::string> order = logs_->SyncInTurn(now);
+  const auto saved_up = static_cast<int>(order.size());
+  EXPECT_EQ(saved_up, 201) << "a second's worth, and one that is due now";
+  EXPECT_EQ(acknowledged(1), saved_up);
+  logs_->Sync("job-499", now);  // out of turn
+  step_of_all(2, now);
+  for (int i = 0; i < 40; ++i) {
+    now += absl::Milliseconds(100);
+    const std::vector<std::string> more = logs_->SyncInTurn(now);
+    EXPECT_THAT(more, ::testing::SizeIs(::testing::Le(21)));
+    order.insert(order.end(), more.begin(), more.end());
+  }
+  EXPECT_EQ(acknowledged(2), kJobs) << "none waits for longer than its turn";
+  for (int i = 0; i < kJobs; ++i) ASSERT_EQ(order[i], absl::StrCat("job-", i));
 }
 
 // No further step is lost with the damaged lines, and readers get none twice, whatever fails.

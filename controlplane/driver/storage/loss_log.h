@@ -37,6 +37,8 @@ class LossLog {
 
   // Makes appended records durable; cheap if there are no new ones.
   absl::Status Sync();
+  // Returns true if all records are durable.
+  bool is_synced() const { return !dirty_; }
 
   // Checks whether somebody deleted, moved or replaced the file. If so, opens the file at the path,
   // or creates it if it is missing, and durably adds the steps in memory that the file lacks.

@@ -66,7 +66,7 @@ std::vector<Event> AgentMonitor::OnTick(const IndexedState& indexed, absl::Durat
   step_reporters_.OnTick(indexed, reports_.awake());
   const DriverState& state = indexed.state();
   std::vector<Event> events;
-  for (Event& lost : FailureDetector::LostNodes(state, reports_)) {
+  for (Event& lost : detector_.LostNodes(state, reports_)) {
     for (const int place : indexed.index().open()) {
       const JobRecord& job = state.jobs(place);
       if (job.stage() == pb::STAGE_RUN) events_.AddProgress(job, &events);

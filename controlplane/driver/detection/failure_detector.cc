@@ -101,10 +101,15 @@ void FailureDetector::Forget(const std::string& job_id) {
 std::vector<Event> FailureDetector::LostNodes(const DriverState& state,
                                               const AgentReports& reports) {
   std::vector<Event> events;
+  if (reports.awake() <= none_lost_until_) return events;
+  none_lost_until_ = reports.awake() + reports.node_timeout();
   for (const NodeRecord& node : state.nodes()) {
     const std::string& node_id = node.hello().node_id();
     const absl::Duration silence = reports.SilenceOf(node_id);
-    if (!node.alive() || silence <= reports.node_timeout()) continue;
+    if (!node.alive()) continue;
+    const absl::Duration left = std::max(absl::ZeroDuration(), reports.node_timeout() - silence);
+    none_lost_until_ = std::min(none_lost_until_, reports.awake() + left);
+    if (silence <= reports.node_timeout()) continue;
     Event event;
     auto* lost = event.mutable_node_lost();
     lost->set_node_id(node_id);

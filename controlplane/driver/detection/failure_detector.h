@@ -28,7 +28,7 @@ class FailureDetector {
   static constexpr absl::Duration kNodeTimeoutMax = absl::Hours(1);
 
   // Returns NodeLost for every living node that has been silent for longer than the node timeout.
-  static std::vector<Event> LostNodes(const DriverState& state, const AgentReports& reports);
+  std::vector<Event> LostNodes(const DriverState& state, const AgentReports& reports);
 
   // Returns a RankFailed for each limit of the job that is exceeded now: checkpoint_timeout (writes
   // fail), start_timeout, and heartbeat_timeout or progress_timeout (a rank is silent or makes no
@@ -107,6 +107,8 @@ class FailureDetector {
   std::optional<Event> Overdue(const JobRecord& job, const AgentReports& reports,
                                const std::vector<Look>& looks);
 
+  // In awake time: no agent has been silent for too long before.
+  absl::Duration none_lost_until_ = -absl::InfiniteDuration();
   std::map<std::string, Watched> stages_;               // by job
   std::map<std::string, std::vector<Watched>> phases_;  // by job, then by rank
   std::map<std::string, Looks> looks_;                  // by job

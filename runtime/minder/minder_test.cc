@@ -394,6 +394,20 @@ TEST(ModelFileTest, ATextIsReadAsItWasWritten) {
   EXPECT_EQ(read->made_by, models.made_by);
 }
 
+TEST(ModelFileTest, NumbersThatAreHardToWriteAreReadAsTheyWere) {
+  MinderModels models = HeatModels();
+  models.metrics[0].limits = {1, std::nextafter(1.0, 2.0)};
+  std::string text = FormatModels(models);
+  const size_t weight = text.find("\"weights\": [") + 12;
+  text.replace(weight, text.find(',', weight) - weight, "-0.0");
+  const auto read = ParseModels(text);
+  ASSERT_TRUE(read.ok()) << read.status();
+  const auto again = ParseModels(FormatModels(*read));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(FormatModels(*again), FormatModels(*read));
+  EXPECT_EQ(again->metrics[0].limits.upper, models.metrics[0].limits.upper);
+}
+
 TEST(ModelFileTest, MalformedModelsAreRefused) {
   for (const char* text : {"", "[]", "{\"format\": 2}", "{\"format\": 1, \"metrics\": []}",
                            "{\"format\": 1, \"metrics\": [{\"name\": \"m\", \"weights\": [1]}]}",

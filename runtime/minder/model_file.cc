@@ -27,12 +27,15 @@ absl::Status Malformed(absl::string_view why) {
       absl::StrCat("malformed models: ", why, "; make them with `megascale minder train`"));
 }
 
+// As FormatModels writes it and ParseModels reads it again: -0 is read as the integer 0.
+double WithoutNegativeZero(double number) { return number + 0.0; }
+
 absl::StatusOr<double> NumberOf(const json& object, const char* name) {
   const auto found = object.find(name);
   if (found == object.end() || !found->is_number() || !std::isfinite(found->get<double>())) {
     return Malformed(absl::StrCat("'", name, "' is no number"));
   }
-  return found->get<double>();
+  return WithoutNegativeZero(found->get<double>());
 }
 
 absl::StatusOr<MetricModel> ParseMetric(const json& object) {
@@ -50,7 +53,7 @@ absl::StatusOr<MetricModel> ParseMetric(const json& object) {
     if (!weight.is_number()) {
       return Malformed(absl::StrCat("metric '", name, "' has a weight that is no number"));
     }
-    values.push_back(weight.get<double>());
+    values.push_back(WithoutNegativeZero(weight.get<double>()));
   }
   Limits limits;
   ASSIGN_OR_RETURN(limits.lower, NumberOf(object, "lower"));
@@ -100,8 +103,8 @@ std::string FormatModels(const MinderModels& models) {
   const char* separator = "\n";
   for (const MetricModel& metric : models.metrics) {
     absl::StrAppend(&text, separator, "  {\"name\": ", json(metric.name).dump());
-    absl::StrAppendFormat(&text, ", \"lower\": %.9g, \"upper\": %.9g, \"has_open_limit\": %s,\n",
-                          metric.limits.lower, metric.limits.upper,
+    absl::StrAppendFormat(&text, ", \"lower\": %s, \"upper\": %s, \"has_open_limit\": %s,\n",
+                          json(metric.limits.lower).dump(), json(metric.limits.upper).dump(),
                           metric.has_open_limit ? "true" : "false");
     absl::StrAppend(&text, "   \"weights\": [");
     for (size_t i = 0; i < metric.model.weights().size(); ++i) {

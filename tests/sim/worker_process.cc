@@ -175,8 +175,11 @@ void WorkerProcess::Hang(bool dead) {
   if (dead) dead_since_ = world_.timeline.now();
 }
 
+// What it waited for has come: that is progress.
 void WorkerProcess::OnComputing() {
-  if (!hangs_soon_ || !runs()) return;
+  if (!runs()) return;
+  Progress();
+  if (!hangs_soon_) return;
   hung_ = true;
   world_.Break({name().node_id, Harm::kProcess, name().job_id, name().rank}, "hangs now");
 }

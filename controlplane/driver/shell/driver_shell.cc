@@ -338,7 +338,7 @@ void DriverShell::Tick(absl::Duration now) {
   }
   FeedAll(std::move(due));
   FeedAll(counts_.EventsDue(now));
-  loss_logs_.FinishEnded(now);
+  for (const std::string& job_id : loss_logs_.RetryFailed(now)) publisher_->TouchSteps(job_id);
   Forget(now);
 }
 
@@ -413,10 +413,16 @@ void DriverShell::SyncLossLogs(const std::set<std::string>& touched_jobs) {
   for (const Event& event : pending_) {
     if (event.has_steps_taken()) told.insert(event.steps_taken().job_id());
     if (event.has_attempt_progressed()) told.insert(event.attempt_progressed().job_id());
+    // Who sees the checkpoint sees its steps, even if the round has later ones.
+    if (event.has_manifest_written()) told.insert(event.manifest_written().job_id());
   }
   for (const std::string& job_id : touched_jobs) {
     const JobRecord* job = index_.Find(state_, job_id);
-    if (job == nullptr || job->stage() != pb::STAGE_RUN) told.insert(job_id);
+    const auto cut = cut_attempts_.find(job_id);
+    const bool goes_on =
+        job != nullptr && job->stage() == pb::STAGE_RUN &&
+        (job->attempt() <= 1 || (cut != cut_attempts_.end() && cut->second == job->attempt()));
+    if (!goes_on) told.insert(job_id);
   }
   for (const std::string& job_id : told) loss_logs_.Sync(job_id, now);
   for (const std::string& job_id : loss_logs_.SyncInTurn(now)) publisher_->TouchSteps(job_id);

@@ -67,6 +67,7 @@ void DriverShell::HoldCommits(agent::ActualJob* reported) {
   if (reported->manifests().empty()) return;
   const std::string& job_id = reported->job_id();
   loss_logs_.Sync(job_id, options_.clock->Monotonic());
+  publisher_->TouchSteps(job_id);
   const JobRecord* job = index_.Find(state_, job_id);
   const bool goes_on = job != nullptr && !IsHold(job->stage());
   const absl::Duration patience =

@@ -14,6 +14,7 @@ namespace {
 
 constexpr absl::Duration kRetry = absl::Seconds(1);
 constexpr absl::Duration kRetryAside = absl::Minutes(1);
+constexpr int kFailuresMin = 5;  // the driver may have stood still for longer than the patience
 constexpr absl::Duration kWarnInterval = absl::Minutes(1);
 constexpr absl::Duration kSyncsSavedUp = absl::Seconds(1);
 
@@ -72,17 +73,21 @@ LossLog* JobLogs::Open(const JobRecord& job, absl::Duration now) {
   if (entry.log != nullptr) return entry.log.get();
   if (now < entry.retry_at) return nullptr;
   entry.directory = job.submitted().directory();
-  if (const absl::Status opened = Reopen(&entry); !opened.ok()) {
-    Fail(JobId(job), &entry, opened, now);
-    return nullptr;
-  }
-  if (entry.failing_since < absl::InfiniteDuration()) {
-    base::LogInfo(absl::StrCat("job ", JobId(job), ": its loss log can be written again"));
-  }
-  entry.failing_since = absl::InfiniteDuration();
-  entry.set_aside = false;
-  entry.failure.clear();
+  TryToOpen(JobId(job), &entry, now);
   return entry.log.get();
+}
+
+void JobLogs::TryToOpen(const std::string& job_id, Entry* entry, absl::Duration now) {
+  if (const absl::Status opened = Reopen(entry); !opened.ok()) {
+    return Fail(job_id, entry, opened, now);
+  }
+  if (failing_.erase(job_id) > 0) {
+    base::LogInfo(absl::StrCat("job ", job_id, ": its loss log can be written again"));
+  }
+  entry->failing_since = absl::InfiniteDuration();
+  entry->num_failures = 0;
+  entry->set_aside = false;
+  entry->failure.clear();
 }
 
 void JobLogs::Fail(const std::string& job_id, Entry* entry, const absl::Status& why,
@@ -98,7 +103,10 @@ void JobLogs::Fail(const std::string& job_id, Entry* entry, const absl::Status& 
   }
   entry->log.reset();
   entry->failing_since = std::min(entry->failing_since, now);
-  const bool set_aside = now - entry->failing_since >= kPatience;
+  failing_.insert(job_id);
+  ++entry->num_failures;
+  const bool set_aside =
+      now - entry->failing_since >= kPatience && entry->num_failures >= kFailuresMin;
   const bool is_news = set_aside != std::exchange(entry->set_aside, set_aside);
   entry->retry_at = now + (set_aside ? kRetryAside : kRetry);
   entry->failure = absl::StrCat(
@@ -150,7 +158,8 @@ int64_t JobLogs::Append(const JobRecord& job,
     // A report may repeat steps that the log has.
     if (log == nullptr || record.step() <= log->last_step()) continue;
     if (std::exchange(is_first, false)) MindTheGap(record, &entry, now);
-    if (!std::exchange(entry.waits, true)) waiting_.push_back(JobId(job));
+    entry.waits = true;
+    if (!std::exchange(entry.has_place, true)) waiting_.push_back(JobId(job));
     if (const absl::Status appended = log->Append(record); !appended.ok()) {
       Fail(JobId(job), &entry, appended, now);
       log = nullptr;
@@ -166,7 +175,9 @@ std::vector<std::string> JobLogs::SyncInTurn(absl::Duration now) {
     const std::string job_id = std::move(waiting_.front());
     waiting_.pop_front();
     const auto found = logs_.find(job_id);
-    if (found == logs_.end() || !found->second.waits) continue;
+    if (found == logs_.end()) continue;
+    found->second.has_place = false;
+    if (!found->second.waits) continue;
     Sync(job_id, now);
     sync_at_ += sync_interval_;
     synced.push_back(job_id);
@@ -235,6 +246,7 @@ void JobLogs::Forget(const std::string& job_id) {
   const auto found = logs_.find(job_id);
   if (found == logs_.end()) return;
   Entry& entry = found->second;
+  failing_.erase(job_id);
   const bool has_work = !entry.cuts.empty() || !entry.kept.empty();
   if (entry.log == nullptr && has_work && !entry.directory.empty()) {
     entry.synced = -1;  // what the file has of the last steps nobody sends again
@@ -242,6 +254,18 @@ void JobLogs::Forget(const std::string& job_id) {
     ended_[job_id] = std::move(entry);
   }
   logs_.erase(found);
+}
+
+std::vector<std::string> JobLogs::RetryFailed(absl::Duration now) {
+  FinishEnded(now);
+  std::vector<std::string> opened;
+  for (const std::string& job_id : std::set<std::string>(failing_)) {
+    Entry& entry = logs_[job_id];
+    if (now < entry.retry_at) continue;
+    TryToOpen(job_id, &entry, now);
+    if (entry.log != nullptr) opened.push_back(job_id);
+  }
+  return opened;
 }
 
 // Steps that a rollback took back must not stay in the log for ever, nor may deleted ones be lost.

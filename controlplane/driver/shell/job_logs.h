@@ -19,6 +19,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -36,7 +37,8 @@ class JobLogs {
 
   static constexpr absl::Duration kGapPatience = absl::Seconds(5);
 
-  // While a log gets steps, JobLogs checks this often that the file is still at its path.
+  // When a log is made durable, JobLogs checks that the file is still at its path, but not more
+  // often than this.
   static constexpr absl::Duration kLookInterval = absl::Seconds(1);
 
   // Time between two logs that SyncInTurn makes durable. It may save up a second's worth of them.
@@ -84,10 +86,12 @@ class JobLogs {
   void ForEachAcknowledged(const std::function<void(const std::string&, int64_t)>& take) const;
 
   // Closes the log of a job that has ended. A log that fails may have steps that were rolled back,
-  // or lack records that were deleted. FinishEnded tries to correct the log until it works again,
+  // or lack records that were deleted. RetryFailed tries to correct the log until it works again,
   // or until Drop.
   void Forget(const std::string& job_id);
-  void FinishEnded(absl::Duration now);
+  // Tries the logs again that fail, whether their jobs get steps or not. Returns the jobs that have
+  // not ended and whose logs work again. Call several times per second.
+  std::vector<std::string> RetryFailed(absl::Duration now);
   // Gives up what is left to do for a job that is forgotten.
   void Drop(const std::string& job_id) { ended_.erase(job_id); }
   size_t num_open() const { return logs_.size(); }
@@ -99,9 +103,10 @@ class JobLogs {
     // Cuts that could not be carried out yet, by attempt; an open log has none. A cut is left out
     // if a later cut removes the same steps.
     std::vector<LossLogCut> cuts;
-    bool waits = false;    // it is in waiting_, with records that are not durable
-    int64_t synced = -1;   // durable when it failed; -1: unknown
-    int64_t position = 0;  // LossLog::synced_position when it failed
+    bool waits = false;      // it has records that are not durable, and a place in waiting_
+    bool has_place = false;  // it is in waiting_
+    int64_t synced = -1;     // durable when it failed; -1: unknown
+    int64_t position = 0;    // LossLog::synced_position when it failed
     // Its durable records that were in memory when it failed, without what was cut since.
     std::vector<LossLog::StepRecord> kept;
     bool kept_all = false;   // it had no steps before these
@@ -110,6 +115,7 @@ class JobLogs {
     // While a cut is due: later steps are not acknowledged, although they are on the disk.
     int64_t acknowledge_max = std::numeric_limits<int64_t>::max();
     absl::Duration failing_since = absl::InfiniteDuration();
+    int num_failures = 0;  // since then
     absl::Duration retry_at = -absl::InfiniteDuration();
     absl::Duration warned_at = -absl::InfiniteDuration();
     bool set_aside = false;
@@ -124,14 +130,18 @@ class JobLogs {
   void MindTheGap(const LossLog::StepRecord& first, Entry* entry, absl::Duration now);
   void Fail(const std::string& job_id, Entry* entry, const absl::Status& why, absl::Duration now);
   absl::Status Reopen(Entry* entry);
+  void TryToOpen(const std::string& job_id, Entry* entry, absl::Duration now);
+  void FinishEnded(absl::Duration now);
   static absl::Status PutBack(LossLog* log, Entry* entry);
   void Look(const std::string& job_id, Entry* entry, absl::Duration now);
 
   JobFiles& files_;
   std::map<std::string, Entry> logs_;   // by job
   std::map<std::string, Entry> ended_;  // of jobs that have ended, with something left to do
-  // Jobs whose appended records are to be made durable, in turn. A job that was synced out of turn
-  // keeps its place for records that come before its turn; otherwise the place counts for nothing.
+  std::set<std::string> failing_;       // jobs whose log fails
+  // Jobs whose appended records are to be made durable, in turn, each once. A job that was synced
+  // out of turn keeps its place for records that come before its turn; otherwise the place counts
+  // for nothing.
   std::deque<std::string> waiting_;
   absl::Duration sync_interval_;
   absl::Duration sync_at_ = -absl::InfiniteDuration();  // no SyncInTurn before

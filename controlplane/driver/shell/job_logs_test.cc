@@ -35,6 +35,10 @@ class JobLogsTest : public ::testing::Test {
     record_.mutable_restore()->set_step(restore_step);
     return logs_->Cut(record_, absl::Seconds(now_seconds));
   }
+  // A log that fails is tried again every second.
+  void TrySeconds(double first, double last) {
+    for (double now = first; now <= last; ++now) logs_->RetryFailed(absl::Seconds(now));
+  }
   void Append(int64_t attempt, int64_t first, int64_t last, double now_seconds) {
     google::protobuf::RepeatedPtrField<LossLog::StepRecord> records;
     for (int64_t step = first; step <= last; ++step) {
@@ -106,6 +110,54 @@ TEST_F(JobLogsTest, ManyLogsAreMadeDurableInTurn) {
   for (int i = 0; i < kJobs; ++i) ASSERT_EQ(order[i], absl::StrCat("job-", i));
 }
 
+TEST_F(JobLogsTest, AJobThatIsSyncedOutOfTurnDoesNotHoldUpTheOthers) {
+  record_.set_attempt(1);
+  const auto append = [&](const std::string& job_id, int64_t step, absl::Duration now) {
+    google::protobuf::RepeatedPtrField<LossLog::StepRecord> records;
+    records.Add()->set_step(step);
+    records.Mutable(0)->set_attempt(1);
+    JobRecord job = record_;
+    job.mutable_submitted()->set_job_id(job_id);
+    job.mutable_submitted()->set_directory(absl::StrCat("/state/jobs/", job_id));
+    logs_->Append(job, records, now);
+  };
+  // Nothing is saved up: one log is synced at a time.
+  logs_ = std::make_unique<JobLogs>(&disk_, absl::Seconds(10));
+  absl::Duration now;
+  append("j", 1, now);
+  logs_->SyncInTurn(now);
+  for (int64_t step = 2; step <= 100; ++step) {
+    append("j", step, now);
+    logs_->Sync("j", now);
+  }
+  append("j", 101, now);
+  append("k", 1, now);
+  std::vector<std::string> synced;
+  for (int i = 0; i < 2; ++i) {
+    now += absl::Seconds(10);
+    for (const std::string& job_id : logs_->SyncInTurn(now)) synced.push_back(job_id);
+  }
+  EXPECT_THAT(synced, ::testing::ElementsAre("j", "k"));
+}
+
+// Its job may be queued or waiting, and the driver may have stood still since the first failure.
+TEST_F(JobLogsTest, ALogThatFailsIsTriedAgainWithoutStepsBeforeItIsSetAside) {
+  ASSERT_TRUE(BeginAttempt(1, 0, 0));
+  disk_.FailOn("sync ");
+  Append(1, 1, 2, 1);
+  for (const double seconds : {2.0, 40.0}) {
+    EXPECT_THAT(logs_->RetryFailed(absl::Seconds(seconds)), ::testing::IsEmpty());
+    EXPECT_THAT(logs_->WarningOf("j"), ::testing::HasSubstr("tried again every second"));
+  }
+  disk_.FailOn("");
+  EXPECT_THAT(logs_->RetryFailed(absl::Seconds(42)), ::testing::ElementsAre("j"));
+  EXPECT_EQ(logs_->WarningOf("j"), "");
+  disk_.FailOn("sync ");
+  Append(1, 1, 2, 43);
+  TrySeconds(44, 74);
+  EXPECT_THAT(logs_->WarningOf("j"), ::testing::HasSubstr("the job goes on without it"));
+}
+
 // No further step is lost with the damaged lines, and readers get none twice, whatever fails.
 TEST_F(JobLogsTest, ACutOfADamagedLogThatFailsIsRepeatedWithoutALoss) {
   const std::string path = "/state/jobs/j/metrics.jsonl";
@@ -148,6 +200,7 @@ TEST_F(JobLogsTest, ACutThatIsDueAgainTakesNoStepsOfItsAttempt) {
     logs_ = std::make_unique<JobLogs>(&disk_);
     disk_.FailOn("metrics");
     EXPECT_FALSE(BeginAttempt(2, 0, 0));
+    TrySeconds(0, patience - 1);
     EXPECT_EQ(BeginAttempt(2, 0, patience), patience > 30);
     EXPECT_EQ(BeginAttempt(3, 4, patience + 0.5), patience > 30);
     disk_.FailOn("");
@@ -177,6 +230,7 @@ TEST_F(JobLogsTest, ALogThatIsSetAsideLacksTheStepsOfAnAttemptAndKeepsNoneThatWe
   Append(1, 1, 6, 0);
   disk_.FailOn("metrics");
   EXPECT_FALSE(BeginAttempt(2, 2, 1));
+  TrySeconds(1, 31);
   EXPECT_TRUE(BeginAttempt(2, 2, 32)) << "it is set aside";
   Append(2, 3, 10, 32);
   EXPECT_EQ(logs_->Acknowledged("j"), 10);
@@ -212,7 +266,7 @@ TEST_F(JobLogsTest, ADeletedLogIsMadeAnewAlthoughAnErrorShowsItFirst) {
   logs_->Finish("j", absl::Seconds(500));
   logs_->Forget("j");
   disk_.FailOn("");
-  logs_->FinishEnded(absl::Seconds(502));
+  logs_->RetryFailed(absl::Seconds(502));
   disk_.Crash();
   EXPECT_EQ(LoggedAttempts(), expected) << "the job has ended, and the driver goes on trying";
 }

@@ -87,6 +87,8 @@ absl::StatusOr<std::unique_ptr<LossLog>> LossLog::Open(const std::string& direct
   ASSIGN_OR_RETURN(const Tail tail, ReadTail(path, files, size, has_end));
   const size_t whole = tail.begin + tail.text.rfind('\n') + 1;  // npos + 1 is 0
   if (whole < size) RETURN_IF_ERROR(file->CutTo(whole));
+  // The process that wrote the last lines may have ended before its Sync.
+  RETURN_IF_ERROR(file->Sync());
   std::unique_ptr<LossLog> log(new LossLog(path, files, std::move(file)));
   RETURN_IF_ERROR(log->Load(whole));
   return log;

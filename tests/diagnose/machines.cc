@@ -95,9 +95,12 @@ void Machines::Do(const std::vector<std::string>& command) {
                                                        "); needs root, iproute2, util-linux"));
 }
 
-// Moves this process into a network namespace of its own, once.
+// Moves this process into a network namespace of its own, once. A process that was forked after
+// that moves into another one (side_by_side.h).
 void Machines::Enter() {
-  static const bool entered = [] {
+  static pid_t entered_by = 0;
+  static bool entered = false;
+  const auto enter = [] {
     if (::unshare(CLONE_NEWNET) != 0) return false;
     e2e::Run({"/usr/bin/env", "ip", "link", "set", "lo", "up"});
     const bool made =
@@ -105,7 +108,11 @@ void Machines::Enter() {
     e2e::Run({"/usr/bin/env", "ip", "addr", "add", OwnAddress() + "/24", "dev", "bridge0"});
     e2e::Run({"/usr/bin/env", "ip", "link", "set", "bridge0", "mtu", absl::StrCat(kMtu), "up"});
     return made;
-  }();
+  };
+  if (entered_by != ::getpid()) {
+    entered_by = ::getpid();
+    entered = enter();
+  }
   if (!entered) {
     status_ = absl::FailedPreconditionError(
         "no network namespace with a bridge can be made; needs root, iproute2, and the kernel's "

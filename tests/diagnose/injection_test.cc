@@ -3,6 +3,8 @@
 // must be named, 7 with one that need not be, and 40 in which nobody may be named. By hand:
 //   megascale-inject --seed S --runs N --verbose
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -15,6 +17,7 @@
 
 #include "tests/diagnose/injection.h"
 #include "tests/diagnose/injection_run.h"
+#include "tests/diagnose/machines.h"
 #include "tests/diagnose/paced_cluster.h"
 #include "tests/diagnose/report.h"
 #include "tests/diagnose/side_by_side.h"
@@ -223,6 +226,25 @@ TEST(LiveInjectionsTest, AStoppedJobIsExplainedWithinFiveSeconds) {
     EXPECT_TRUE(report.is_right) << Describe(report);
     EXPECT_EQ(report.calm, "") << Describe(report);
   }
+}
+
+// Runs side by side are forked by a process that may have emulated machines before.
+TEST(MachinesTest, AForkedProcessEmulatesMachinesOfItsOwn) {
+  const Machines machines(1);
+  ASSERT_TRUE(machines.status().ok()) << machines.status();
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    bool ok = false;
+    {
+      const Machines of_the_same_name(1);
+      ok = of_the_same_name.status().ok();
+    }
+    ::_exit(ok ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 // Nobody runs `megascale diagnose`: the driver sees that steps take twice as long, examines the job

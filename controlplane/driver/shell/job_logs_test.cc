@@ -140,6 +140,20 @@ TEST_F(JobLogsTest, AJobThatIsSyncedOutOfTurnDoesNotHoldUpTheOthers) {
   EXPECT_THAT(synced, ::testing::ElementsAre("j", "k"));
 }
 
+// A driver that ended before its turn to sync leaves lines that a loss of power could still take.
+TEST_F(JobLogsTest, StepsThatANewDriverAcknowledgesAreDurable) {
+  logs_ = std::make_unique<JobLogs>(&disk_, absl::Hours(1));
+  ASSERT_TRUE(BeginAttempt(1, 0, 0));
+  Append(1, 1, 1, 0);  // this is its turn
+  Append(1, 2, 3, 1);
+  ASSERT_EQ(logs_->Acknowledged("j"), 1);
+  logs_ = std::make_unique<JobLogs>(&disk_);
+  ASSERT_NE(logs_->Open(record_, absl::Seconds(2)), nullptr);
+  ASSERT_EQ(logs_->Acknowledged("j"), 3);
+  disk_.Crash();
+  EXPECT_EQ(LoggedAttempts(), "1/1 2/1 3/1");
+}
+
 // Its job may be queued or waiting, and the driver may have stood still since the first failure.
 TEST_F(JobLogsTest, ALogThatFailsIsTriedAgainWithoutStepsBeforeItIsSetAside) {
   ASSERT_TRUE(BeginAttempt(1, 0, 0));

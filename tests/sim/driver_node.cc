@@ -18,8 +18,8 @@ namespace {
 constexpr char kStateDirectory[] = "/state";
 constexpr int64_t kSnapshotIntervalEvents = 40;
 constexpr absl::Duration kLossLogInterval = absl::Milliseconds(700);
-// A loss log that works again for less than this may not be noticed: a job that waits for its next
-// attempt does not try it.
+// A loss log that works again for less than this may not be noticed: one that fails is tried only
+// now and then.
 constexpr absl::Duration kLossLogRetry = driver::JobLogs::kPatience;
 constexpr int kViewsPerList = 8;
 constexpr absl::Duration kRestartMin = absl::Milliseconds(200);

@@ -194,6 +194,12 @@ class DriverStepsTest : public ShellTestBase {
     return driver::LoggedAttempts(job().submitted().directory(), &disk_);
   }
 
+  // Drops what is not durable, as a loss of power does, and returns what is left of the loss log.
+  std::string DurableAttempts() {
+    disk_.Crash();
+    return LoggedAttempts();
+  }
+
   std::vector<int64_t> StepsSince(int64_t* position) const {
     std::vector<int64_t> steps;
     for (const auto& record : shell_->view()->StepsSince("j", position)) {
@@ -326,23 +332,16 @@ TEST_F(DriverStepsInTurnTest, StepsAreDurableBeforeACheckpointAFailureOrAMinute)
   AddManifest(5);
   Pass(absl::Milliseconds(250));
   ASSERT_EQ(NewestCommittedStep(job()), 5);
-  SimulatedDisk committed = disk_;
-  committed.Crash();
-  EXPECT_EQ(driver::LoggedAttempts(job().submitted().directory(), &committed),
-            "1/1 2/1 3/1 4/1 5/1");
+  EXPECT_EQ(DurableAttempts(), "1/1 2/1 3/1 4/1 5/1");
   Complete(7);
   Pass(absl::Seconds(61));
-  SimulatedDisk counted = disk_;
-  counted.Crash();
-  EXPECT_EQ(driver::LoggedAttempts(job().submitted().directory(), &counted),
-            "1/1 2/1 3/1 4/1 5/1 6/1 7/1");
+  EXPECT_EQ(DurableAttempts(), "1/1 2/1 3/1 4/1 5/1 6/1 7/1");
   Complete(8);
   Pass(absl::Milliseconds(250));
   FailRank(2);
   Pass(absl::Milliseconds(250));
   ASSERT_NE(job().stage(), pb::STAGE_RUN);
-  disk_.Crash();
-  EXPECT_EQ(LoggedAttempts(), "1/1 2/1 3/1 4/1 5/1 6/1 7/1 8/1");
+  EXPECT_EQ(DurableAttempts(), "1/1 2/1 3/1 4/1 5/1 6/1 7/1 8/1");
 }
 
 TEST_F(DriverStepsTest, AWatcherGetsEachStepOnceThoughTheLossLogFailsForAMoment) {

@@ -158,7 +158,6 @@ int64_t JobLogs::Append(const JobRecord& job,
     // A report may repeat steps that the log has.
     if (log == nullptr || record.step() <= log->last_step()) continue;
     if (std::exchange(is_first, false)) MindTheGap(record, &entry, now);
-    entry.waits = true;
     if (!std::exchange(entry.has_place, true)) waiting_.push_back(JobId(job));
     if (const absl::Status appended = log->Append(record); !appended.ok()) {
       Fail(JobId(job), &entry, appended, now);
@@ -177,7 +176,8 @@ std::vector<std::string> JobLogs::SyncInTurn(absl::Duration now) {
     const auto found = logs_.find(job_id);
     if (found == logs_.end()) continue;
     found->second.has_place = false;
-    if (!found->second.waits) continue;
+    const LossLog* log = found->second.log.get();
+    if (log == nullptr || log->is_synced()) continue;
     Sync(job_id, now);
     sync_at_ += sync_interval_;
     synced.push_back(job_id);
@@ -187,10 +187,8 @@ std::vector<std::string> JobLogs::SyncInTurn(absl::Duration now) {
 
 void JobLogs::Sync(const std::string& job_id, absl::Duration now) {
   const auto found = logs_.find(job_id);
-  if (found == logs_.end()) return;
+  if (found == logs_.end() || found->second.log == nullptr) return;
   Entry& entry = found->second;
-  entry.waits = false;
-  if (entry.log == nullptr) return;
   if (const absl::Status synced = entry.log->Sync(); !synced.ok()) {
     Fail(job_id, &entry, synced, now);
   } else if (now >= entry.looked_at + kLookInterval) {

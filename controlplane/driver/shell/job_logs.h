@@ -103,7 +103,6 @@ class JobLogs {
     // Cuts that could not be carried out yet, by attempt; an open log has none. A cut is left out
     // if a later cut removes the same steps.
     std::vector<LossLogCut> cuts;
-    bool waits = false;      // it has records that are not durable, and a place in waiting_
     bool has_place = false;  // it is in waiting_
     int64_t synced = -1;     // durable when it failed; -1: unknown
     int64_t position = 0;    // LossLog::synced_position when it failed

@@ -50,6 +50,18 @@ class JobLogsTest : public ::testing::Test {
     logs_->SyncInTurn(absl::Seconds(now_seconds));
   }
 
+  // Appends a step of the first attempt of another job, and makes nothing durable.
+  void AppendStep(const std::string& job_id, int64_t step, absl::Duration now) {
+    google::protobuf::RepeatedPtrField<LossLog::StepRecord> records;
+    records.Add()->set_step(step);
+    records.Mutable(0)->set_attempt(1);
+    JobRecord job = record_;
+    job.mutable_submitted()->set_job_id(job_id);
+    job.mutable_submitted()->set_directory(absl::StrCat("/state/jobs/", job_id));
+    job.set_attempt(1);
+    logs_->Append(job, records, now);
+  }
+
   SimulatedDisk disk_;
   std::unique_ptr<JobLogs> logs_ = std::make_unique<JobLogs>(&disk_);
   JobRecord record_;
@@ -75,16 +87,7 @@ TEST_F(JobLogsTest, StepsBeforeTheRestorePointCountInEveryStageOfTheNextAttempt)
 TEST_F(JobLogsTest, ManyLogsAreMadeDurableInTurn) {
   constexpr int kJobs = 500;
   const auto step_of_all = [&](int64_t step, absl::Duration now) {
-    google::protobuf::RepeatedPtrField<LossLog::StepRecord> records;
-    records.Add()->set_step(step);
-    records.Mutable(0)->set_attempt(1);
-    for (int i = 0; i < kJobs; ++i) {
-      JobRecord job = record_;
-      job.mutable_submitted()->set_job_id(absl::StrCat("job-", i));
-      job.mutable_submitted()->set_directory(absl::StrCat("/state/jobs/job-", i));
-      job.set_attempt(1);
-      logs_->Append(job, records, now);
-    }
+    for (int i = 0; i < kJobs; ++i) AppendStep(absl::StrCat("job-", i), step, now);
   };
   const auto acknowledged = [&](int64_t step) {
     int count = 0;
@@ -111,27 +114,17 @@ TEST_F(JobLogsTest, ManyLogsAreMadeDurableInTurn) {
 }
 
 TEST_F(JobLogsTest, AJobThatIsSyncedOutOfTurnDoesNotHoldUpTheOthers) {
-  record_.set_attempt(1);
-  const auto append = [&](const std::string& job_id, int64_t step, absl::Duration now) {
-    google::protobuf::RepeatedPtrField<LossLog::StepRecord> records;
-    records.Add()->set_step(step);
-    records.Mutable(0)->set_attempt(1);
-    JobRecord job = record_;
-    job.mutable_submitted()->set_job_id(job_id);
-    job.mutable_submitted()->set_directory(absl::StrCat("/state/jobs/", job_id));
-    logs_->Append(job, records, now);
-  };
   // Nothing is saved up: one log is synced at a time.
   logs_ = std::make_unique<JobLogs>(&disk_, absl::Seconds(10));
   absl::Duration now;
-  append("j", 1, now);
+  AppendStep("j", 1, now);
   logs_->SyncInTurn(now);
   for (int64_t step = 2; step <= 100; ++step) {
-    append("j", step, now);
+    AppendStep("j", step, now);
     logs_->Sync("j", now);
   }
-  append("j", 101, now);
-  append("k", 1, now);
+  AppendStep("j", 101, now);
+  AppendStep("k", 1, now);
   std::vector<std::string> synced;
   for (int i = 0; i < 2; ++i) {
     now += absl::Seconds(10);

@@ -78,16 +78,18 @@ class Cluster:
             sys.exit(f"layouts: {' '.join(command)}\nended with {done.returncode}:\n{done.stderr[-2000:]}")
         return done.stdout
 
-    def submit(self, job_id, fields, steps):
-        """Submits the job with these fields of its section `parallel`."""
+    def submit(self, job_id, fields, steps, changes=()):
+        """Submits the job with these fields of its section `parallel`, and with `changes`: fields of any section, NAME=VALUE."""
         arguments = ["submit", str(JOB), "--job-id", job_id, "--retry-for", "30s", "--set", f"train.steps={steps}"]
         for field, value in fields.items():
             arguments += ["--set", f"parallel.{field}={value}"]
+        for change in changes:
+            arguments += ["--set", change]
         self.run(*arguments)
 
-    def train(self, job_id, fields, steps):
+    def train(self, job_id, fields, steps, changes=()):
         """Returns seconds and tokens of each step, and where the time of the last steps went."""
-        self.submit(job_id, fields, steps)
+        self.submit(job_id, fields, steps, changes)
         deadline = time.monotonic() + DEADLINE_SECONDS
         stages = []
         while True:

@@ -2,7 +2,7 @@
 """What recording costs: processor time of the agent and of the workers' timer threads beside that of the job.
 
     recording.py --program megascale [--seconds 60]
-    recording.py --program megascale --paired [--rounds 30] [--steps 12]
+    recording.py --program megascale --paired [--rounds 30] [--steps 12] [--set FIELD=VALUE]…
 
 Trains tests/bench/studies/layouts.yaml on four ranks (tensor 2 x data 2: the most exchanges) and accounts for the processor time of every
 thread. An agent does nothing but record, report and watch while a job trains, so all of its time counts as recording. Spans and
@@ -10,7 +10,8 @@ exchange states are written by the workers' own threads: `telemetry_benchmark` t
 
 With --paired trains the same job with recording and without it (MEGASCALE_RECORDING=off), by turns, and says how many tokens/s recording
 costs, with the 95 % interval of the mean over the rounds. Ends once the interval is within 0.25 % to each side, or after --rounds. Exits
-with 1 if the interval lies above 0.5 %.
+with 1 if the interval lies above 0.5 %. --set changes the job: where a step takes 20 s, a job of `--set model.num_hidden_layers=2 --set
+train.global_batch_size=4` takes seconds.
 """
 
 import argparse
@@ -153,7 +154,7 @@ def compare(train, rounds):
     return costs
 
 
-def run_paired(program, rounds, steps):
+def run_paired(program, rounds, steps, changes):
     """Trains on two clusters that take turns: one records, one does not."""
     with contextlib.ExitStack() as stack:
         clusters = {}
@@ -164,7 +165,7 @@ def run_paired(program, rounds, steps):
             stack.enter_context(clusters[is_recording])
 
         def train(is_recording, number):
-            records, _ = clusters[is_recording].train(f"paired-{number}", LAYOUT, steps)
+            records, _ = clusters[is_recording].train(f"paired-{number}", LAYOUT, steps, changes)
             return [record["seconds"] for record in records[layouts.SKIPPED:]]
 
         return compare(train, rounds)
@@ -199,11 +200,12 @@ def main():
     parser.add_argument("--paired", action="store_true", help="compares tokens/s with and without recording instead")
     parser.add_argument("--rounds", type=int, default=30, help="of --paired, at most")
     parser.add_argument("--steps", type=int, default=12, help=f"of a run of --paired; the first {layouts.SKIPPED} do not count")
+    parser.add_argument("--set", dest="changes", action="append", default=[], metavar="FIELD=VALUE", help="a field of --paired's job")
     flags = parser.parse_args()
     if flags.seconds < 1 or flags.rounds < 2 or flags.steps <= layouts.SKIPPED:
         parser.error(f"--seconds is at least 1, --rounds at least 2, --steps at least {layouts.SKIPPED + 1}")
     if flags.paired:
-        line, is_kept = paired_report(run_paired(flags.program, flags.rounds, flags.steps))
+        line, is_kept = paired_report(run_paired(flags.program, flags.rounds, flags.steps, flags.changes))
         print(line)
     else:
         is_kept = account(flags.program, flags.seconds)

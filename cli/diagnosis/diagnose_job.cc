@@ -485,6 +485,18 @@ Diagnosis DiagnoseEnded(EvidenceSource* source, const control::v1::Job& job,
   return diagnosis;
 }
 
+// Returns the diagnosis of a silent machine. Waits while a machine may soon be one: its spans were
+// waited for in vain already, and other evidence of it would be, too.
+std::optional<Diagnosis> AwaitSilence(EvidenceSource* source, const control::v1::Job& job,
+                                      const std::vector<bool>& known) {
+  for (int tries = kLivenessTries;; --tries) {
+    const control::v1::GetClusterResponse cluster = source->Cluster();
+    std::optional<Diagnosis> silence = DiagnoseSilence(job, cluster, known);
+    if (silence.has_value() || tries == 0 || !MaySoonBeSilent(job, cluster, known)) return silence;
+    source->Wait(kLivenessDelay);
+  }
+}
+
 absl::StatusOr<Diagnosis> DiagnoseWithoutLog(EvidenceSource* source,
                                              const DiagnoseOptions& options) {
   ASSIGN_OR_RETURN(control::v1::Job job, source->Job());
@@ -499,7 +511,7 @@ absl::StatusOr<Diagnosis> DiagnoseWithoutLog(EvidenceSource* source,
   // Without any spans, of a job that does not run nothing is expected.
   const bool may_run = traced.ok() || job.state() == control::v1::JOB_STATE_RUNNING;
   if (may_run && absl::c_linear_search(known, false)) {
-    std::optional<Diagnosis> silence = DiagnoseSilence(job, source->Cluster(), known);
+    std::optional<Diagnosis> silence = AwaitSilence(source, job, known);
     if (silence.has_value()) return *std::move(silence);
   }
   if (!traced.ok()) return DiagnoseState(job, std::string(traced.status().message()));

@@ -167,28 +167,52 @@ Diagnosis DiagnoseState(const control::v1::Job& job, const std::string& why_no_s
   return diagnosis;
 }
 
+namespace {
+
+struct UnreadMachine {
+  const control::v1::NodeView* node = nullptr;
+  std::vector<int> ranks;
+};
+
+// Returns the machines of the job none of whose ranks is known.
+std::vector<UnreadMachine> UnreadMachines(const control::v1::Job& job,
+                                          const control::v1::GetClusterResponse& cluster,
+                                          const std::vector<bool>& is_known) {
+  std::vector<UnreadMachine> unread;
+  for (const control::v1::NodeView& node : cluster.nodes()) {
+    UnreadMachine machine = {&node, {}};
+    bool is_read = false;
+    for (int rank = 0; rank < job.ranks_size(); ++rank) {
+      if (job.ranks(rank).node_id() != node.node_id()) continue;
+      machine.ranks.push_back(rank);
+      is_read = is_read ||
+                (rank < static_cast<int>(is_known.size()) && is_known[static_cast<size_t>(rank)]);
+    }
+    if (!machine.ranks.empty() && !is_read) unread.push_back(std::move(machine));
+  }
+  return unread;
+}
+
+}  // namespace
+
+bool MaySoonBeSilent(const control::v1::Job& job, const control::v1::GetClusterResponse& cluster,
+                     const std::vector<bool>& is_known) {
+  const std::vector<UnreadMachine> unread = UnreadMachines(job, cluster, is_known);
+  return std::any_of(unread.begin(), unread.end(), [](const UnreadMachine& machine) {
+    const double age = machine.node->heartbeat_age_seconds();
+    return age >= kOverdueSecondsMin && age < kSilentMachineSecondsMin;
+  });
+}
+
 std::optional<Diagnosis> DiagnoseSilence(const control::v1::Job& job,
                                          const control::v1::GetClusterResponse& cluster,
                                          const std::vector<bool>& is_known) {
-  const control::v1::NodeView* silent = nullptr;
-  std::vector<int> ranks;
-  for (const control::v1::NodeView& node : cluster.nodes()) {
-    std::vector<int> here;
-    bool is_shown = false;
-    for (int rank = 0; rank < job.ranks_size(); ++rank) {
-      if (job.ranks(rank).node_id() != node.node_id()) continue;
-      here.push_back(rank);
-      is_shown = is_shown ||
-                 (rank < static_cast<int>(is_known.size()) && is_known[static_cast<size_t>(rank)]);
-    }
-    if (here.empty() || is_shown || node.heartbeat_age_seconds() < kSilentMachineSecondsMin) {
-      continue;
-    }
-    if (silent != nullptr) return std::nullopt;
-    silent = &node;
-    ranks = std::move(here);
-  }
-  if (silent == nullptr) return std::nullopt;
+  std::vector<UnreadMachine> machines = UnreadMachines(job, cluster, is_known);
+  std::erase_if(machines, [](const UnreadMachine& machine) {
+    return machine.node->heartbeat_age_seconds() < kSilentMachineSecondsMin;
+  });
+  if (machines.size() != 1) return std::nullopt;
+  const auto& [silent, ranks] = machines[0];
   Diagnosis diagnosis;
   diagnosis.node = base::Printable(silent->node_id());
   Findings& findings = diagnosis.findings;

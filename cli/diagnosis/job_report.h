@@ -26,6 +26,8 @@ Diagnosis DiagnoseState(const control::v1::Job& job, const std::string& why_no_s
 // A machine that has not answered for this long counts as silent, because agents report every
 // second.
 inline constexpr double kSilentMachineSecondsMin = 2.5;
+// After this time without an answer it may be about to: a report is overdue.
+inline constexpr double kOverdueSecondsMin = 1.5;
 
 // Returns a diagnosis that names the one machine whose agent is silent and whose ranks' spans could
 // not be read; nullopt if there is no such machine, or several. `is_known`: by rank, whether its
@@ -33,6 +35,11 @@ inline constexpr double kSilentMachineSecondsMin = 2.5;
 std::optional<Diagnosis> DiagnoseSilence(const control::v1::Job& job,
                                          const control::v1::GetClusterResponse& cluster,
                                          const std::vector<bool>& is_known);
+
+// Returns whether the report of a machine whose ranks' spans could not be read is overdue: soon it
+// is known whether its agent is silent.
+bool MaySoonBeSilent(const control::v1::Job& job, const control::v1::GetClusterResponse& cluster,
+                     const std::vector<bool>& is_known);
 
 // Adds warnings about unusual numbers of the training, and what the driver did about a suspect. If
 // there is no other cause, the first warning is the verdict.

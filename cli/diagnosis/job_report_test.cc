@@ -311,8 +311,12 @@ class OneMachineStopped final : public OneJob {
   }
   control::v1::GetClusterResponse Cluster() override {
     control::v1::GetClusterResponse cluster = OneJob::Cluster();
-    cluster.mutable_nodes(0)->set_heartbeat_age_seconds(4);
+    cluster.mutable_nodes(0)->set_heartbeat_age_seconds(silent_seconds);
     return cluster;
+  }
+  void Wait(absl::Duration duration) override {
+    silent_seconds += absl::ToDoubleSeconds(duration);
+    if (reports_again) silent_seconds = 0.3;
   }
   absl::Status Spans(
       int64_t /*first_step*/,
@@ -327,6 +331,8 @@ class OneMachineStopped final : public OneJob {
   }
 
   control::v1::JobState state = control::v1::JOB_STATE_RUNNING;
+  double silent_seconds = 4;
+  bool reports_again = false;
 };
 
 TEST(SilenceTest, TheOnlyMachineOfAJobIsNamedToo) {
@@ -339,6 +345,25 @@ TEST(SilenceTest, TheOnlyMachineOfAJobIsNamedToo) {
   diagnosis = DiagnoseJob(&source, {});
   ASSERT_TRUE(diagnosis.ok()) << diagnosis.status();
   EXPECT_EQ(diagnosis->findings.cause, "unknown") << "no rank runs there";
+}
+
+// Its agent stopped just after it reported, and its spans were waited for in vain for two seconds.
+TEST(SilenceTest, AnOverdueReportIsWaitedFor) {
+  OneMachineStopped source;
+  source.silent_seconds = 2.1;
+  absl::StatusOr<Diagnosis> diagnosis = DiagnoseJob(&source, {});
+  ASSERT_TRUE(diagnosis.ok()) << diagnosis.status();
+  EXPECT_EQ(diagnosis->findings.cause, "silent_machine");
+  EXPECT_LT(source.silent_seconds, 3.3) << "it is known as soon as it is silent";
+  source.silent_seconds = 2.1;
+  source.reports_again = true;
+  diagnosis = DiagnoseJob(&source, {});
+  ASSERT_TRUE(diagnosis.ok()) << diagnosis.status();
+  EXPECT_NE(diagnosis->findings.cause, "silent_machine");
+  source.silent_seconds = 0.8;
+  diagnosis = DiagnoseJob(&source, {});
+  ASSERT_TRUE(diagnosis.ok()) << diagnosis.status();
+  EXPECT_NE(diagnosis->findings.cause, "silent_machine") << "it reports";
 }
 
 TEST(SavedEvidenceTest, IsWrittenIntoPipesAndReplacesFilesWhole) {

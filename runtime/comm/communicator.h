@@ -3,12 +3,13 @@
 //
 // Every call has a group, a sequence number and an instruction id. All collectives of a group share
 // one sequence; messages have one for each ordered pair of ranks. Communicators that go through the
-// host send these three with every message, and the receiver detects any difference in sequence,
-// operation, size, type or instruction. NCCL cannot detect such a difference
-// (gpu/comm/nccl_communicator.h).
+// host send a header before the data of every call, and the receiver detects any difference in
+// sequence number, operation, size, type or instruction id. NCCL cannot detect a difference when it
+// occurs; some are named when the deadline passes (gpu/comm/nccl_communicator.h).
 //
 // Errors, of every call:
-//   Internal - two members made different calls; the message names both calls. Our bug.
+//   Internal - two members made different calls; the message names both calls. Our bug. Or an error
+//   of CUDA or NCCL.
 //   DeadlineExceeded - the timeout passed; the message names the ranks that had not arrived.
 //   Aborted - a rank's process ended or closed its end, or a peer reported that it gave up (the
 //   message names it), or Abort was called here; the attempt is over, rejoin in the next one.
@@ -110,8 +111,8 @@ class Communicator {
   virtual void Abort(const absl::Status& reason) = 0;
 };
 
-// Returns the world ranks that an error of a Communicator blames, ascending; empty when it blames
-// no rank. They are a payload of the status, which base::Annotate keeps.
+// Returns the world ranks that an error of a Communicator blames; empty when it blames no rank.
+// They are a payload of the status; base::Annotate keeps the payload.
 std::vector<int> BlamedRanks(const absl::Status& status);
 
 // Returns `status` with `world_ranks` blamed, instead of any that were blamed before.

@@ -28,7 +28,7 @@ struct RankPosition {
   int64_t step = 0;
   std::vector<InstructionState> states = {};  // indexed like the plan's instructions
   // In a running pass: in which of the pass's tensor-parallel exchanges the rank waits, counted
-  // from 1, as in InstructionId::piece (not the piece of a backward). 0: it computes.
+  // from 1, as in InstructionId::piece. 0: it computes.
   int piece = 0;
   // How long its process has not shown that it lives. Unset: not known.
   std::optional<double> silent_seconds = {};
@@ -46,8 +46,8 @@ enum class StallCause {
 struct WaitingRank {
   int rank = 0;
   plan::InstructionId instruction;  // in which it waits
-  // The ranks that have not come; if all have come, the others that have not left; if they have
-  // left, too, `rank` alone.
+  // The ranks that have not come (in a pass: those in an earlier exchange, or computing). If all
+  // have come, the other ranks that have not left; if all others have left, `rank` alone.
   std::vector<int> waits_for;
 };
 
@@ -64,9 +64,9 @@ struct StallRoot {
 struct StallVerdict {
   StallRoot root;                         // kUnknown: with rank -1
   std::vector<StallRoot> other_roots;     // silent ones first, then by num_waiting
-  std::vector<WaitingRank> waiting = {};  // by rank
-  // The process of `root` is silent; with kUnknown, which names no root, that of the first of
-  // `other_roots`.
+  std::vector<WaitingRank> waiting = {};  // by rank, without the root's
+  // The process of `root` is silent. With kUnknown there is no root; then: the process of the first
+  // of `other_roots` is silent.
   bool is_silent = false;
 };
 
@@ -75,9 +75,9 @@ struct StallVerdict {
 inline constexpr double kSilentSecondsMin = 1.5;
 
 // Requires: `plans` are those of all ranks in order and passed ValidatePlans; `positions` are by
-// rank, with a state for each instruction where the rank is known. The job stands still: every
-// instruction that could begin or end has done so, except at the cause. Cost: O(instructions of all
-// ranks).
+// rank, with a state for each instruction where the rank is known. Requires, too, that the job
+// stands still: every instruction that could begin or end has done so, except at the cause. Cost:
+// O(ranks * (ranks + instructions of a rank)).
 StallVerdict ExplainStall(absl::Span<const plan::RankPlan> plans,
                           absl::Span<const RankPosition> positions);
 
@@ -104,8 +104,9 @@ struct StuckMachine {
   bool waits_for_data = false;  // each of them waits for its batch
 };
 
-// If several ranks may be the cause and all are on one machine, returns it; nullopt: they are on
-// several machines, or their machines are not known. `machine_of`: by rank; -1: not known.
+// If the verdict is kUnknown and all ranks that may be the cause are on one machine, returns it;
+// nullopt: they are on several machines, their machines are not known, or nobody can be named.
+// `machine_of`: by rank; -1: not known.
 std::optional<StuckMachine> MachineOfAllRoots(const StallVerdict& verdict,
                                               absl::Span<const int> machine_of);
 

@@ -1,23 +1,25 @@
 // One transformer layer, with hand-written forward and backward. The caller provides all memory.
 // Internal to TransformerChunk.
 //
-// Legend of shape suffixes in this folder: N tokens of a micro-batch (batch * seq), R this tensor
-// rank's own rows (N / t of the N tokens), C hidden size, H query heads, K key/value heads, D head
-// size, A = H * D, S = (H + K) * D, Q = (H + 2K) * D the fused projection, I the MLP's inner width,
-// U = I or 2I the columns of the MLP's first product, V vocabulary, P tensor ranks. F: the
+// Legend of shape suffixes in this folder: P tensor ranks, N tokens of a micro-batch (batch * seq),
+// R this tensor rank's own rows (N / P of the N tokens), C hidden size, H query heads, K key/value
+// heads, D head size, A = H * D, S = (H + K) * D, Q = (H + 2K) * D the fused projection, I the
+// MLP's inner width, U = I or 2I the columns of the MLP's first product, V vocabulary. F: the
 // accumulation type. H, K, A, S, Q, I, U and V are sizes of one tensor rank's part.
 //
-// If t tensor ranks share a layer, each normalises its own rows of the residual stream, gathers all
+// If P tensor ranks share a layer, each normalises its own rows of the residual stream, gathers all
 // ranks' rows of the result, and computes its heads and its part of the MLP's width for all N rows.
 // The ranks' results are summed in pieces, and each rank gets its own rows of the sum
 // (tensor_rows.h). Backward works in the same way: it gathers the gradients of own rows, and sums
 // the gradients of the norms' outputs. Gathered rows are not kept. For the weight gradients they
-// are gathered again. With t = 1 all rows are own rows, and nothing is gathered or summed.
+// are gathered again. With P = 1 all rows are own rows, and nothing is gathered or summed.
 //
 //   gathers + sums                 forward   backward
 //   parallel block, shared norm    1 + 1     1 + 1, and 1 for the weights
 //   parallel block, two norms      2 + 1     1 + 2, and 2
 //   serial block                   2 + 2     2 + 2, and 2
+//
+// A backward in two parts gathers the gradients once more, in BackwardWeights.
 //
 // Source: Korthikanti et al., 2022, section 4.2.2 (sequence parallelism with tensor parallelism).
 #pragma once
@@ -31,8 +33,8 @@
 
 namespace megascale::model {
 
-// y = x weight^T + bias. Gradients are accumulated; the matrices of gradients are empty if the
-// model only evaluates.
+// y = x weight^T + bias. Gradients are accumulated; d_weight and d_bias are empty if the model
+// only evaluates.
 struct LinearParameters {
   Matrix weight;    // [out, in] compute
   Vector bias;      // [out] compute, or empty
@@ -72,13 +74,14 @@ struct NormActivations {
 //
 //   kNone       4C + Q + A + U + I; 16C in GPT-3    nothing
 //   kSelective  2C + Q + A + U; 10C                 norms and activation function, no products
-//               (the norms of queries and keys are kept: + S, with qk_norm)
 //   kFull       C                                   the forward except for its last product
 //
-// Statistics, in F, are kept in addition: up to 4 + H numbers with kNone, H with kSelective, 0 with
-// kFull. kSelective stops where recomputation costs more than the memory it saves: each element
-// that it keeps would take 2C FLOPs or more to recompute. kFull recomputes all of these elements.
-// It adds 16C^2 FLOPs per token and layer, and attention, to the 72C^2 of a layer.
+// With qk_norm, kNone and kSelective also keep the norms of queries and keys: S more. Statistics,
+// in F, are kept in addition: up to 4 + H numbers with kNone, H with kSelective (H + K more each
+// with qk_norm), 0 with kFull. kSelective stops where recomputation costs more than the memory it
+// saves: an element that it keeps would take a sum over C products, or over a sequence, to
+// recompute. kFull keeps only the layer's input. It adds 16C^2 FLOPs per token and layer, and
+// attention, to the 72C^2 of a layer.
 //
 // Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022:
 // keep activations that are small or expensive to recompute. The largest activations in that paper
@@ -91,8 +94,8 @@ enum class Recompute : uint8_t { kNone, kSelective, kFull };
 // A backward in two parts needs no extra memory. For each linear layer, BackwardWeights multiplies
 // the input, which is kept anyway, by the gradient of the output. BackwardInput stores that
 // gradient in place of an activation that is not read again: d_qkv in qkv_NQ, d_up in up_NU, and in
-// a serial block the gradient of attention's output in post_attention_norm.x_RC. The caller keeps
-// the gradient of the layer's output, for which it can use input_norm.x_RC.
+// a serial block the gradient of attention_out's output in post_attention_norm.x_RC. The caller
+// keeps the gradient of the layer's output, for which it can use input_norm.x_RC.
 struct BlockActivations {
   NormActivations input_norm;
   Matrix qkv_NQ;       // without qk_norm: queries and keys already rotated
@@ -100,18 +103,18 @@ struct BlockActivations {
   Vector qk_rstd_HKN;  // F, by head; with qk_norm
   Matrix attention_NA;
   Vector log_sum_exp_BHT;               // F
-  NormActivations post_attention_norm;  // in a parallel block it has input_norm's input
+  NormActivations post_attention_norm;  // in a parallel block its x_RC is input_norm.x_RC
   Matrix up_NU;
   Matrix inner_NI;  // after the activation
-  Matrix cached_k,
-      cached_v;  // [S * capacity, K * D]; generation only: see ops::CachedAttentionArgs
+  // [sequences * capacity, K * D]; generation only: see ops::CachedAttentionArgs
+  Matrix cached_k, cached_v;
 };
 
 // Temporary memory of a layer, shared by all layers and micro-batches.
 struct BlockScratch {
   // Several tensor ranks only.
   Matrix gathered_NC;    // a norm's output
-  Matrix d_gathered_NC;  // the gathered gradient of the layer's, or attention's, output
+  Matrix d_gathered_NC;  // the gathered gradient of the layer's, or attention_out's, output
   Matrix partial_NC;     // a partial result to be summed over the ranks
 
   Matrix attention_out_NC;  // forward of parallel blocks
@@ -127,8 +130,8 @@ struct BlockScratch {
 struct BatchShape {
   int64_t batch = 0;
   int64_t seq = 0;
-  // For generation: the places in the cache of the N = seq tokens, which may belong to several
-  // sequences.
+  // For generation: for each of the N = seq tokens, its place in the cache. The tokens may belong
+  // to several sequences.
   Vector places_N = {};  // I32; see ops::CachedAttentionArgs
   int64_t capacity = 0;  // of the cache, for each sequence
   // Where each token's document begins; empty: attention reaches over documents.
@@ -226,9 +229,9 @@ class TransformerBlock {
   GatheredRows GatherForWeights(const LinearParameters& linear, const NormActivations& norm,
                                 const BlockScratch& scratch);
   // Runs the MLP's backward. d_norm_RC receives the gradient with respect to the output of the
-  // MLP's norm. If attention shares that norm, scratch.partial_NC (with one tensor rank d_norm_RC)
-  // receives this rank's partial gradient of all rows instead. A serial block also runs the norm's
-  // backward, into d_stream_RC.
+  // MLP's norm. If attention shares that norm, scratch.partial_NC (d_norm_RC if there is one tensor
+  // rank) receives this rank's partial gradient of all rows instead. A serial block also runs the
+  // norm's backward, into d_stream_RC.
   void BackwardMlp(const BlockParameters& parameters, const BlockActivations& saved,
                    const BlockScratch& scratch, const Matrix& d_stream_RC);
   // Runs the backward of attention and of the remaining norms. Requires: BackwardMlp ran before.

@@ -13,8 +13,8 @@
 // needs are copied to the host once a step. A list of arguments lies in host memory and must not
 // change until the work that reads it has ended.
 //
-// Determinism: the same inputs, thread count and instruction set give the same bits, whatever else
-// the machine does.
+// Determinism: the same inputs, thread count and processor give the same bits, whatever else the
+// machine does.
 //
 // Dtypes: `compute` is F64, F32 or BF16 for activations and weights; gradients of weights,
 // statistics and losses are in AccumulationType(compute), written F below.
@@ -66,8 +66,9 @@ struct NormBackwardArgs {
   Vector d_bias;    // [C] F: accumulated into, or empty
 };
 
-// How rotary frequencies are scaled, for contexts longer than those of pre-training. Pair i has the
-// frequency f = theta^(-2i/R). The scaled frequency is f * (kept + (1 - kept) / factor), where
+// How rotary frequencies are scaled, for contexts longer than those of pre-training. Of the R
+// elements of a head that are turned (RotaryArgs), pair i has the frequency f = theta^(-2i/R). The
+// scaled frequency is f * (kept + (1 - kept) / factor), where
 //
 //   kept = clamp(kept_at_0 + kept_per_pair * i + kept_per_frequency * f, 0, 1).
 //
@@ -110,7 +111,7 @@ struct ActivationBackwardArgs {
   ActivationKind kind = ActivationKind::kGeluTanh;
   Matrix in;
   Matrix d_out;  // [N, I]
-  Matrix d_in;   // like in: overwritten; may not alias
+  Matrix d_in;   // like in: overwritten; shares no memory with the others
 };
 
 // The tokens to which the rows of an embedding, or the columns of logits, belong.
@@ -121,8 +122,9 @@ struct VocabularyPart {
 
 // Computes out[n] = token_weight[tokens[n]] (+ position_weight[n mod seq], or with `places`
 // position_weight[places[n] mod seq]). With document_begins, positions count from the beginning of
-// the document: n mod seq - document_begins[n]. A token outside of the part in token_weight has a
-// row of zeros, so that the sum of the parts' outputs is the output of the whole vocabulary.
+// the document: n mod seq - document_begins[n]. A token outside of the part in token_weight adds
+// zeros, so the sum of the parts' outputs is the output of the whole vocabulary if one part alone
+// has position_weight.
 struct EmbeddingArgs {
   int64_t seq = 0;
   Vector tokens;           // [N] I32
@@ -189,21 +191,23 @@ struct AdamWArgs {
 };
 
 // The second part of LAMB's step for a contiguous range of one tensor, after AdamW with `update`:
-// master -= lr * ratio * update. The ratio is the norm of the whole tensor's weights divided by the
-// norm of its update, or 1 if either norm is 0. Source: You et al., 2020, algorithm 2.
+// master -= lr * ratio * update; nothing if the step's numbers are not finite. The ratio is the
+// norm of the whole tensor's weights divided by the norm of its update, or 1 if either norm is 0.
+// Source: You et al., 2020, algorithm 2.
 struct TrustStepArgs {
   Vector master;  // F: updated
   Vector update;  // F
-  // [num_parts, S] F64: row i has the sums of squares over part i of the optimizer state. Column
-  // `first_sum` is for the tensor's weights, the next one for its update. Rows are added in order.
+  // [num_parts, sums of a part] F64: row i has the sums of squares over part i of the optimizer
+  // state. Column `first_sum` is for the tensor's weights, the next one for its update. Rows are
+  // added in order.
   Vector trust_sums;
   int64_t num_parts = 1;
   int64_t first_sum = 0;
   Vector step_numbers = {};  // [kNumStepNumbers] F64
 };
 
-// Computes the step's numbers (step_numbers.h) from the numbers that each rank contributes, added
-// in rank order.
+// Computes the step's numbers (step_numbers.h) from the numbers that each rank contributes. Sums
+// are added in rank order; one rank that asks for a stop is enough.
 struct CombineNormsArgs {
   Vector ranks;          // [P, kNumRankNumbers] F64
   double clip_grad = 0;  // the largest permitted norm of the gradient; 0: no clipping
@@ -259,7 +263,7 @@ class Ops {
 
 // Makes the fast CPU implementation: oneDNN for products, Highway for the rest. `compute` is kF32
 // or kBF16. The number of threads is fixed for the object's life and is part of the numerics. With
-// 1 no thread is started. More threads belong to OpenMP. They spin while idle unless the process
+// 1 no thread is started. Otherwise OpenMP starts them, and they spin while idle unless the process
 // was started with base::ThreadEnvironment. After the first call with each shape, only oneDNN
 // allocates memory, within products.
 std::unique_ptr<Ops> MakeCpuOps(DType compute, int num_threads);
@@ -271,17 +275,17 @@ struct KernelShapes {
   AttentionArgs attention;
   int64_t logits_cols = 0;  // of CrossEntropy; 0: it is not called
 };
-// Returns how many bytes of memory an object of MakeCpuOps holds after these calls: rearranged
-// operands, temporary rows, and oneDNN's memory for packing. Leaves out some MiB that oneDNN takes
-// for other purposes.
+// Estimates how many bytes of memory an object of MakeCpuOps needs at most for these calls:
+// rearranged operands, temporary rows, and oneDNN's memory for packing. Leaves out some MiB that
+// oneDNN takes for other purposes, and small tables.
 int64_t CpuKernelBytes(const KernelShapes& shapes, int num_threads);
 
 // Makes the reference, with which all other implementations are compared: plain loops in float64
 // (compute is kF64).
 std::unique_ptr<Ops> MakeReferenceOps();
 
-// Returns "avx2", "avx512", "avx512_bf16" or "amx_bf16": the best instruction set of this processor
-// for products. It is part of the numerics.
+// Returns "avx2", "avx512", "avx512_bf16" or "amx_bf16", the best instruction set of this processor
+// for products, or "baseline" for an older one. It is part of the numerics.
 const char* InstructionSet();
 
 // Measures the best rate of matrix products on `num_threads` threads, in FLOP/s. For about

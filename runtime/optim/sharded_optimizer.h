@@ -2,16 +2,15 @@
 // that shard of the master weights and of both moments, in the accumulation type F. If the model
 // computes in F, the weights themselves are the master weights. A shard has a part of each bucket
 // of the chunk, so the data of a shard is one vector [part] for each bucket. If tensor ranks hold a
-// chunk together, each tensor rank's part of the chunk is sharded separately. Replicated parameters
-// count once in sums, on the first tensor rank.
+// chunk together, each tensor rank's part of the chunk is sharded separately. Parameters that
+// several tensor ranks hold count once in sums, on the first of these ranks.
 //
 //   reduce-scatter gradients, bucket by bucket -> grad (the shard's ranges)
 //   optimizer->AddSumOfSquares(grad, sum), over all ranks -> step_numbers (ops::CombineNorms)
-//   StepArgs step = {.grad = grad, .step_numbers = step_numbers};
-//   if (optimizer->num_trust_sums() > 0) {  // LAMB
+//   StepArgs step = {.grad = grad, .step_numbers = step_numbers, .trust_sums = all};
+//   if (optimizer->num_trust_sums() > 0) {  // LAMB; `mine` is this shard's part of `all`
 //     optimizer->MakeUpdate(step, mine);
-//     all-gather mine over the shards, those of tensor ranks among them -> all
-//     step.trust_sums = all;
+//     all-gather mine over all parts, the shards of every tensor rank -> all
 //   }
 //   optimizer->Step(step)
 //   all-gather weights
@@ -26,11 +25,12 @@
 // (exclude_from_weight_decay also excludes from layer adaptation) and with Apex's FusedLAMB (no
 // ratio without decay).
 //
-// Threads: one at a time, the thread of `ops`. Determinism: with AdamW each element's update
-// depends on that element alone, so neither shards nor buckets change its bits. LAMB's norms, and
-// the sum of squares by which gradients are clipped, are sums in fp64 over each shard, added in
-// shard order. The bits of these sums depend on the buckets and on the numbers of shards and tensor
-// ranks. Sources: Loshchilov and Hutter, 2019, algorithm 2; You et al., 2020, algorithm 2.
+// Threads: one at a time, the thread of `ops`. Determinism: while no gradient is clipped, AdamW's
+// update of an element depends on that element alone, so neither shards nor buckets change its
+// bits. The sum of squares by which gradients are clipped, and LAMB's norms, are sums in fp64 over
+// each shard, added in shard order. The bits of these sums depend on the buckets and on the numbers
+// of shards and tensor ranks. Sources: Loshchilov and Hutter, 2019, algorithm 2; You et al., 2020,
+// algorithm 2.
 #pragma once
 
 #include <cstdint>
@@ -54,7 +54,8 @@ class OptimizerSpec;
 
 namespace megascale::optim {
 
-// Whether a step exchanges trust sums, as a step of LAMB does.
+// Whether a step exchanges trust sums, the sums of squares behind the trust ratios, as a step of
+// LAMB does.
 bool HasTrustRatios(const job::v1::OptimizerSpec& spec);
 // Returns how many numbers each shard of a chunk contributes to that exchange; 0: no exchange.
 int NumTrustSums(const job::v1::OptimizerSpec& spec, const model::ChunkLayout& layout);
@@ -81,12 +82,13 @@ struct StepArgs {
   // By bucket, [part] F: the mean gradient over the global batch, before clipping.
   absl::Span<const tensor::Vector> grad;
   tensor::Vector step_numbers;  // [ops::kNumStepNumbers] F64
-  // The sums from MakeUpdate of all parts, in part order: [num_parts * num_trust_sums] F64.
+  // Memory for the sums from MakeUpdate of all parts, in part order: [num_parts * num_trust_sums]
+  // F64. Filled before Step.
   tensor::Vector trust_sums = {};
 };
 
-// A part of the optimizer's state that lies in one logical tensor: a flat range of one box of the
-// tensor. Without tensor parallelism the box is the whole tensor.
+// A part of the optimizer's state that lies in one logical tensor: a flat range of one box
+// (model::ParameterBox) of the tensor. Without tensor parallelism the box is the whole tensor.
 struct StateSlice {
   // The parameter's name; moments have "optimizer.exp_avg." or "optimizer.exp_avg_sq." before the
   // name.
@@ -140,10 +142,10 @@ class ShardedOptimizer {
   // another tensor rank counts, and for tensors without a trust ratio.
   void MakeUpdate(const StepArgs& args, const tensor::Vector& sums);
 
-  // Runs AdamW's step, or the second part of LAMB's step. With LAMB it requires (CHECK) that
-  // MakeUpdate came before, with the same grad and step_numbers. Updates state and weights, but not
-  // the padding of the state. Allocates nothing if the arguments have the same addresses as in the
-  // call before.
+  // Runs AdamW's step, or the second part of LAMB's step. With LAMB it requires that MakeUpdate
+  // came before (CHECK), with the same grad and step_numbers (not checked). Updates state and
+  // weights, but not the padding of the state. Allocates nothing if the arguments have the same
+  // addresses as in the call before.
   void Step(const StepArgs& args);
 
   // Overwrites the weights with the rounded master weights, after Initialize or a restore.

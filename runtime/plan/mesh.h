@@ -4,11 +4,12 @@
 // Ranks are numbered with tensor fastest, then data, then pipeline, so that tensor-parallel peers
 // are neighbours and data-parallel peers are nearer than pipeline peers. Source:
 // MegaScale (Jiang et al., 2024). Plans refer to groups by kind, not by name, so that the same plan
-// is right for every rank of a role; `Mesh` tells which group it is on each rank.
+// is right for every rank that has the same role in the step; `Mesh` tells which group a kind means
+// on each rank.
 //
 // Axes and kinds of groups are rows of a MeshTable, from which Mesh derives everything. So a
-// further axis, such as experts, needs a row for the axis and a row for each of its kinds of groups
-// (mesh.cc). The tests have a table with such an axis.
+// further axis, such as experts, needs a row for the axis, and a row and a GroupKind for each of
+// its kinds of groups (mesh.cc). The tests have a table with such an axis.
 #pragma once
 
 #include <array>
@@ -97,9 +98,9 @@ struct AxisRow {
 };
 
 // A row of the table of groups. Members of a group differ only in the axes of `along`; they are
-// indexed with the nearest axis fastest. A group's name is `prefix`, then the group's positions on
-// all other axes, the farthest axis first, each with its axis's letter; the first position has no
-// letter.
+// indexed with the nearest axis (the first in MeshTable::axes) fastest. A group's name is `prefix`,
+// then the group's positions on the other axes, the farthest axis first. Each position but the
+// first begins with "." and its axis's letter. Axes of size 1 are left out, unless is_always_named.
 struct GroupRow {
   GroupKind kind = GroupKind::kNone;
   absl::string_view name = "";    // for people: "pipeline"
@@ -111,7 +112,7 @@ struct GroupRow {
 };
 
 struct MeshTable {
-  std::vector<AxisRow> axes;     // nearest first: its neighbours have neighbouring ranks
+  std::vector<AxisRow> axes;     // nearest first: neighbours on it have consecutive ranks
   std::vector<GroupRow> groups;  // ascending by kind
 };
 
@@ -151,6 +152,7 @@ class Mesh {
   // Returns "world", "data", "pipeline", "tensor", "stage", or "" for kNone.
   absl::string_view Name(GroupKind kind) const;
   // Returns the one axis along which members of a group differ; nullopt: they differ along several.
+  // Requires: the table has the kind.
   std::optional<Axis> OnlyAxisOf(GroupKind kind) const;
   // True if members of a group differ along this axis. Requires: the table has the kind.
   bool IsAlong(GroupKind kind, Axis axis) const { return RowOf(kind).along.Has(axis); }

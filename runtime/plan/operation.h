@@ -50,15 +50,15 @@ enum class OpKind : uint8_t {
   kReceiveEmbedding = 17,     // RE: the last stage receives it, before the first use
   kSendHeadGradient = 18,     // SH: sends the head's complete gradient to the first stage
   kReceiveHeadGradient = 19,  // RH: the first stage receives it
-  // A: adds the head's gradient to the embedding's gradient, before the (last) S and R of its
-  // bucket.
+  // A: adds the head's gradient to the embedding's gradient, before the S and R of its bucket (with
+  // ZeRO stage 2, before the last ones).
   kAddHeadGradient = 20,
 };
 
 // Streams run independently of each other. Each stream runs its instructions one after another, in
 // the plan's order, and belongs to one owner. Sends and receives have separate streams, in each
-// direction. So a send that waits for its receiver never blocks a receive, and a plan has no other
-// cycles than those of its data dependencies.
+// direction. So a send that waits for its receiver never blocks a receive: ranks can wait for each
+// other in a circle only if the data dependencies have one.
 enum class StreamKind : uint8_t {
   kCompute,
   kLoadBatch,
@@ -66,9 +66,9 @@ enum class StreamKind : uint8_t {
   kReceiveActivation,
   kSendGradient,
   kReceiveGradient,
-  kDataParallel,  // the shard's collectives: gradients, norm, parameters
+  kDataParallel,  // the shard's collectives, and A between them
   kOptimizer,     // the shard's computing
-  // Exchanges of tensor-parallel ranks within a pass (InstructionId::piece), which no plan has.
+  // Exchanges of tensor-parallel ranks within a pass (InstructionId::piece). No plan has them.
   kTensorParallel,
 };
 inline constexpr int kNumStreamKinds = 9;
@@ -83,11 +83,13 @@ absl::string_view Name(Owner owner);
 
 // The classes of operations that breakdowns, timelines and estimates of time distinguish.
 enum class OpClass : uint8_t {
-  kUnknown,     // no row
-  kLoad,        // reads the batch
-  kForward,     // the passes of a micro-batch through a chunk, or their parts:
-  kBackward,    //   tensor-parallel ranks do them together
-  kWeights,     //
+  kUnknown,  // no row
+  kLoad,     // reads the batch
+  // The passes of a micro-batch through a chunk, or their parts. Tensor-parallel ranks do them
+  // together.
+  kForward,
+  kBackward,
+  kWeights,
   kSend,        // the two ends of a transfer between stages
   kReceive,     //
   kCollective,  // an exchange with all members of a group
@@ -95,8 +97,8 @@ enum class OpClass : uint8_t {
 };
 inline constexpr int kNumOpClasses = 9;
 
-// A group and the channel of its communicator. For a transfer the channel is the first part of the
-// name; see build/channels.h.
+// A group and the channel of its communicator. For a transfer `channel` is the first part of the
+// channel's name, "activation" of "activation.0"; see build/channels.h.
 struct Meeting {
   GroupKind group = GroupKind::kNone;
   absl::string_view channel = "";
@@ -142,7 +144,7 @@ absl::Span<const Operation> AllOperations();
 // Returns where the ranks of an operation meet in this mesh; GroupKind::kNone: nowhere.
 Meeting MeetingIn(const Mesh& mesh, OpKind kind);
 
-// Returns the letters listed above: "F" for kForward.
+// Returns the letters listed above: "F" for kForward; "-" for kind 0.
 inline absl::string_view Letters(OpKind kind) { return OperationOf(kind).letters; }
 
 // True for a send or a receive between two ranks.

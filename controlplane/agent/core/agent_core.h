@@ -8,7 +8,8 @@
 // or repeat: the end is the same, because actions follow from differences and not from messages.
 //
 // A process has an id that is never used again, so an observation about a reaped process is known
-// to be stale. Rank -1 is the host process. Threads: none; no I/O, no clock.
+// to be stale. Rank -1 is the job's host process on this machine, which runs the preflight and
+// stores shards. Threads: none; no I/O, no clock.
 #pragma once
 
 #include <cstdint>
@@ -148,7 +149,8 @@ class AgentCore {
   static constexpr int kUnaskedBytesMax = 1024;
 
   // Returns the whole actual state. `heartbeats`: of live processes, by process id. The report
-  // copies ages and phases from `heartbeats`, and the core adds each process's rank and pid. The
+  // copies each rank's status from `heartbeats` (of a host process only the age of its last sign of
+  // life), and the core adds the rank and the pid. The
   // texts of stalled ranks share kUnaskedBytesMax bytes for each second of report_interval(), or
   // half as many if the machine has GPUs; each text is cut to an equal part.
   v1::ActualState Report(const std::map<int64_t, telemetry::v1::RankStatus>& heartbeats) const;

@@ -3,10 +3,11 @@
 // events. See docs/how-a-failure-is-handled.md.
 //
 // Life of a job: QUEUED -> PREFLIGHT -> RUN -> ENDED. A failure leads to FENCE, which lasts until
-// no process of the attempt is left on any living node (at most five minutes: then the nodes that
-// still have some are quarantined); then BACKOFF and WAIT_FOR_SLOTS where needed. The next attempt
-// begins with RUN, or with PREFLIGHT if it uses a node that has not passed it. A job that must
-// leave a node passes through LEAVE and FENCE, a cancelled one through STOP and FENCE.
+// no process of the attempt is left on any living node. After five minutes the nodes that still
+// have some are quarantined, once they have been there for that long. Then BACKOFF and
+// WAIT_FOR_SLOTS follow where needed. The next attempt begins with RUN, or with PREFLIGHT if it
+// uses a node that has not passed it. A job that must leave a node passes through LEAVE and FENCE,
+// a cancelled one through STOP and FENCE.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -23,7 +24,8 @@ namespace megascale::driver {
 //      kept for recovering jobs submitted after it.
 //   3: restore_order.h handles checkpoints that could not be read.
 //   4: if the agent of a node has not passed the job's preflight, an attempt on this node begins
-//      with a preflight; a refusal there excludes the node; failures of machines are counted apart;
+//      with a preflight; a refusal there excludes the node; failures of machines are counted
+//      separately from the others;
 //      processes that cannot be ended, and checkpoints that only one machine cannot read,
 //      quarantine the machine.
 //   5: queued jobs start by priority; jobs may start before a job that waits for more slots than
@@ -57,8 +59,9 @@ bool Apply(const Event& event, DriverState* state);
 // time in every round.
 inline constexpr int kOpenJobsMax = 1000;
 
-// Returns whether a submit must be logged; false: the same submit is in the log, so the answer is
-// its job. Errors: AlreadyExists - a job with another specification has the id; ResourceExhausted -
+// Returns whether a submit must be logged; false: the same submit is in the log, so the caller
+// answers with the job that it made. Errors: AlreadyExists - another submit has made a job with the
+// id; ResourceExhausted -
 // kOpenJobsMax jobs have not ended; the message says what to do.
 absl::StatusOr<bool> IsNewSubmit(const IndexedState& state,
                                  const megascale::driver::v1::JobSubmitted& submit);
@@ -71,6 +74,7 @@ absl::Status NoSuchJob(absl::string_view job_id);
 absl::StatusOr<bool> IsNewCancel(const IndexedState& state, absl::string_view job_id);
 
 // Return whether an eviction, or its end, must be logged; false: the node is already in that state.
+// Uncordon also ends a quarantine, and the exclusions of a node by jobs whose preflight it refused.
 // Errors: NotFound - no such node; the message names the one with the most similar id.
 absl::StatusOr<bool> IsNewEviction(const DriverState& state,
                                    const megascale::driver::v1::NodeEvicted& evicted);
@@ -82,9 +86,10 @@ absl::StatusOr<bool> IsNewSpareSet(const DriverState& state,
 
 // Checks a client's report (ReportSuspect) that a node of a job differs from the others. Sets the
 // kind, and the job's lowest rank on that node; a `began_at` later than `now` becomes `now`.
-// Returns false if the report repeats one of the last minute, or if the analysis of a stall has
-// already found a suspect. Requires: attempt, node and texts are set. Errors: InvalidArgument,
-// NotFound, FailedPrecondition - as proto/control.proto says for ReportSuspect.
+// Returns false if the job's suspicion was confirmed within the last minute (of another node: the
+// last 5 s), or if the analysis of a stall has already found a suspect. Requires: attempt, node and
+// texts are set. Errors: InvalidArgument, NotFound, FailedPrecondition - as proto/control.proto
+// says for ReportSuspect.
 absl::StatusOr<bool> IsNewReport(const IndexedState& state, absl::Time now,
                                  megascale::driver::v1::SuspectFound* found);
 

@@ -3,9 +3,10 @@
 //
 // While a log fails, its steps are not acknowledged, so agents keep them. The job's checkpoints are
 // not committed either: otherwise a checkpoint could remain whose earlier steps are lost. Every
-// second the log is tried again. After kPatience it is set aside with a warning: the job continues
-// without it, the log is tried again once a minute, and when it works again, it has a gap. If
-// somebody deleted the file, the newest records that it had are put back from memory.
+// second the log is tried again. After kPatience, and some failures, it is set aside with a
+// warning: the job continues without it, the log is tried again once a minute, and when it works
+// again, it has a gap. If somebody deleted the file, the newest records that it had are put back
+// from memory.
 //
 // To make a log durable costs a wait for the disk and, because the agents are then told so, a
 // message to each of them. So there is a limit: where hundreds of jobs train, their logs take
@@ -37,11 +38,11 @@ class JobLogs {
 
   static constexpr absl::Duration kGapPatience = absl::Seconds(5);
 
-  // When a log is made durable, JobLogs checks that the file is still at its path, but not more
-  // often than this.
+  // Sync and SyncInTurn check that a log's file is still at its path, but not more often than this.
   static constexpr absl::Duration kLookInterval = absl::Seconds(1);
 
-  // Time between two logs that SyncInTurn makes durable. It may save up a second's worth of them.
+  // Time between two logs that SyncInTurn makes durable. If it is called less often, it catches up
+  // with the logs of at most a second.
   static constexpr absl::Duration kSyncInterval = absl::Milliseconds(5);
 
   // `files` outlives the object.
@@ -60,24 +61,24 @@ class JobLogs {
   int64_t Append(const JobRecord& job,
                  const google::protobuf::RepeatedPtrField<LossLog::StepRecord>& records,
                  absl::Duration now);
-  // Makes appended records durable: first of the jobs that have waited longest, as many as
-  // kSyncInterval allows. Returns these jobs.
+  // Makes the appended records of some jobs durable: those that have waited longest first, one for
+  // each sync interval that has passed. Returns these jobs, also those whose log fails.
   std::vector<std::string> SyncInTurn(absl::Duration now);
-  // Makes the appended records of one job durable, at once. Puts a file back that was deleted
-  // (LossLog::Mend).
+  // Makes the appended records of one job durable, at once. Puts a file back whose deletion it
+  // notices (LossLog::Mend).
   void Sync(const std::string& job_id, absl::Duration now);
-  // As Sync, for the last time: the job ends.
+  // As Sync, for the last time: the job ends. Always looks whether the file was deleted.
   void Finish(const std::string& job_id, absl::Duration now);
   // Returns a warning for people: the job's log fails, or somebody deleted it; "": no warning.
   std::string WarningOf(const std::string& job_id) const;
-  // Carries out the cut that the job's attempt needs (CutOf): now, or when the log can be opened
-  // again, before it takes steps. Returns false while the job's steps must wait for the cut; then
-  // call again.
+  // Removes steps that were rolled back from the job's log (the cut that its attempt needs, CutOf):
+  // now, or when the log can be opened again, before it takes steps. Returns false while the job's
+  // steps must wait for the cut; then call again.
   bool Cut(const JobRecord& job, absl::Duration now);
 
   // Returns true while the commit of a checkpoint of `step` must wait, because the log fails, or
-  // because it lacks steps up to `step` that an agent may still report. It waits for such steps for
-  // at most `patience`. `awake`: as AgentReports::awake.
+  // because steps up to `step` are not durable yet and an agent may still report them. It waits for
+  // such steps for at most `patience`. `awake`: as AgentReports::awake.
   bool HoldsCommit(const std::string& job_id, int64_t step, absl::Duration patience,
                    absl::Duration awake);
   // Returns the newest step that the agents need not send again; nullopt: there is no log.
@@ -85,11 +86,11 @@ class JobLogs {
   // Calls `take` with each job that has a log, and with its acknowledged step.
   void ForEachAcknowledged(const std::function<void(const std::string&, int64_t)>& take) const;
 
-  // Closes the log of a job that has ended. A log that fails may have steps that were rolled back,
-  // or lack records that were deleted. RetryFailed tries to correct the log until it works again,
-  // or until Drop.
+  // Closes the log of a job that has ended. If the log fails at this time, it may have steps that
+  // were rolled back, or lack records that were deleted. Then RetryFailed goes on trying to correct
+  // it, until it works or until Drop.
   void Forget(const std::string& job_id);
-  // Tries the logs again that fail, whether their jobs get steps or not. Returns the jobs that have
+  // Tries again the logs that fail, whether their jobs get steps or not. Returns the jobs that have
   // not ended and whose logs work again. Call several times per second.
   std::vector<std::string> RetryFailed(absl::Duration now);
   // Gives up what is left to do for a job that is forgotten.
@@ -104,7 +105,7 @@ class JobLogs {
     // if a later cut removes the same steps.
     std::vector<LossLogCut> cuts;
     bool has_place = false;  // it is in waiting_
-    int64_t synced = -1;     // durable when it failed; -1: unknown
+    int64_t synced = -1;     // the newest durable step when it failed; -1: unknown
     int64_t position = 0;    // LossLog::synced_position when it failed
     // Its durable records that were in memory when it failed, without what was cut since.
     std::vector<LossLog::StepRecord> kept;
@@ -139,11 +140,11 @@ class JobLogs {
   std::map<std::string, Entry> ended_;  // of jobs that have ended, with something left to do
   std::set<std::string> failing_;       // jobs whose log fails
   // Jobs whose appended records are to be made durable, in turn, each once. A job that was synced
-  // out of turn keeps its place for records that come before its turn; otherwise the place counts
-  // for nothing.
+  // out of turn keeps its place. Records that it gets before its turn are made durable then; if it
+  // gets none, its turn is skipped.
   std::deque<std::string> waiting_;
   absl::Duration sync_interval_;
-  absl::Duration sync_at_ = -absl::InfiniteDuration();  // no SyncInTurn before
+  absl::Duration sync_at_ = -absl::InfiniteDuration();  // before this, SyncInTurn does nothing
 };
 
 }  // namespace megascale::driver

@@ -43,6 +43,8 @@ constexpr DiagnoseOptions kBrief = {.num_steps = 10, .replayed_max = 2e7, .is_br
 // The evidence of at most this many ranks is read.
 constexpr size_t kRanksAsked = 64;
 // How often, and how much later, the driver is asked again which processes are silent.
+// The driver knows by then that a process is silent: agents report every second.
+constexpr double kSilenceKnownSeconds = diagnose::kSilentSecondsMin + 1.3;
 constexpr int kLivenessTries = 4;
 constexpr absl::Duration kLivenessDelay = absl::Milliseconds(700);
 
@@ -272,6 +274,9 @@ Diagnosis DiagnoseStall(EvidenceSource* source, const control::v1::Job& job, con
   const std::vector<int> machines = trace::MachineOfRanks(job);
   AddWitness(verdict, machines, job, &diagnosis);
   AddExchanges(source, verdict, traced.spans.names(), machines, &diagnosis);
+  // A process that is stopped in an exchange looks like a broken link at first.
+  const bool is_by_bytes = verdict.root.rank < 0 && !diagnosis.is_undecided;
+  if (is_by_bytes) diagnosis.sure_after_seconds = kSilenceKnownSeconds;
   AddMachineOfAll(verdict, machines, job, &diagnosis);
   diagnosis.node = NodeOfVerdict(job, diagnosis);
   diagnosis.peer_node = NodeOf(job, diagnosis.peer);
@@ -485,6 +490,18 @@ Diagnosis DiagnoseEnded(EvidenceSource* source, const control::v1::Job& job,
   return diagnosis;
 }
 
+// Takes back what may be wrong a moment later.
+void SayNotSure(Diagnosis* diagnosis) {
+  Findings& findings = diagnosis->findings;
+  findings.evidence.push_back(absl::StrCat(
+      "not sure yet, because a process may have stopped just now: ", findings.verdict));
+  findings.advice.clear();
+  findings.cause = "unknown";
+  findings.verdict = "stuck: ranks wait for bytes; who is at fault is known in a second or two";
+  diagnosis->rank = diagnosis->rank_on_node = diagnosis->peer = -1;
+  diagnosis->node = diagnosis->peer_node = "";
+}
+
 // Returns the diagnosis of a silent machine. Waits while a machine may soon be one: its spans were
 // waited for in vain already, and other evidence of it would be, too.
 std::optional<Diagnosis> AwaitSilence(EvidenceSource* source, const control::v1::Job& job,
@@ -516,12 +533,16 @@ absl::StatusOr<Diagnosis> DiagnoseWithoutLog(EvidenceSource* source,
   }
   if (!traced.ok()) return DiagnoseState(job, std::string(traced.status().message()));
   ASSIGN_OR_RETURN(Diagnosis diagnosis, DiagnoseTraced(source, job, *traced, options));
+  double stood = SecondsSinceProgress(traced->spans);
   const int tries = options.is_brief ? 0 : kLivenessTries;
-  for (int i = 0; i < tries && diagnosis.is_undecided; ++i) {
+  for (int i = 0; i < tries; ++i) {
+    if (!diagnosis.is_undecided && stood >= diagnosis.sure_after_seconds) break;
     source->Wait(kLivenessDelay);
+    stood += absl::ToDoubleSeconds(kLivenessDelay);
     ASSIGN_OR_RETURN(job, source->Job());
     ASSIGN_OR_RETURN(diagnosis, DiagnoseTraced(source, job, *traced, options));
   }
+  if (stood < diagnosis.sure_after_seconds) SayNotSure(&diagnosis);
   if (!options.is_brief && !diagnosis.stacks_of.empty()) {
     AddStacks(source->Evidence(telemetry::v1::EVIDENCE_KIND_STACKS, diagnosis.stacks_of),
               &diagnosis);

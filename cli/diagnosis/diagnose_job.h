@@ -34,6 +34,9 @@ struct Diagnosis {
   // The job stands still, and the rank that is the cause may become known when its process has been
   // silent for longer.
   bool is_undecided = false;
+  // The verdict rests on bytes that do not move. Until the job has stood still for this long, the
+  // cause may yet become known as a process that is silent.
+  double sure_after_seconds = 0;
   std::vector<int> stacks_of;                         // ranks whose stacks are worth reading
   std::vector<std::string> notes;                     // about evidence; for standard error
   nlohmann::json details = nlohmann::json::object();  // further members of the JSON
@@ -58,9 +61,9 @@ struct DiagnoseOptions {
 };
 
 // Says why a job is slow or stuck; for a job without running ranks, says what the driver knows.
-// Blocking: unless brief, waits up to three seconds more if it cannot tell which rank has stopped,
-// because the driver learns of a silent process about a second later. Errors: those of calls to the
-// driver.
+// Blocking: unless brief, waits up to three seconds more if it cannot tell yet which rank has
+// stopped, because the driver learns of a silent process about a second later. Errors: those of
+// calls to the driver.
 absl::StatusOr<Diagnosis> DiagnoseJob(EvidenceSource* source, const DiagnoseOptions& options);
 
 // `status` does not read the spans of a larger job, because that takes seconds.

@@ -25,9 +25,8 @@ namespace megascale::driver {
 //   3: restore_order.h handles checkpoints that could not be read.
 //   4: if the agent of a node has not passed the job's preflight, an attempt on this node begins
 //      with a preflight; a refusal there excludes the node; failures of machines are counted
-//      separately from the others;
-//      processes that cannot be ended, and checkpoints that only one machine cannot read,
-//      quarantine the machine.
+//      separately from the others; processes that cannot be ended, and checkpoints that only one
+//      machine cannot read, quarantine the machine.
 //   5: queued jobs start by priority; jobs may start before a job that waits for more slots than
 //      there are; a spare stays a spare when a job is placed on it; when the log is restored from a
 //      copy, every job, queued jobs included, is first fenced on all machines (FENCE).

@@ -35,7 +35,7 @@ struct RankPosition {
 };
 
 enum class StallCause {
-  kRuns,      // the rank runs an instruction that needs no other rank, and does not end it
+  kRuns,      // the rank computes, needs no other rank for that, and does not end
   kNotBegun,  // the rank does not begin an instruction although nothing that it needs is missing
   kNoTrace,   // others wait for the rank, and nothing is known about where it stands
   kExchange,  // all members have begun the exchange, and it does not end
@@ -64,7 +64,7 @@ struct StallRoot {
 struct StallVerdict {
   StallRoot root;                         // kUnknown: with rank -1
   std::vector<StallRoot> other_roots;     // silent ones first, then by num_waiting
-  std::vector<WaitingRank> waiting = {};  // by rank, without the root's
+  std::vector<WaitingRank> waiting = {};  // by rank; has no entry for root.rank
   // The process of `root` is silent. With kUnknown there is no root; then: the process of the first
   // of `other_roots` is silent.
   bool is_silent = false;
@@ -105,8 +105,8 @@ struct StuckMachine {
 };
 
 // If the verdict is kUnknown and all ranks that may be the cause are on one machine, returns it;
-// nullopt: they are on several machines, their machines are not known, or nobody can be named.
-// `machine_of`: by rank; -1: not known.
+// nullopt: the verdict is another one or has no roots, one of the roots names no rank, or the ranks
+// are on several machines or on machines that are not known. `machine_of`: by rank; -1: not known.
 std::optional<StuckMachine> MachineOfAllRoots(const StallVerdict& verdict,
                                               absl::Span<const int> machine_of);
 

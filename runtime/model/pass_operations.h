@@ -71,8 +71,8 @@ double SecondsOf(const PassOperations& pass, const PassRates& rates, bool overla
 // The passes of one micro-batch through a chunk.
 struct ChunkPasses {
   PassOperations forward;
-  PassOperations backward;  // with options.split_backward only the gradient of the chunk's input
-  PassOperations weights;   // with options.split_backward the weight gradients; else empty
+  PassOperations backward;  // with options.split_backward without `weights`
+  PassOperations weights;   // with options.split_backward plan::kWeightGradient; else empty
   // The pass that completes the weight gradients, cut at the layers that the caller gave.
   std::vector<PassOperations> pieces;
   ops::KernelShapes kernels;  // the calls that determine how much memory kernels need

@@ -80,8 +80,8 @@ struct NormActivations {
 // in F, are kept in addition: up to 4 + H numbers with kNone, H with kSelective (H + K more each
 // with qk_norm), 0 with kFull. kSelective stops where recomputation costs more than the memory it
 // saves: an element that it keeps would take a sum over C products, or over a sequence, to
-// recompute. kFull keeps only the layer's input. It adds 16C^2 FLOPs per token and layer, and
-// attention, to the 72C^2 of a layer.
+// recompute. kFull keeps only the layer's input. Without attention, and with the sizes of GPT-3, a
+// layer takes 72C^2 FLOPs per token; kFull adds 16C^2, and attention's forward once more.
 //
 // Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022:
 // keep activations that are small or expensive to recompute. The largest activations in that paper
@@ -200,8 +200,9 @@ class TransformerBlock {
     Matrix q, k, v, qk;  // columns of the fused matrix; qk: queries and keys together
   };
   Qkv Split(const Matrix& qkv_NQ) const;
-  // Returns the queries and keys that attention reads, or the gradients that its backward writes:
-  // the columns of qkv_NQ; with qk_norm, queries and keys are in qk_NS instead.
+  // Returns the queries, keys and values that attention reads: the columns of qkv_NQ, but with
+  // qk_norm queries and keys are in qk_NS. Given d_qkv_NQ and d_qk_NS, returns in the same way the
+  // gradients that attention's backward writes.
   Qkv OfAttention(const Matrix& qkv_NQ, const Matrix& qk_NS) const;
   Qkv QkvOf(const BlockActivations& saved, int64_t tokens) const;
   // Normalises each head of queries and keys from qkv_NQ into qk_NS. Only with qk_norm.

@@ -125,7 +125,8 @@ class ShardedOptimizer {
   absl::Status Initialize(const model::InitializeOptions& options, device::HostWindow* window);
 
   const OptimizerShard& shard() const { return shard_; }
-  // Returns shard().ranges(); the first may end in padding.
+  // Returns shard().ranges(). Buckets begin with the last layers, so the first range may end in
+  // padding.
   const std::vector<model::FlatRange>& ranges() const { return ranges_; }
 
   // Adds the sum of squares of the shard's gradients to `sum` [1] F64. Leaves out padding, and

@@ -116,8 +116,7 @@ struct Instruction {
   // backward may be cut into one piece for each bucket, so that each bucket is reduced as soon as
   // its gradients are complete. Then num_buckets is 1, otherwise the number of the chunk's buckets.
   int num_buckets = 0;
-  // For B: computes only the gradient of the chunk's input; a separate W computes the weight
-  // gradients.
+  // For B: a separate W computes the gradients of the layers' matrices (kWeightGradient).
   bool input_only = false;
   // Indices into this rank's plan. Earlier instructions of the same stream are not listed.
   std::vector<int> depends_on = {};

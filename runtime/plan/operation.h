@@ -32,8 +32,8 @@ enum class OpKind : uint8_t {
   kReduceNorm = 9,         // N: all-gather over the world of sum of squares, loss and stop flag
   kOptimizerStep = 10,     // O: steps this rank's slice of a chunk's parameters
   kGatherParameters = 11,  // G: all-gather of a bucket's parameters over the data group
-  // W: the weight gradients of a backward, in schedules that split the backward. B then computes
-  // only the gradient of the chunk's input.
+  // W: the gradients of the layers' matrices, in schedules that split the backward. B then computes
+  // the rest: the gradient of the chunk's input, and those of the other parameters.
   kWeightGradient = 12,
   // U: with trust ratios (LAMB): computes the update of this rank's slice of a chunk's parameters,
   // which O then scales.

@@ -150,9 +150,9 @@ class AgentCore {
 
   // Returns the whole actual state. `heartbeats`: of live processes, by process id. The report
   // copies each rank's status from `heartbeats` (of a host process only the age of its last sign of
-  // life), and the core adds the rank and the pid. The
-  // texts of stalled ranks share kUnaskedBytesMax bytes for each second of report_interval(), or
-  // half as many if the machine has GPUs; each text is cut to an equal part.
+  // life), and the core adds the rank and the pid. The texts of stalled ranks share
+  // kUnaskedBytesMax bytes for each second of report_interval(), or half as many if the machine has
+  // GPUs; each text is cut to an equal part.
   v1::ActualState Report(const std::map<int64_t, telemetry::v1::RankStatus>& heartbeats) const;
 
   // Removes the texts of stalled ranks from a report if less than report_interval() has passed
@@ -160,9 +160,9 @@ class AgentCore {
   // driver keeps a text until its rank makes progress.
   void SpaceTexts(absl::Duration now, v1::ActualState* report);
 
+  static constexpr absl::Duration kKeeperSilenceMin = absl::Seconds(5);
   // Tells the core for how long the process keeper has owed an answer; zero: it owes no answer.
   // After kKeeperSilenceMin the report gives each job a warning about it.
-  static constexpr absl::Duration kKeeperSilenceMin = absl::Seconds(5);
   void OnKeeperSilence(absl::Duration silence) { keeper_silence_ = silence; }
 
   // Takes the samples that were read from the GPUs; empty: nothing was read.

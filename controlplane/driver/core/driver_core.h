@@ -3,11 +3,11 @@
 // events. See docs/how-a-failure-is-handled.md.
 //
 // Life of a job: QUEUED -> PREFLIGHT -> RUN -> ENDED. A failure leads to FENCE, which lasts until
-// no process of the attempt is left on any living node. After five minutes the nodes that still
-// have some are quarantined, once they have been there for that long. Then BACKOFF and
-// WAIT_FOR_SLOTS follow where needed. The next attempt begins with RUN, or with PREFLIGHT if it
-// uses a node that has not passed it. A job that must leave a node passes through LEAVE and FENCE,
-// a cancelled one through STOP and FENCE.
+// no process of the attempt is left on any living node. After five minutes of FENCE each node that
+// still has some is quarantined; a node that joined meanwhile has five minutes from then on. Then
+// BACKOFF and WAIT_FOR_SLOTS follow where needed. The next attempt begins with RUN, or with
+// PREFLIGHT if it uses a node that has not passed it. A job that must leave a node passes through
+// LEAVE and FENCE, a cancelled one through STOP and FENCE.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -60,8 +60,7 @@ inline constexpr int kOpenJobsMax = 1000;
 
 // Returns whether a submit must be logged; false: the same submit is in the log, so the caller
 // answers with the job that it made. Errors: AlreadyExists - another submit has made a job with the
-// id; ResourceExhausted -
-// kOpenJobsMax jobs have not ended; the message says what to do.
+// id; ResourceExhausted - kOpenJobsMax jobs have not ended; the message says what to do.
 absl::StatusOr<bool> IsNewSubmit(const IndexedState& state,
                                  const megascale::driver::v1::JobSubmitted& submit);
 
@@ -85,10 +84,10 @@ absl::StatusOr<bool> IsNewSpareSet(const DriverState& state,
 
 // Checks a client's report (ReportSuspect) that a node of a job differs from the others. Sets the
 // kind, and the job's lowest rank on that node; a `began_at` later than `now` becomes `now`.
-// Returns false if the job's suspicion was confirmed within the last minute (of another node: the
-// last 5 s), or if the analysis of a stall has already found a suspect. Requires: attempt, node and
-// texts are set. Errors: InvalidArgument, NotFound, FailedPrecondition - as proto/control.proto
-// says for ReportSuspect.
+// Returns false if the job's suspicion was confirmed within the last minute, or within the last 5 s
+// if it is of another node than the report's, or if the analysis of a stall has already found a
+// suspect. Requires: attempt, node and texts are set. Errors: InvalidArgument, NotFound,
+// FailedPrecondition - as proto/control.proto says for ReportSuspect.
 absl::StatusOr<bool> IsNewReport(const IndexedState& state, absl::Time now,
                                  megascale::driver::v1::SuspectFound* found);
 

@@ -71,9 +71,9 @@ class JobLogs {
   void Finish(const std::string& job_id, absl::Duration now);
   // Returns a warning for people: the job's log fails, or somebody deleted it; "": no warning.
   std::string WarningOf(const std::string& job_id) const;
-  // Removes steps that were rolled back from the job's log (the cut that its attempt needs, CutOf):
-  // now, or when the log can be opened again, before it takes steps. Returns false while the job's
-  // steps must wait for the cut; then call again.
+  // Removes from the job's log the steps that were rolled back (the cut that its attempt needs,
+  // CutOf): now, or when the log can be opened again, before it takes steps. Returns false while
+  // the job's steps must wait for the cut; then call again.
   bool Cut(const JobRecord& job, absl::Duration now);
 
   // Returns true while the commit of a checkpoint of `step` must wait, because the log fails, or

@@ -276,7 +276,7 @@ Diagnosis DiagnoseStall(EvidenceSource* source, const control::v1::Job& job, con
   AddExchanges(source, verdict, traced.spans.names(), machines, &diagnosis);
   // A process that is stopped in an exchange looks like a broken link at first.
   const bool is_by_bytes = verdict.root.rank < 0 && !diagnosis.is_undecided;
-  if (is_by_bytes) diagnosis.sure_after_seconds = kSilenceKnownSeconds;
+  if (is_by_bytes) diagnosis.sure_after = absl::Seconds(kSilenceKnownSeconds);
   AddMachineOfAll(verdict, machines, job, &diagnosis);
   diagnosis.node = NodeOfVerdict(job, diagnosis);
   diagnosis.peer_node = NodeOf(job, diagnosis.peer);
@@ -533,16 +533,18 @@ absl::StatusOr<Diagnosis> DiagnoseWithoutLog(EvidenceSource* source,
   }
   if (!traced.ok()) return DiagnoseState(job, std::string(traced.status().message()));
   ASSIGN_OR_RETURN(Diagnosis diagnosis, DiagnoseTraced(source, job, *traced, options));
-  double stood = SecondsSinceProgress(traced->spans);
+  absl::Duration stood = absl::Seconds(SecondsSinceProgress(traced->spans));
   const int tries = options.is_brief ? 0 : kLivenessTries;
   for (int i = 0; i < tries; ++i) {
-    if (!diagnosis.is_undecided && stood >= diagnosis.sure_after_seconds) break;
-    source->Wait(kLivenessDelay);
-    stood += absl::ToDoubleSeconds(kLivenessDelay);
+    if (!diagnosis.is_undecided && stood >= diagnosis.sure_after) break;
+    const absl::Duration wait =
+        diagnosis.is_undecided ? kLivenessDelay : diagnosis.sure_after - stood;
+    source->Wait(wait);
+    stood += wait;
     ASSIGN_OR_RETURN(job, source->Job());
     ASSIGN_OR_RETURN(diagnosis, DiagnoseTraced(source, job, *traced, options));
   }
-  if (stood < diagnosis.sure_after_seconds) SayNotSure(&diagnosis);
+  if (stood < diagnosis.sure_after) SayNotSure(&diagnosis);
   if (!options.is_brief && !diagnosis.stacks_of.empty()) {
     AddStacks(source->Evidence(telemetry::v1::EVIDENCE_KIND_STACKS, diagnosis.stacks_of),
               &diagnosis);

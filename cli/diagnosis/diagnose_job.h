@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "cli/diagnosis/diagnosis_text.h"
 #include "cli/diagnosis/evidence_source.h"
@@ -36,7 +37,7 @@ struct Diagnosis {
   bool is_undecided = false;
   // The verdict rests on bytes that do not move. Until the job has stood still for this long, the
   // cause may yet become known as a process that is silent.
-  double sure_after_seconds = 0;
+  absl::Duration sure_after;
   std::vector<int> stacks_of;                         // ranks whose stacks are worth reading
   std::vector<std::string> notes;                     // about evidence; for standard error
   nlohmann::json details = nlohmann::json::object();  // further members of the JSON

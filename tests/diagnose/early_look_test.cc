@@ -78,8 +78,7 @@ bool IsOfALink(const Diagnosis& diagnosis) {
 TEST(EarlyLookTest, ALinkIsNamedAfterAStoppedProcessWouldBeKnown) {
   EarlyLook early(1.2);
   EXPECT_TRUE(IsOfALink(DiagnosisOf(&early)));
-  EXPECT_GE(1.2 + early.waited(), 2.8);
-  EXPECT_LT(1.2 + early.waited(), 3.6);
+  EXPECT_NEAR(1.2 + early.waited(), 2.8, 1e-6);
   EarlyLook late(4);
   EXPECT_TRUE(IsOfALink(DiagnosisOf(&late)));
   EXPECT_EQ(late.waited(), 0);

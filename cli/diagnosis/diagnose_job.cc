@@ -42,11 +42,13 @@ constexpr int64_t kStepsBetween = 16;
 constexpr DiagnoseOptions kBrief = {.num_steps = 10, .replayed_max = 2e7, .is_brief = true};
 // The evidence of at most this many ranks is read.
 constexpr size_t kRanksAsked = 64;
-// How often, and how much later, the driver is asked again which processes are silent.
-// The driver knows by then that a process is silent: agents report every second.
+// While it is not known which rank has stopped, all is read again after a wait, because its process
+// may be known as silent then. How long these waits may be together; a large job is read again
+// once, since that takes seconds.
+constexpr absl::Duration kLivenessWait = absl::Milliseconds(2800);
+// When a job has stood still for so long, the driver knows a silent process: agents report every
+// second.
 constexpr double kSilenceKnownSeconds = diagnose::kSilentSecondsMin + 1.3;
-constexpr int kLivenessTries = 4;
-constexpr absl::Duration kLivenessDelay = absl::Milliseconds(700);
 
 // Numbers in a colour: a slowdown of 2 and more is red.
 std::string SlownessPicture(const diagnose::OperationGraph& graph, const diagnose::WhatIf& result,
@@ -258,6 +260,25 @@ void AddMachineOfAll(const diagnose::StallVerdict& verdict, absl::Span<const int
       "look at the storage that holds the data, and at the host process of the machine");
 }
 
+// Whether only bytes that do not move led to the verdict.
+bool IsByBytes(const Findings& findings) {
+  return findings.cause == kStuckLink || findings.cause == kStuckMachineLink ||
+         findings.cause == kStuckExchangeRank;
+}
+
+// Takes back a verdict that may turn out to be wrong. `seconds`: how long the job has stood still.
+void SayNotSure(double seconds, Diagnosis* diagnosis) {
+  Findings& findings = diagnosis->findings;
+  findings.evidence.push_back(
+      absl::StrFormat("not sure after %.1f s, because a process may have stopped just now: %s",
+                      seconds, findings.verdict));
+  findings.cause = CauseWord(diagnose::StallCause::kUnknown);
+  findings.verdict = "stuck: ranks wait for bytes, and it is too early to say who is at fault";
+  diagnosis->rank = diagnosis->rank_on_node = diagnosis->peer = -1;
+  diagnosis->is_undecided = true;
+  diagnosis->sure_in = absl::Seconds(kSilenceKnownSeconds - seconds);
+}
+
 Diagnosis DiagnoseStall(EvidenceSource* source, const control::v1::Job& job, const JobTrace& traced,
                         double seconds) {
   std::vector<diagnose::RankPosition> positions =
@@ -274,15 +295,15 @@ Diagnosis DiagnoseStall(EvidenceSource* source, const control::v1::Job& job, con
   const std::vector<int> machines = trace::MachineOfRanks(job);
   AddWitness(verdict, machines, job, &diagnosis);
   AddExchanges(source, verdict, traced.spans.names(), machines, &diagnosis);
-  // A process that is stopped in an exchange looks like a broken link at first.
-  const bool is_by_bytes = verdict.root.rank < 0 && !diagnosis.is_undecided;
-  if (is_by_bytes) diagnosis.sure_after = absl::Seconds(kSilenceKnownSeconds);
   AddMachineOfAll(verdict, machines, job, &diagnosis);
   diagnosis.node = NodeOfVerdict(job, diagnosis);
   diagnosis.peer_node = NodeOf(job, diagnosis.peer);
   std::vector<int> waiting;
   for (const diagnose::WaitingRank& rank : verdict.waiting) waiting.push_back(rank.rank);
   AddReport(job, waiting, &diagnosis);
+  // A process that has just stopped in an exchange looks like a broken link.
+  const bool may_be_silent = seconds < kSilenceKnownSeconds && !verdict.is_silent;
+  if (may_be_silent && IsByBytes(diagnosis.findings)) SayNotSure(seconds, &diagnosis);
   diagnosis.node = NodeOfVerdict(job, diagnosis);  // that of a machine which saves is none
   AddStallAdvice(job, &diagnosis);
   diagnosis.stacks_of = RanksToRead(job.ranks_size(), diagnosis.rank, waiting);
@@ -490,32 +511,10 @@ Diagnosis DiagnoseEnded(EvidenceSource* source, const control::v1::Job& job,
   return diagnosis;
 }
 
-// Takes back what may be wrong a moment later.
-void SayNotSure(Diagnosis* diagnosis) {
-  Findings& findings = diagnosis->findings;
-  findings.evidence.push_back(absl::StrCat(
-      "not sure yet, because a process may have stopped just now: ", findings.verdict));
-  findings.advice.clear();
-  findings.cause = "unknown";
-  findings.verdict = "stuck: ranks wait for bytes; who is at fault is known in a second or two";
-  diagnosis->rank = diagnosis->rank_on_node = diagnosis->peer = -1;
-  diagnosis->node = diagnosis->peer_node = "";
-}
-
-// Returns the diagnosis of a silent machine. Waits while a machine may soon be one: its spans were
-// waited for in vain already, and other evidence of it would be, too.
-std::optional<Diagnosis> AwaitSilence(EvidenceSource* source, const control::v1::Job& job,
-                                      const std::vector<bool>& known) {
-  for (int tries = kLivenessTries;; --tries) {
-    const control::v1::GetClusterResponse cluster = source->Cluster();
-    std::optional<Diagnosis> silence = DiagnoseSilence(job, cluster, known);
-    if (silence.has_value() || tries == 0 || !MaySoonBeSilent(job, cluster, known)) return silence;
-    source->Wait(kLivenessDelay);
-  }
-}
-
-absl::StatusOr<Diagnosis> DiagnoseWithoutLog(EvidenceSource* source,
-                                             const DiagnoseOptions& options) {
+// Reads all and diagnoses it. `may_wait`: the caller can look again if `is_undecided`, so evidence
+// that takes long to read may be left for then.
+absl::StatusOr<Diagnosis> Look(EvidenceSource* source, const DiagnoseOptions& options,
+                               bool may_wait) {
   ASSIGN_OR_RETURN(control::v1::Job job, source->Job());
   if (IsTerminal(job.state())) return DiagnoseEnded(source, job, options);
   const absl::StatusOr<JobTrace> traced = TraceJob(source, job, StepsToRead(job, options));
@@ -528,23 +527,18 @@ absl::StatusOr<Diagnosis> DiagnoseWithoutLog(EvidenceSource* source,
   // Without any spans, of a job that does not run nothing is expected.
   const bool may_run = traced.ok() || job.state() == control::v1::JOB_STATE_RUNNING;
   if (may_run && absl::c_linear_search(known, false)) {
-    std::optional<Diagnosis> silence = AwaitSilence(source, job, known);
+    const control::v1::GetClusterResponse cluster = source->Cluster();
+    if (may_wait && MaySoonBeSilent(job, cluster, known)) {
+      Diagnosis unknown;
+      unknown.is_undecided = true;
+      return unknown;
+    }
+    std::optional<Diagnosis> silence = DiagnoseSilence(job, cluster, known);
     if (silence.has_value()) return *std::move(silence);
   }
   if (!traced.ok()) return DiagnoseState(job, std::string(traced.status().message()));
   ASSIGN_OR_RETURN(Diagnosis diagnosis, DiagnoseTraced(source, job, *traced, options));
-  absl::Duration stood = absl::Seconds(SecondsSinceProgress(traced->spans));
-  const int tries = options.is_brief ? 0 : kLivenessTries;
-  for (int i = 0; i < tries; ++i) {
-    if (!diagnosis.is_undecided && stood >= diagnosis.sure_after) break;
-    const absl::Duration wait =
-        diagnosis.is_undecided ? kLivenessDelay : diagnosis.sure_after - stood;
-    source->Wait(wait);
-    stood += wait;
-    ASSIGN_OR_RETURN(job, source->Job());
-    ASSIGN_OR_RETURN(diagnosis, DiagnoseTraced(source, job, *traced, options));
-  }
-  if (stood < diagnosis.sure_after) SayNotSure(&diagnosis);
+  if (diagnosis.is_undecided && may_wait) return diagnosis;
   if (!options.is_brief && !diagnosis.stacks_of.empty()) {
     AddStacks(source->Evidence(telemetry::v1::EVIDENCE_KIND_STACKS, diagnosis.stacks_of),
               &diagnosis);
@@ -554,6 +548,21 @@ absl::StatusOr<Diagnosis> DiagnoseWithoutLog(EvidenceSource* source,
     diagnosis.notes.push_back(absl::StrCat("not known: ", base::Printable(error)));
   }
   return diagnosis;
+}
+
+absl::StatusOr<Diagnosis> DiagnoseWithoutLog(EvidenceSource* source,
+                                             const DiagnoseOptions& options) {
+  ASSIGN_OR_RETURN(const control::v1::Job job, source->Job());
+  const bool is_large = job.ranks_size() > kBriefRanksMax;
+  absl::Duration left = options.is_brief ? absl::ZeroDuration() : kLivenessWait;
+  while (left > absl::ZeroDuration()) {
+    ASSIGN_OR_RETURN(Diagnosis diagnosis, Look(source, options, /*may_wait=*/true));
+    if (!diagnosis.is_undecided) return diagnosis;
+    const absl::Duration wait = is_large ? left : std::min(left, diagnosis.sure_in);
+    if (!source->Wait(wait)) break;
+    left -= wait;
+  }
+  return Look(source, options, /*may_wait=*/false);
 }
 
 }  // namespace

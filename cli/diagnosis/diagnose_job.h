@@ -35,9 +35,7 @@ struct Diagnosis {
   // The job stands still, and the rank that is the cause may become known when its process has been
   // silent for longer.
   bool is_undecided = false;
-  // The verdict rests on bytes that do not move. Until the job has stood still for this long, the
-  // cause may yet become known as a process that is silent.
-  absl::Duration sure_after;
+  absl::Duration sure_in = absl::Milliseconds(700);   // if it is undecided: when to look again
   std::vector<int> stacks_of;                         // ranks whose stacks are worth reading
   std::vector<std::string> notes;                     // about evidence; for standard error
   nlohmann::json details = nlohmann::json::object();  // further members of the JSON

@@ -86,7 +86,10 @@ class Live final : public EvidenceSource {
         .IgnoreError();
     return first.line();
   }
-  void Wait(absl::Duration duration) override { absl::SleepFor(duration); }
+  bool Wait(absl::Duration duration) override {
+    absl::SleepFor(duration);
+    return true;
+  }
 
  private:
   client::JobClient& client_;
@@ -127,7 +130,7 @@ class Saved final : public EvidenceSource {
     }
     return "";
   }
-  void Wait(absl::Duration /*duration*/) override {}
+  bool Wait(absl::Duration /*duration*/) override { return false; }
 
  private:
   trace::EvidenceFile file_;

@@ -35,8 +35,8 @@ class EvidenceSource {
   // Returns the first error that a rank logged in an attempt (first_error.h); "": the rank logged
   // no error, or its log cannot be read in time.
   virtual std::string FirstErrorOf(int rank, int64_t attempt) = 0;
-  // Waits for `duration`. With saved evidence it does nothing, because that does not change.
-  virtual void Wait(absl::Duration duration) = 0;
+  // Waits for `duration`, after which there may be other evidence; false: this cannot be.
+  virtual bool Wait(absl::Duration duration) = 0;
 };
 
 // Reads from the driver. `client` must outlive the result.

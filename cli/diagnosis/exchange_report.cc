@@ -144,7 +144,7 @@ void AddExchange(const ExchangeVerdict& verdict, absl::Span<const trace::RankNam
   if (verdict.rank >= 0) {
     diagnosis->rank = verdict.rank;
     diagnosis->is_undecided = false;
-    findings.cause = "exchange_rank";
+    findings.cause = kStuckExchangeRank;
     findings.verdict = absl::StrCat(
         "stuck: ", NameOf(verdict.rank, names),
         verdict.state == FlowState::kNotReady
@@ -154,7 +154,7 @@ void AddExchange(const ExchangeVerdict& verdict, absl::Span<const trace::RankNam
   } else if (verdict.machine >= 0) {
     diagnosis->rank_on_node = EndOn(verdict, machine_of);
     diagnosis->is_undecided = false;
-    findings.cause = "machine_link";
+    findings.cause = kStuckMachineLink;
     findings.verdict = absl::StrCat("stuck: the network of the machine of ",
                                     NameOf(diagnosis->rank_on_node, names),
                                     "; all bytes that stand still are to or from it");
@@ -162,7 +162,7 @@ void AddExchange(const ExchangeVerdict& verdict, absl::Span<const trace::RankNam
     diagnosis->rank_on_node = verdict.from;
     diagnosis->peer = verdict.to;
     diagnosis->is_undecided = false;
-    findings.cause = "link";
+    findings.cause = kStuckLink;
     findings.verdict =
         absl::StrCat("stuck: the way from ", NameOf(verdict.from, names), " to ",
                      NameOf(verdict.to, names), "; bytes are ", diagnose::Name(verdict.state));

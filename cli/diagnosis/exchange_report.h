@@ -20,6 +20,11 @@ std::vector<diagnose::ShownCall> ShownCallsOf(
     absl::Span<const control::v1::StreamEvidenceResponse> responses,
     plan::InstructionId instruction, absl::Span<const int> members);
 
+// Causes (Findings::cause) that AddExchange finds.
+inline constexpr char kStuckLink[] = "link";
+inline constexpr char kStuckMachineLink[] = "machine_link";
+inline constexpr char kStuckExchangeRank[] = "exchange_rank";
+
 // Adds the flows that stand still to the evidence. If the diagnosis names no rank yet, names the
 // cause that the flows show: a rank, a machine's network, or the link between two ranks. `names`
 // and `machine_of`: by rank; machines have the same numbers as for JoinExchanges.

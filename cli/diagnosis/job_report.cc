@@ -197,11 +197,17 @@ std::vector<UnreadMachine> UnreadMachines(const control::v1::Job& job,
 
 bool MaySoonBeSilent(const control::v1::Job& job, const control::v1::GetClusterResponse& cluster,
                      const std::vector<bool>& is_known) {
-  const std::vector<UnreadMachine> unread = UnreadMachines(job, cluster, is_known);
-  return std::any_of(unread.begin(), unread.end(), [](const UnreadMachine& machine) {
+  int num_silent = 0;
+  int num_overdue = 0;
+  for (const UnreadMachine& machine : UnreadMachines(job, cluster, is_known)) {
     const double age = machine.node->heartbeat_age_seconds();
-    return age >= kOverdueSecondsMin && age < kSilentMachineSecondsMin;
-  });
+    if (age >= kSilentMachineSecondsMin) {
+      ++num_silent;
+    } else if (age >= kOverdueSecondsMin) {
+      ++num_overdue;
+    }
+  }
+  return num_overdue > 0 && num_silent <= 1;
 }
 
 std::optional<Diagnosis> DiagnoseSilence(const control::v1::Job& job,

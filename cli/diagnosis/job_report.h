@@ -36,8 +36,8 @@ std::optional<Diagnosis> DiagnoseSilence(const control::v1::Job& job,
                                          const control::v1::GetClusterResponse& cluster,
                                          const std::vector<bool>& is_known);
 
-// Returns whether the report of a machine whose ranks' spans could not be read is overdue: soon it
-// is known whether its agent is silent.
+// Returns whether DiagnoseSilence may have another result within a second: the report of a machine
+// whose ranks' spans could not be read is overdue.
 bool MaySoonBeSilent(const control::v1::Job& job, const control::v1::GetClusterResponse& cluster,
                      const std::vector<bool>& is_known);
 

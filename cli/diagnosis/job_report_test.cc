@@ -297,7 +297,7 @@ class OneJob : public EvidenceSource {
   std::string FirstErrorOf(int rank, int64_t attempt) override {
     return rank == 3 && attempt == 1 ? "E worker 3: storage: no space left" : "";
   }
-  void Wait(absl::Duration /*duration*/) override {}
+  bool Wait(absl::Duration /*duration*/) override { return false; }
 };
 
 // All ranks of the job are on one machine, whose agent is stopped.
@@ -314,9 +314,10 @@ class OneMachineStopped final : public OneJob {
     cluster.mutable_nodes(0)->set_heartbeat_age_seconds(silent_seconds);
     return cluster;
   }
-  void Wait(absl::Duration duration) override {
+  bool Wait(absl::Duration duration) override {
     silent_seconds += absl::ToDoubleSeconds(duration);
     if (reports_again) silent_seconds = 0.3;
+    return true;
   }
   absl::Status Spans(
       int64_t /*first_step*/,
@@ -364,6 +365,29 @@ TEST(SilenceTest, AnOverdueReportIsWaitedFor) {
   diagnosis = DiagnoseJob(&source, {});
   ASSERT_TRUE(diagnosis.ok()) << diagnosis.status();
   EXPECT_NE(diagnosis->findings.cause, "silent_machine") << "it reports";
+  source.silent_seconds = 2.1;
+  source.reports_again = false;
+  diagnosis = DiagnoseJob(&source, {.is_brief = true});
+  ASSERT_TRUE(diagnosis.ok()) << diagnosis.status();
+  EXPECT_EQ(source.silent_seconds, 2.1) << "status does not wait";
+}
+
+TEST(SilenceTest, IsWaitedForOnlyWhereOneMachineMayBeNamed) {
+  const Job job = OnTwoMachines();
+  control::v1::GetClusterResponse cluster;
+  const auto are = [&](double a, double b) {
+    cluster.clear_nodes();
+    for (const auto& [node, age] : {std::pair("a", a), std::pair("b", b)}) {
+      cluster.add_nodes()->set_node_id(node);
+      cluster.mutable_nodes(cluster.nodes_size() - 1)->set_heartbeat_age_seconds(age);
+    }
+    return MaySoonBeSilent(job, cluster, {false, false, false, false});
+  };
+  EXPECT_FALSE(are(0.9, 0.9));
+  EXPECT_TRUE(are(0.9, 2.0));
+  EXPECT_TRUE(are(2.6, 2.0)) << "both may be silent, and then none is named";
+  EXPECT_FALSE(are(2.6, 0.9)) << "it is known";
+  EXPECT_FALSE(are(2.6, 2.6));
 }
 
 TEST(SavedEvidenceTest, IsWrittenIntoPipesAndReplacesFilesWhole) {

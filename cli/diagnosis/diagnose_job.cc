@@ -46,6 +46,8 @@ constexpr size_t kRanksAsked = 64;
 // may be known as silent then. How long these waits may be together; a large job is read again
 // once, since that takes seconds.
 constexpr absl::Duration kLivenessWait = absl::Milliseconds(2800);
+// Between two questions whether the report of a machine is still overdue.
+constexpr absl::Duration kOverdueDelay = absl::Milliseconds(300);
 // When a job has stood still for so long, the driver knows a silent process: agents report every
 // second.
 constexpr double kSilenceKnownSeconds = diagnose::kSilentSecondsMin + 1.3;
@@ -511,10 +513,26 @@ Diagnosis DiagnoseEnded(EvidenceSource* source, const control::v1::Job& job,
   return diagnosis;
 }
 
-// Reads all and diagnoses it. `may_wait`: the caller can look again if `is_undecided`, so evidence
-// that takes long to read may be left for then.
+// Waits, for at most `left`, until it is known whether a machine is silent. Asks only the driver:
+// the machine's spans were waited for in vain already. Returns true if time has passed.
+bool AwaitSilence(EvidenceSource* source, const control::v1::Job& job,
+                  const std::vector<bool>& known, absl::Duration* left,
+                  control::v1::GetClusterResponse* cluster) {
+  bool has_waited = false;
+  while (*left > absl::ZeroDuration() && MaySoonBeSilent(job, *cluster, known)) {
+    const absl::Duration wait = std::min(*left, kOverdueDelay);
+    if (!source->Wait(wait)) break;
+    *left -= wait;
+    has_waited = true;
+    *cluster = source->Cluster();
+  }
+  return has_waited;
+}
+
+// Reads all and diagnoses it. `left`: how long may be waited; zero: nothing is. If the result
+// `is_undecided` and time is left, evidence that takes long to read is left for the next look.
 absl::StatusOr<Diagnosis> Look(EvidenceSource* source, const DiagnoseOptions& options,
-                               bool may_wait) {
+                               absl::Duration* left) {
   ASSIGN_OR_RETURN(control::v1::Job job, source->Job());
   if (IsTerminal(job.state())) return DiagnoseEnded(source, job, options);
   const absl::StatusOr<JobTrace> traced = TraceJob(source, job, StepsToRead(job, options));
@@ -527,18 +545,20 @@ absl::StatusOr<Diagnosis> Look(EvidenceSource* source, const DiagnoseOptions& op
   // Without any spans, of a job that does not run nothing is expected.
   const bool may_run = traced.ok() || job.state() == control::v1::JOB_STATE_RUNNING;
   if (may_run && absl::c_linear_search(known, false)) {
-    const control::v1::GetClusterResponse cluster = source->Cluster();
-    if (may_wait && MaySoonBeSilent(job, cluster, known)) {
-      Diagnosis unknown;
-      unknown.is_undecided = true;
-      return unknown;
-    }
+    control::v1::GetClusterResponse cluster = source->Cluster();
+    const bool is_old = AwaitSilence(source, job, known, left, &cluster);
     std::optional<Diagnosis> silence = DiagnoseSilence(job, cluster, known);
     if (silence.has_value()) return *std::move(silence);
+    if (is_old) {
+      Diagnosis unknown;
+      unknown.is_undecided = true;
+      unknown.sure_in = absl::ZeroDuration();
+      return unknown;
+    }
   }
   if (!traced.ok()) return DiagnoseState(job, std::string(traced.status().message()));
   ASSIGN_OR_RETURN(Diagnosis diagnosis, DiagnoseTraced(source, job, *traced, options));
-  if (diagnosis.is_undecided && may_wait) return diagnosis;
+  if (diagnosis.is_undecided && *left > absl::ZeroDuration()) return diagnosis;
   if (!options.is_brief && !diagnosis.stacks_of.empty()) {
     AddStacks(source->Evidence(telemetry::v1::EVIDENCE_KIND_STACKS, diagnosis.stacks_of),
               &diagnosis);
@@ -556,13 +576,12 @@ absl::StatusOr<Diagnosis> DiagnoseWithoutLog(EvidenceSource* source,
   const bool is_large = job.ranks_size() > kBriefRanksMax;
   absl::Duration left = options.is_brief ? absl::ZeroDuration() : kLivenessWait;
   while (left > absl::ZeroDuration()) {
-    ASSIGN_OR_RETURN(Diagnosis diagnosis, Look(source, options, /*may_wait=*/true));
+    ASSIGN_OR_RETURN(Diagnosis diagnosis, Look(source, options, &left));
     if (!diagnosis.is_undecided) return diagnosis;
     const absl::Duration wait = is_large ? left : std::min(left, diagnosis.sure_in);
-    if (!source->Wait(wait)) break;
-    left -= wait;
+    left = source->Wait(wait) ? left - wait : absl::ZeroDuration();
   }
-  return Look(source, options, /*may_wait=*/false);
+  return Look(source, options, &left);
 }
 
 }  // namespace

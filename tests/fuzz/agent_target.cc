@@ -230,9 +230,9 @@ class Driver {
     const DriverState& state = shell_->state();
     const driver::DesiredStates desired(state);
     for (const driver::NodeRecord& node : state.nodes()) desired.For(node.hello().node_id());
+    driver::LossLogCutsFor(state);
     const driver::JobRecord* job = driver::FindJob(state, kJob);
     MEGASCALE_CHECK(job != nullptr);
-    driver::CutOf(*job);
     MEGASCALE_CHECK(job->placements_size() == 0 ||
                     job->placements_size() == driver::WorldSize(*job));
     MEGASCALE_CHECK(job->best_step() >= 0);

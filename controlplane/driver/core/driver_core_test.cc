@@ -307,9 +307,10 @@ TEST_F(DriverCoreTest, FailureFencesAllNodesThenStartsTheNextAttemptFromMemory) 
   EXPECT_EQ(Desired("n1").phase(), agent::DesiredJob::PHASE_RUN);
   EXPECT_EQ(Desired("n1").attempt(), 2);
   EXPECT_EQ(job().culprit().rank(), 1);
-  ASSERT_TRUE(NeedsLossLogCut(job()));
-  EXPECT_EQ(CutOf(job()).restore_step, 12);
-  EXPECT_EQ(CutOf(job()).attempt, 2);
+  const std::vector<LossLogCut> cuts = LossLogCutsFor(state_);
+  ASSERT_THAT(cuts, SizeIs(1));
+  EXPECT_EQ(cuts[0].restore_step, 12);
+  EXPECT_EQ(cuts[0].attempt, 2);
 }
 
 TEST_F(DriverCoreTest, IncompleteSnapshotsGiveWayToTheCommittedCheckpoint) {

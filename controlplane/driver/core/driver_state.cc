@@ -423,8 +423,14 @@ std::vector<Timer> TimersFor(const IndexedState& indexed) {
 
 LossLogCut CutOf(const JobRecord& job) { return {JobId(job), job.restore().step(), job.attempt()}; }
 
-bool NeedsLossLogCut(const JobRecord& job) {
-  return job.stage() == pb::STAGE_RUN && job.attempt() >= 2;
+std::vector<LossLogCut> LossLogCutsFor(const IndexedState& state) {
+  std::vector<LossLogCut> cuts;
+  for (const int place : state.index().open()) {
+    const JobRecord& job = state.state().jobs(place);
+    if (job.stage() != pb::STAGE_RUN || job.attempt() < 2) continue;
+    cuts.push_back(CutOf(job));
+  }
+  return cuts;
 }
 
 }  // namespace megascale::driver

@@ -163,9 +163,8 @@ struct LossLogCut {
   int64_t restore_step = 0;
   int64_t attempt = 0;
 };
-// Returns whether the job is in an attempt before which steps may have been rolled back.
-bool NeedsLossLogCut(const JobRecord& job);
 // Returns the cut that the job's present attempt needs.
 LossLogCut CutOf(const JobRecord& job);
+std::vector<LossLogCut> LossLogCutsFor(const IndexedState& state);
 
 }  // namespace megascale::driver

@@ -98,7 +98,6 @@ absl::Status DriverShell::Replay() {
 
 void DriverShell::Begin() {
   monitor_ = AgentMonitor(options_.clock->Monotonic(), options_.node_timeout);
-  evidences_.Refresh(state_);
   for (const JobRecord& job : state_.jobs()) {
     const LossLog* log = loss_logs_.Find(JobId(job));
     if (log != nullptr) monitor_.NoteStep(JobId(job), log->last_step());
@@ -289,12 +288,12 @@ absl::Status DriverShell::Round(const std::vector<Input>& inputs) {
   for (const std::string& job_id : std::exchange(to_describe_, {})) {
     if (const JobRecord* job = index_.Find(state_, job_id)) Describe(*job);
   }
-  CutLossLogs(touched.jobs, tick);
+  if (changed || tick) CutLossLogs();
   if (changed) {
-    timers_are_stale_ = true;
+    KeepTimers(now);
     TellAttempts(touched.jobs);
+    evidences_.Refresh(state_);
   }
-  if (touched.all_node_records || !touched.node_records.empty()) evidences_.Refresh(state_);
   publisher_->Publish(touched, now);
   ForgetEnded(touched.jobs);
   NoteListeners(touched);
@@ -327,8 +326,6 @@ void DriverShell::Tick(absl::Duration now) {
     if (stall > kStallMax) timer.first += stall;
   }
   next_tick_ = now + kTickInterval;
-  // Looks at every job: not worth it more often than timers are looked at.
-  if (std::exchange(timers_are_stale_, false)) KeepTimers(now);
   FeedAll(monitor_.OnTick(indexed(), now));
   std::vector<Event> due;
   for (auto it = timers_.begin(); it != timers_.end();) {

@@ -148,8 +148,7 @@ class DriverShell {
   // `touched_jobs`: that the events of this round touched.
   absl::Status Commit(const std::set<std::string>& touched_jobs);
   void SyncLossLogs(const std::set<std::string>& touched_jobs);
-  // Cuts the loss logs of these jobs, or of all jobs, whose attempts need it.
-  void CutLossLogs(const std::set<std::string>& job_ids, bool all);
+  void CutLossLogs();
   // Cuts the job's loss log for its attempt; `cut_attempts_` tells whether that could be done.
   void CutLossLog(const JobRecord& job);
   void KeepTimers(absl::Duration now);
@@ -192,7 +191,6 @@ class DriverShell {
   std::map<std::string, int64_t> cut_attempts_;  // by job: attempt for which its loss log was cut
   StepCounts counts_;
   std::map<std::string, std::pair<absl::Duration, Event>> timers_;  // by key: when due
-  bool timers_are_stale_ = true;  // the state has changed since they were made
   std::map<std::string, Link> links_;
   DesiredParts desired_parts_;
   std::set<std::string> listeners_;              // nodes whose desired state may have changed

@@ -78,16 +78,9 @@ void DriverShell::HoldCommits(agent::ActualJob* reported) {
   });
 }
 
-void DriverShell::CutLossLogs(const std::set<std::string>& job_ids, bool all) {
-  const auto cut = [this](const JobRecord& job) {
-    if (NeedsLossLogCut(job) && cut_attempts_[JobId(job)] != job.attempt()) CutLossLog(job);
-  };
-  if (all) {
-    for (const int place : index_.open()) cut(state_.jobs(place));
-    return;
-  }
-  for (const std::string& job_id : job_ids) {
-    if (const JobRecord* job = index_.Find(state_, job_id)) cut(*job);
+void DriverShell::CutLossLogs() {
+  for (const LossLogCut& cut : LossLogCutsFor(indexed())) {
+    if (cut_attempts_[cut.job_id] != cut.attempt) CutLossLog(*index_.Find(state_, cut.job_id));
   }
 }
 

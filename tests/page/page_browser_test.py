@@ -392,11 +392,12 @@ def check_hostile(browser, base):
     machines = browser.text("#machines")
     for words in ("spare", "quarantined", "memory test: 3 bits differ", "✕ lost", "<img src=x"):
         check(words in machines, f"{words}: {machines}")
+    check("✕ 2.8 GiB/s" in machines, machines)
     suspect = browser.eval("[...document.querySelectorAll('#machines tbody tr')]"
                            ".find(row => row.innerText.includes('7 ranks wait for it')).innerText")
     check(suspect.startswith("node-001") and JOB in suspect, suspect)
     exchanges = browser.eval("[...document.querySelectorAll('#machines tbody tr')]"
-                             ".find(row => row.innerText.startsWith('node-000')).querySelector('.exchanges').innerText")
+                             ".find(row => row.innerText.startsWith('node-000')).nextElementSibling.innerText")
     for words in ("✕ worst of 2 with node-002: 2.8 GiB/s, at least 9.3 GiB/s expected, ",
                   "at once with node-001, node-002, node-003: 18.6 GiB/s"):
         check(words in exchanges, f"{words}: {exchanges}")

@@ -464,7 +464,15 @@ function exchangesOf(machine) {
   };
   add(`worst of ${machine.exchanges}`, machine.worst_exchange);
   add('at once', machine.exchange_round);
-  return lines.length ? lines : '–';
+  return lines;
+}
+
+// The rate of its worst exchange.
+function exchangeRate(machine) {
+  const worst = machine.worst_exchange;
+  if (!worst) return '–';
+  const rate = worst.bytes_per_second ? format.bytes(worst.bytes_per_second) + '/s' : 'no rate';
+  return (worst.verdict === 'failed' ? '✕ ' : '') + rate;
 }
 
 function machinesPage() {
@@ -475,7 +483,7 @@ function machinesPage() {
     ['node', 'machine'], ['pool', 'pool'], ['condition', 'condition'], ['verdict', 'suspicion'],
     ['slots', 'slots used', true],
     ['jobs', 'jobs', true], ['heartbeat_seconds', 'last report', true], ['cores', 'cores', true],
-    ['memory_bytes', 'memory', true], ['exchange_rate', 'exchanges']
+    ['memory_bytes', 'memory', true], ['exchange_rate', 'exchange', true]
   ];
   const condition = m =>
       (!m.alive                     ? '✕ lost' :
@@ -512,26 +520,31 @@ function machinesPage() {
                       },
                         words + (sort === name ? (down ? ' ↓' : ' ↑') : '')))))),
         h('tbody', {},
-          rows.map(
-              m =>
-                  h('tr', {},
-                    h('td', {class: 'mono'},
-                      h('a', {href: '#/machine/' + encodeURIComponent(m.node)}, m.node)),
-                    h('td', {class: 'pool'}, m.pool),
-                    h('td', {class: m.condition[0] === '✕' ? 'alert' : null}, m.condition,
-                      m.why ? h('span', {class: 'muted'}, ' ' + m.why) : null),
-                    h('td', {},
-                      m.suspect ?
-                          [
-                            h('span', {class: 'alert'}, '✕ ' + m.suspect.verdict), h('br'),
-                            h('a', {href: `#/job/${encodeURIComponent(m.suspect.job)}/overview`}, m.suspect.job)
-                          ] :
-                          '–'),
-                    h('td', {class: 'number'}, `${m.used} / ${m.slots}`), h('td', {class: 'number'}, m.jobs),
-                    h('td', {class: 'number'}, m.alive ? format.duration(m.heartbeat_seconds) + ' ago' : '–'),
-                    h('td', {class: 'number'}, format.number(m.cores, 3)),
-                    h('td', {class: 'number'}, format.bytes(m.memory_bytes)),
-                    h('td', {class: 'exchanges'}, exchangesOf(m)))))));
+          rows.flatMap(m => {
+            const exchanges = exchangesOf(m);
+            const failed = m.worst_exchange?.verdict === 'failed';
+            const row =
+                h('tr', {class: exchanges.length ? 'goes-on' : null},
+                  h('td', {class: 'mono'},
+                    h('a', {href: '#/machine/' + encodeURIComponent(m.node)}, m.node)),
+                  h('td', {class: 'pool'}, m.pool),
+                  h('td', {class: m.condition[0] === '✕' ? 'alert' : null}, m.condition,
+                    m.why ? h('span', {class: 'muted'}, ' ' + m.why) : null),
+                  h('td', {},
+                    m.suspect ?
+                        [
+                          h('span', {class: 'alert'}, '✕ ' + m.suspect.verdict), h('br'),
+                          h('a', {href: `#/job/${encodeURIComponent(m.suspect.job)}/overview`}, m.suspect.job)
+                        ] :
+                        '–'),
+                  h('td', {class: 'number'}, `${m.used} / ${m.slots}`), h('td', {class: 'number'}, m.jobs),
+                  h('td', {class: 'number'}, m.alive ? format.duration(m.heartbeat_seconds) + ' ago' : '–'),
+                  h('td', {class: 'number'}, format.number(m.cores, 3)),
+                  h('td', {class: 'number'}, format.bytes(m.memory_bytes)),
+                  h('td', {class: failed ? 'number alert' : 'number'}, exchangeRate(m)));
+            if (!exchanges.length) return row;
+            return [row, h('tr', {}, h('td', {class: 'exchanges', colspan: columns.length}, exchanges))];
+          }))));
   }
   return {
     element: h('div', {}, h('div', {class: 'title'}, h('h1', {}, 'Machines')), note, h('h2', {}, ' '), table),

@@ -9,6 +9,7 @@
 #include "absl/types/span.h"
 #include "runtime/base/check.h"
 #include "runtime/model/initialize.h"
+#include "tests/soak.h"
 
 namespace megascale::model {
 namespace {
@@ -190,6 +191,13 @@ std::vector<ModelConfig> AllCombinations(const ModelConfig& base) {
     }
   }
   return configs;
+}
+
+std::vector<ModelConfig> SomeCombinations(const ModelConfig& base) {
+  const std::vector<ModelConfig> all = AllCombinations(base);
+  std::vector<ModelConfig> some;
+  for (size_t i = 0; i < all.size(); i += IsSoak() ? 1 : 5) some.push_back(all[i]);
+  return some;
 }
 
 std::string Describe(const ModelConfig& config) {

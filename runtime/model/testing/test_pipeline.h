@@ -42,6 +42,9 @@ std::vector<ModelConfig> Styles(const ModelConfig& base, int64_t window);
 // Returns `base` with every combination of the options that change the mathematics. The norms of
 // heads, the biases of queries, keys and values, and scaled frequencies alternate among them.
 std::vector<ModelConfig> AllCombinations(const ModelConfig& base);
+// Returns every fifth of these combinations, under `./dev soak` all: five shares no factor with any
+// option's number of values.
+std::vector<ModelConfig> SomeCombinations(const ModelConfig& base);
 // Returns the options in which AllCombinations differ, for the messages of failing tests.
 std::string Describe(const ModelConfig& config);
 

@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "cli/diagnosis/diagnosis_picture.h"
 #include "cli/diagnosis/exchange_report.h"
 #include "cli/diagnosis/job_report.h"
 #include "cli/diagnosis/job_trace.h"
@@ -20,7 +21,6 @@
 #include "controlplane/trace/job_spans.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
-#include "runtime/diagnose/heat_map.h"
 #include "runtime/diagnose/measured_job.h"
 #include "runtime/diagnose/slow_verdict.h"
 #include "runtime/diagnose/stall.h"
@@ -51,27 +51,6 @@ constexpr absl::Duration kOverdueDelay = absl::Milliseconds(300);
 // When a job has stood still for so long, the driver knows a silent process: agents report every
 // second.
 constexpr double kSilenceKnownSeconds = diagnose::kSilentSecondsMin + 1.3;
-
-// Numbers in a colour: a slowdown of 2 and more is red.
-std::string SlownessPicture(const diagnose::OperationGraph& graph, const diagnose::WhatIf& result,
-                            const std::string& title, absl::Span<const trace::RankName> names) {
-  std::vector<diagnose::HeatMapCell> cells;
-  std::vector<std::vector<int>> columns;  // by stage: workers
-  for (size_t w = 0; w < graph.workers().size(); ++w) {
-    const diagnose::Worker& worker = graph.workers()[w];
-    columns.resize(std::max(columns.size(), static_cast<size_t>(worker.stage) + 1));
-    std::vector<int>& row = columns[static_cast<size_t>(worker.stage)];
-    const double slowdown = result.by_worker.all[w];
-    cells.push_back({.row = worker.stage,
-                     .column = static_cast<int>(row.size()),
-                     .label = absl::StrCat("rank ", worker.rank),
-                     .value = absl::StrFormat("%.2f", slowdown),
-                     .note = names[w].Text(),
-                     .heat = slowdown - 1});
-    row.push_back(static_cast<int>(w));
-  }
-  return diagnose::HeatMapSvg(title, cells);
-}
 
 std::vector<bool> KnownRanks(const trace::JobSpans& spans) {
   std::vector<bool> known;
@@ -157,29 +136,6 @@ json WaitingJson(const diagnose::StallVerdict& verdict) {
   }
   return waiting;
 }
-
-std::string StallPicture(const diagnose::StallVerdict& verdict, const trace::JobSpans& spans,
-                         const std::string& title) {
-  std::vector<diagnose::HeatMapCell> cells;
-  for (const plan::RankPlan& plan : spans.plans()) {
-    const plan::Coordinate at = plan.mesh.CoordinateOf(plan.rank);
-    const bool is_cause = plan.rank == verdict.root.rank;
-    const auto waiting = std::find_if(verdict.waiting.begin(), verdict.waiting.end(),
-                                      [&](const auto& rank) { return rank.rank == plan.rank; });
-    cells.push_back({.row = at.pipeline,
-                     .column = at.data * plan.mesh.tensor_size() + at.tensor,
-                     .label = absl::StrCat("rank ", plan.rank),
-                     .value = is_cause ? verdict.root.instruction.ToString()
-                              : waiting != verdict.waiting.end() ? waiting->instruction.ToString()
-                                                                 : "",
-                     .note = spans.names()[static_cast<size_t>(plan.rank)].Text(),
-                     .heat = is_cause                           ? 1.0
-                             : waiting != verdict.waiting.end() ? 0.2
-                                                                : 0.0});
-  }
-  return diagnose::HeatMapSvg(title, cells);
-}
-
 // Reads evidence about ranks, of which a large job may have too many.
 std::vector<control::v1::StreamEvidenceResponse> AskedEvidence(EvidenceSource* source,
                                                                telemetry::v1::EvidenceKind kind,

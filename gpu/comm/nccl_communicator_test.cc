@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <latch>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -480,11 +481,15 @@ TEST(NcclFaultTest, ARankThatNeverComesIsBlamedAtTheDeadline) {
 TEST(NcclFaultTest, ARankThatComesLateToACallThatHangsIsNotBlamed) {
   World world(3, {.faults = {{.kind = NcclFault::Kind::kHang, .rank = 1}}});
   std::atomic<int> num_late = 0;
+  std::latch others_have_called(2);
   world.Run([&](comm::Communicator& it, Gpu& gpu) {
     const Vector buffer = gpu.Make(DType::kF32, {1});
-    // Rank 0's deadline passes long before those of the others.
+    // Rank 0's deadline passes long before those of the others, which are there on a busy machine,
+    // too.
     const absl::Duration timeout = it.rank() == 0 ? kShort : kLong;
+    if (it.rank() == 0) others_have_called.wait();
     EXPECT_EQ(it.AllReduce(buffer, {.instruction_id = 7, .timeout = timeout}), absl::OkStatus());
+    if (it.rank() != 0) others_have_called.count_down();
     const absl::Status status = ErrorOfLaterCalls(it, gpu, buffer);
     EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("group all"));

@@ -28,8 +28,11 @@ constexpr size_t kPartsShown = 3;
 constexpr size_t kWaitingShown = 8;
 constexpr size_t kWaitingRanksShown = 12;
 
+// Shares of a loss of almost nothing may be anything.
 std::string Percent(double share) {
+  constexpr double kPercentShown = 200;
   const double percent = std::round(share * 100);
+  if (percent > kPercentShown) return absl::StrFormat("over %.0f %%", kPercentShown);
   return absl::StrFormat("%.0f %%", percent == 0 ? 0.0 : percent);  // no "-0"
 }
 std::string Times(double times) { return absl::StrFormat("%.2f times", times); }
@@ -306,10 +309,12 @@ Findings DescribeSlowness(const diagnose::OperationGraph& graph, const diagnose:
   findings.evidence.push_back(
       absl::StrCat("by rank (S_w): ", LargestParts(result.by_worker, "rank ")));
   findings.evidence.push_back(absl::StrCat("by stage: ", LargestParts(result.by_stage, "stage ")));
-  findings.evidence.push_back(absl::StrFormat(
-      "fixing the slowest 3 %% of ranks would recover %s of the lost time (M_W), the last stage %s "
-      "(M_S)",
-      Percent(result.fix_slowest_workers.share), Percent(result.fix_last_stage.share)));
+  if (verdict.cause.cause != SlowCause::kNone) {  // else there is next to nothing to recover
+    findings.evidence.push_back(absl::StrFormat(
+        "fixing the slowest 3 %% of ranks would recover %s of the lost time (M_W), the last stage "
+        "%s (M_S)",
+        Percent(result.fix_slowest_workers.share), Percent(result.fix_last_stage.share)));
+  }
   if (verdict.cause.step_times > 0) {
     findings.evidence.push_back(absl::StrFormat(
         "the newest steps take %.2f times as long as older ones", verdict.cause.step_times));

@@ -1,5 +1,6 @@
 #include "cli/diagnosis/diagnosis_text.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -60,6 +61,15 @@ TEST(DiagnosisTextTest, AVerdictOfSlownessNamesRankAndCauseFirst) {
   EXPECT_TRUE(absl::StrContains(text, "33 % of the job's time"));
   EXPECT_TRUE(absl::StrContains(text, "other load"));
   EXPECT_TRUE(absl::StrContains(text, "excluded  "));
+}
+
+// Where next to nothing is lost, each share of it is a multiple.
+TEST(DiagnosisTextTest, AHealthyJobHasNoSharesOfItsLoss) {
+  const Findings healthy = Slow({.cause = SlowCause::kNone, .share = 41.14}, 1.003);
+  EXPECT_THAT(ToText(healthy), testing::Not(testing::HasSubstr("M_W")));
+  const Findings slow = Slow({.cause = SlowCause::kUnequalStages, .stage = 1, .share = 41.14}, 1.2);
+  EXPECT_THAT(ToText(slow), testing::HasSubstr("M_W"));
+  EXPECT_THAT(ToText(slow), testing::Not(testing::HasSubstr("4114 %")));
 }
 
 TEST(DiagnosisTextTest, JitterThatGrowsSaysThatTheNewestStepsTakeLonger) {

@@ -136,6 +136,7 @@ json WaitingJson(const diagnose::StallVerdict& verdict) {
   }
   return waiting;
 }
+
 // Reads evidence about ranks, of which a large job may have too many.
 std::vector<control::v1::StreamEvidenceResponse> AskedEvidence(EvidenceSource* source,
                                                                telemetry::v1::EvidenceKind kind,
@@ -255,7 +256,6 @@ Diagnosis DiagnoseStall(EvidenceSource* source, const control::v1::Job& job, con
   AddExchanges(source, verdict, traced.spans.names(), machines, &diagnosis);
   AddMachineOfAll(verdict, machines, job, &diagnosis);
   diagnosis.node = NodeOfVerdict(job, diagnosis);
-  diagnosis.peer_node = NodeOf(job, diagnosis.peer);
   std::vector<int> waiting;
   for (const diagnose::WaitingRank& rank : verdict.waiting) waiting.push_back(rank.rank);
   AddReport(job, waiting, &diagnosis);
@@ -263,6 +263,7 @@ Diagnosis DiagnoseStall(EvidenceSource* source, const control::v1::Job& job, con
   const bool may_be_silent = seconds < kSilenceKnownSeconds && !verdict.is_silent;
   if (may_be_silent && IsByBytes(diagnosis.findings)) SayNotSure(seconds, &diagnosis);
   diagnosis.node = NodeOfVerdict(job, diagnosis);  // that of a machine which saves is none
+  diagnosis.peer_node = NodeOf(job, diagnosis.peer);
   AddStallAdvice(job, &diagnosis);
   diagnosis.stacks_of = RanksToRead(job.ranks_size(), diagnosis.rank, waiting);
   diagnosis.details["waiting"] = WaitingJson(verdict);
@@ -514,7 +515,10 @@ absl::StatusOr<Diagnosis> Look(EvidenceSource* source, const DiagnoseOptions& op
   }
   if (!traced.ok()) return DiagnoseState(job, std::string(traced.status().message()));
   ASSIGN_OR_RETURN(Diagnosis diagnosis, DiagnoseTraced(source, job, *traced, options));
-  if (diagnosis.is_undecided && *left > absl::ZeroDuration()) return diagnosis;
+  if (diagnosis.is_undecided && *left > absl::ZeroDuration()) {
+    if (job.ranks_size() > kBriefRanksMax) diagnosis.sure_in = *left;
+    return diagnosis;
+  }
   if (!options.is_brief && !diagnosis.stacks_of.empty()) {
     AddStacks(source->Evidence(telemetry::v1::EVIDENCE_KIND_STACKS, diagnosis.stacks_of),
               &diagnosis);
@@ -528,13 +532,11 @@ absl::StatusOr<Diagnosis> Look(EvidenceSource* source, const DiagnoseOptions& op
 
 absl::StatusOr<Diagnosis> DiagnoseWithoutLog(EvidenceSource* source,
                                              const DiagnoseOptions& options) {
-  ASSIGN_OR_RETURN(const control::v1::Job job, source->Job());
-  const bool is_large = job.ranks_size() > kBriefRanksMax;
   absl::Duration left = options.is_brief ? absl::ZeroDuration() : kLivenessWait;
   while (left > absl::ZeroDuration()) {
     ASSIGN_OR_RETURN(Diagnosis diagnosis, Look(source, options, &left));
     if (!diagnosis.is_undecided) return diagnosis;
-    const absl::Duration wait = is_large ? left : std::min(left, diagnosis.sure_in);
+    const absl::Duration wait = std::min(left, diagnosis.sure_in);
     left = source->Wait(wait) ? left - wait : absl::ZeroDuration();
   }
   return Look(source, options, &left);

@@ -114,6 +114,7 @@ TEST(EarlyLookTest, ALookThatCannotWaitNamesNobodyYet) {
     EXPECT_EQ(diagnosis.findings.cause, "unknown");
     EXPECT_EQ(diagnosis.rank, -1);
     EXPECT_EQ(diagnosis.node, "");
+    EXPECT_EQ(diagnosis.peer_node, "");
   }
   EXPECT_EQ(shown.waited(), 0);
   EarlyLook late(4);

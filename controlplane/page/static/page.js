@@ -445,9 +445,12 @@ function logsTab(id, rank) {
 
 // --- machines -------------------------------------------------------------------------------------
 
+const rateText = exchange => exchange.bytes_per_second ? format.bytes(exchange.bytes_per_second) + '/s' : 'no rate';
+const failureSign = exchange => exchange.verdict === 'failed' ? '✕ ' : '';
+
 // "with n3: 1.1 GiB/s, at least 512.0 MiB/s expected, 1/2/2026, 3:04:05 PM"
 function exchangeText(exchange) {
-  const words = [exchange.bytes_per_second ? format.bytes(exchange.bytes_per_second) + '/s' : 'no rate'];
+  const words = [rateText(exchange)];
   if (exchange.expected) words.push(`at least ${format.bytes(exchange.expected)}/s expected`);
   if (exchange.ended) words.push(format.time(exchange.ended));
   if (exchange.why) words.push(exchange.why);
@@ -459,20 +462,12 @@ function exchangesOf(machine) {
   const lines = machine.exchanges_with ? [h('div', {}, 'now with ' + machine.exchanges_with)] : [];
   const add = (name, exchange) => {
     if (!exchange) return;
-    const failed = exchange.verdict === 'failed';
-    lines.push(h('div', {class: failed ? 'alert' : null}, `${failed ? '✕ ' : ''}${name} ${exchangeText(exchange)}`));
+    const sign = failureSign(exchange);
+    lines.push(h('div', {class: sign ? 'alert' : null}, `${sign}${name} ${exchangeText(exchange)}`));
   };
   add(`worst of ${machine.exchanges}`, machine.worst_exchange);
   add('at once', machine.exchange_round);
   return lines;
-}
-
-// The rate of its worst exchange.
-function exchangeRate(machine) {
-  const worst = machine.worst_exchange;
-  if (!worst) return '–';
-  const rate = worst.bytes_per_second ? format.bytes(worst.bytes_per_second) + '/s' : 'no rate';
-  return (worst.verdict === 'failed' ? '✕ ' : '') + rate;
 }
 
 function machinesPage() {
@@ -522,7 +517,7 @@ function machinesPage() {
         h('tbody', {},
           rows.flatMap(m => {
             const exchanges = exchangesOf(m);
-            const failed = m.worst_exchange?.verdict === 'failed';
+            const worst = m.worst_exchange;
             const row =
                 h('tr', {class: exchanges.length ? 'goes-on' : null},
                   h('td', {class: 'mono'},
@@ -541,7 +536,8 @@ function machinesPage() {
                   h('td', {class: 'number'}, m.alive ? format.duration(m.heartbeat_seconds) + ' ago' : '–'),
                   h('td', {class: 'number'}, format.number(m.cores, 3)),
                   h('td', {class: 'number'}, format.bytes(m.memory_bytes)),
-                  h('td', {class: failed ? 'number alert' : 'number'}, exchangeRate(m)));
+                  h('td', {class: worst && failureSign(worst) ? 'number alert' : 'number'},
+                    worst ? failureSign(worst) + rateText(worst) : '–'));
             if (!exchanges.length) return row;
             return [row, h('tr', {}, h('td', {class: 'exchanges', colspan: columns.length}, exchanges))];
           }))));

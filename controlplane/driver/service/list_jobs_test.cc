@@ -23,14 +23,15 @@ namespace {
 namespace control = megascale::control::v1;
 using ::testing::HasSubstr;
 
-constexpr int kEnded = 1900;
-constexpr int kQueued = 599;
 constexpr int kRanks = 100;  // of the job "wide", which has the only node
 
 std::string NameOf(int index) { return absl::StrCat("j", index); }
 
 class ListJobsTest : public ServerTestBase {
  protected:
+  explicit ListJobsTest(int num_ended = 190, int num_queued = 59)
+      : num_ended_(num_ended), num_queued_(num_queued) {}
+
   void SetUp() override {
     ServerTestBase::SetUp();
     WriteLog();
@@ -47,9 +48,9 @@ class ListJobsTest : public ServerTestBase {
     started.mutable_driver_started()->set_rules(kRules);
     std::vector<Event> events = {started, Submitted("wide", SpecOf(kRanks, 1, 30)),
                                  Joined("n0", "a", kRanks)};
-    for (int i = 0; i < kEnded + kQueued; ++i) {
+    for (int i = 0; i < num_ended_ + num_queued_; ++i) {
       events.push_back(Submitted(NameOf(i), SpecOf(1, 1, 30)));
-      if (i >= kEnded) continue;
+      if (i >= num_ended_) continue;
       events.push_back(Cancelled(false));
       events.back().mutable_cancel_requested()->set_job_id(NameOf(i));
     }
@@ -107,9 +108,9 @@ class ListJobsTest : public ServerTestBase {
     }
   }
   // All jobs in the order of submission.
-  static std::vector<std::string> Expected() {
+  std::vector<std::string> Expected() const {
     std::vector<std::string> ids = {"wide"};
-    for (int i = 0; i < kEnded + kQueued; ++i) ids.push_back(NameOf(i));
+    for (int i = 0; i < num_ended_ + num_queued_; ++i) ids.push_back(NameOf(i));
     return ids;
   }
   // Expects that the request is refused in one line that names the field.
@@ -121,12 +122,20 @@ class ListJobsTest : public ServerTestBase {
     EXPECT_FALSE(absl::StrContains(status.error_message(), '\n'));
   }
 
+  const int num_ended_;
+  const int num_queued_;
   control::ListJobsResponse page_;
   control::GetJobResponse job_;
   int num_pages_ = 0;
 };
 
-TEST_F(ListJobsTest, PagesHaveEachJobOnceInOrder) {
+// More jobs than two of the largest pages have.
+class ListManyJobsTest : public ListJobsTest {
+ protected:
+  ListManyJobsTest() : ListJobsTest(1900, 599) {}
+};
+
+TEST_F(ListManyJobsTest, PagesHaveEachJobOnceInOrder) {
   control::ListJobsRequest request;
   EXPECT_EQ(Walk(request), Expected());
   EXPECT_EQ(num_pages_, 3);
@@ -138,21 +147,21 @@ TEST_F(ListJobsTest, PagesHaveEachJobOnceInOrder) {
   std::reverse(newest_first.begin(), newest_first.end());
   EXPECT_EQ(newest_first, Expected());
   request.set_page_size(500);
-  ASSERT_EQ(5 * request.page_size(), kEnded + kQueued + 1);
+  ASSERT_EQ(5 * request.page_size(), num_ended_ + num_queued_ + 1);
   Walk(request);
   EXPECT_EQ(num_pages_, 5) << "a page that ends with the last job is the last one";
 }
 
 TEST_F(ListJobsTest, SubmitsAndEndsBetweenPagesMoveNoJob) {
   control::ListJobsRequest request;
-  request.set_page_size(1000);
+  request.set_page_size(100);
   int num_between = 0;
   std::vector<std::string> expected = Expected();
   const std::vector<std::string> ids = Walk(request, [&] {
     const std::string late = absl::StrCat("late", num_between);
     Submit(late);
     expected.push_back(late);
-    Cancel(NameOf(kEnded + num_between));  // on a page that is still to come
+    Cancel(NameOf(num_ended_ + num_between));  // on a page that is still to come
     ++num_between;
   });
   EXPECT_EQ(num_between, 2);
@@ -166,7 +175,7 @@ TEST_F(ListJobsTest, SubmitsAndEndsBetweenPagesMoveNoJob) {
 
 TEST_F(ListJobsTest, ATokenStaysValidWhenTheDriverStartsAgain) {
   control::ListJobsRequest request;
-  request.set_page_size(1000);
+  request.set_page_size(100);
   EXPECT_EQ(Walk(request, [&] { Restart(); }), Expected());
 }
 

@@ -566,6 +566,24 @@ TEST_F(ProgramTest, DriverAndAgentMakeNothingBeforeTheyRefuseTheirOptions) {
   std::filesystem::remove_all(folder);
 }
 
+// A job that fills the machine would fail later, and say less.
+TEST_F(ProgramTest, AnAgentSaysAtItsStartHowManyRanksItCannotServe) {
+  char folder[] = "/tmp/ms-XXXXXX";
+  ASSERT_NE(::mkdtemp(folder), nullptr);
+  const std::string agent = absl::StrCat("agent --driver unix:", folder, "/none.sock --run-dir ",
+                                         folder, "/run --slots ");
+  const Outcome most = Run(agent + "1017");
+  EXPECT_EQ(most.code, 2);
+  EXPECT_EQ(most.error, "megascale: --slots: 1017 is out of range; expected 1 to 992\n");
+  EXPECT_EQ(Run("local examples/tiny.yaml --slots 1017").code, 2);
+  const Outcome few = Shell(absl::StrCat("ulimit -n 400; timeout 60 cli/megascale ", agent, "100"));
+  EXPECT_EQ(few.error,
+            "megascale: --slots 100: needs 528 open descriptors, and the limit is 400; raise it "
+            "(ulimit -Hn, or LimitNOFILE of the unit), or give fewer slots\n");
+  EXPECT_NE(few.code, 0);
+  std::filesystem::remove_all(folder);
+}
+
 TEST_F(ProgramTest, OutputThatCannotBeWrittenIsAFailure) {
   for (const char* words :
        {"version", "version -o json", "--version", "--help", "submit --dry-run examples/tiny.yaml",

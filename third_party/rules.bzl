@@ -40,7 +40,12 @@ def _precompiled(kwargs):
     folder = native.package_name()
     control = [f for f in _CONTROL_FOLDERS if folder == f or folder.startswith(f + "/")]
     name = ("control" if control else "runtime") + ("_test" if tests else "")
-    kwargs["copts"] = _PRECOMPILED_COPTS + ["-include", "third_party/precompiled/made/%s.h" % name]
+    copts = _PRECOMPILED_COPTS + ["-include", "third_party/precompiled/made/%s.h" % name]
+
+    # Without it a source would not be compiled again when a message changes that it includes through another one.
+    if control:
+        copts = copts + select({"//third_party:clang": [], "//conditions:default": ["-fpch-deps"]})
+    kwargs["copts"] = copts
     kwargs["deps"] = kwargs.get("deps", []) + ["//third_party/precompiled:" + name]
     return kwargs
 
@@ -82,8 +87,9 @@ def cc_library(name, srcs = [], apart = [], **kwargs):
 
     `apart`: sources that are compiled by themselves, because they define a name that another source defines as well.
     """
+    joins = not kwargs.get("copts")
     kwargs = _precompiled(dict(kwargs, name = name, srcs = srcs))
-    if "copts" not in kwargs or kwargs["copts"][:1] == _PRECOMPILED_COPTS[:1]:
+    if joins:
         kwargs["srcs"] = _joined(name, srcs, apart = apart, testonly = kwargs.get("testonly", False))
     native.cc_library(**kwargs)
 

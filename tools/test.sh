@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds and runs tests; closes with the slowest tests, the minutes, what was skipped and, as its last line, "N passed, N failed".
+# Builds tests with what they need, and runs them; closes with the slowest tests, the minutes, what was skipped and, as
+# its last line, "N passed, N failed".
 # Usage: tools/test.sh [--strict] [bazel flags] -- TARGET…
 #   --strict  a test that is skipped because a tool or a privilege is missing fails; the default where CI is set
 # The build comes first and alone, so that no test competes with a compiler. Tests mostly wait for each other's processes:
@@ -34,9 +35,9 @@ side_by_side=$((3 * $(nproc)))
 log=$(mktemp /tmp/megascale-test-XXXXXX)
 trap 'rm -f "$log"' EXIT
 begin=$(date +%s.%N)
-bazel "${startup[@]}" build "${build_flags[@]}" --keep_going -- "$@"
+bazel "${startup[@]}" build --build_tests_only "${build_flags[@]}" --keep_going -- "$@"
 built=$(date +%s.%N)
-bazel "${startup[@]}" test --jobs=$side_by_side --local_test_jobs=$side_by_side "${flags[@]}" --keep_going -- "$@" 2>&1 |
+bazel "${startup[@]}" test --build_tests_only --jobs=$side_by_side --local_test_jobs=$side_by_side "${flags[@]}" --keep_going -- "$@" 2>&1 |
   tee "$log"
 status=${PIPESTATUS[0]}
 ran=$(date +%s.%N)

@@ -42,10 +42,9 @@ void CompleteStoreAccess(agent::StoreAccess* store) {
 }
 
 int RunAgentCommand(const AgentFlags& flags) {
-  constexpr int64_t kSlotsMax = 4096;
-  if (flags.slots < 1 || flags.slots > kSlotsMax) {
-    return ReportError(absl::InvalidArgumentError(
-        absl::StrCat("--slots: ", flags.slots, " is out of range; expected 1 to ", kSlotsMax)));
+  if (flags.slots < 1 || flags.slots > agent::kSlotsMax) {
+    return ReportError(absl::InvalidArgumentError(absl::StrCat(
+        "--slots: ", flags.slots, " is out of range; expected 1 to ", agent::kSlotsMax)));
   }
   const auto address = client::ChooseAddress(flags.options.driver_address);
   if (!address.ok()) return ReportError(address.status());

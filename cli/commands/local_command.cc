@@ -26,6 +26,7 @@
 #include "cli/view/live_view.h"
 #include "cli/view/terminal.h"
 #include "controlplane/address/address.h"
+#include "controlplane/agent/service/agent_server.h"
 #include "controlplane/driver/service/driver_server.h"
 #include "controlplane/launch/local_cluster.h"
 #include "runtime/base/clock.h"
@@ -46,7 +47,7 @@ constexpr absl::Duration kDriverStart = absl::Seconds(30);
 constexpr absl::Duration kCancelGrace = absl::Seconds(10);
 constexpr absl::Duration kCancelMax = absl::Seconds(30);
 constexpr int64_t kAgentsMax = 1000;
-constexpr int64_t kSlotsMax = 4096;
+constexpr int64_t kSlotsMax = agent::kSlotsMax;
 
 struct LocalFlags {
   JobFlags job;

@@ -100,12 +100,8 @@ void AppendLoss(const Job& job, int width, std::vector<std::string>* lines) {
   const telemetry::v1::StepRecord& record = job.last_record();
   lines->push_back(absl::StrFormat("loss %.4f   gradient norm %.3f   lr %.2e", record.loss(),
                                    record.grad_norm(), record.lr()));
-  std::string rate = RateText(job);
+  const std::string rate = RateText(job);
   if (rate.empty()) return;
-  if (ShowsUtilisation(job) && job.flops_ceiling_age_seconds() > 0) {
-    absl::StrAppend(&rate, ", measured ",
-                    ShortDuration(absl::Seconds(job.flops_ceiling_age_seconds())), " ago");
-  }
   if (DisplayWidth(lines->back()) + 3 + DisplayWidth(rate) <= width) {
     absl::StrAppend(&lines->back(), "   ", rate);
   } else {
@@ -266,6 +262,10 @@ std::string RateText(const Job& job) {
     absl::StrAppendFormat(&text, ", MFU %.1f %% of %.0f GFLOP/s",
                           100 * job.model_flops_per_second() / job.flops_ceiling(),
                           job.flops_ceiling() / 1e9);
+    if (job.flops_ceiling_age_seconds() > 0) {
+      absl::StrAppend(&text, ", measured ",
+                      ShortDuration(absl::Seconds(job.flops_ceiling_age_seconds())), " ago");
+    }
   }
   return text;
 }

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/civil_time.h"
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
@@ -129,6 +131,8 @@ TEST(LiveViewTest, ShowsTheAgeOfTheMeasurementThatMfuIsGivenAgainst) {
   EXPECT_EQ(RenderJob(job, Plain(120), 16)[2],
             "loss 1.9123   gradient norm 0.420   lr 1.80e-03   31,204 tokens/s, MFU 41.2 % of 430 "
             "GFLOP/s, measured 3h05m ago");
+  const std::string plain = absl::StrJoin(PlainLog().Update(job, absl::Minutes(1)), "\n");
+  EXPECT_TRUE(absl::StrContains(plain, "MFU 41.2 % of 430 GFLOP/s, measured 3h05m ago")) << plain;
   job.clear_model_flops_per_second();
   EXPECT_EQ(RenderJob(job, Plain(120), 16)[2],
             "loss 1.9123   gradient norm 0.420   lr 1.80e-03   31,204 tokens/s");

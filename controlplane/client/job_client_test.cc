@@ -1,7 +1,10 @@
 #include "controlplane/client/job_client.h"
 
+#include <arpa/inet.h>
 #include <grpcpp/grpcpp.h>
+#include <netinet/in.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -18,6 +21,7 @@
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "proto/control.grpc.pb.h"
+#include "runtime/base/fd.h"
 #include "runtime/base/socket/own_socket.h"
 #include "runtime/base/socket/testing/test_user.h"
 
@@ -279,6 +283,38 @@ TEST_F(JobClientTest, CallsThatReadWaitForADriverThatStartsLater) {
   EXPECT_TRUE(client->Get("one").ok());
   EXPECT_EQ(client->Get("x").status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(num_waits, num_waits_before) << "the driver answers";
+}
+
+// gRPC itself would wait for five seconds before it connects again. After each failure a probe
+// connects, too, to explain it.
+TEST_F(JobClientTest, OverTcpEachRetryConnectsAnew) {
+  const base::UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(::listen(listener.get(), 64), 0);
+  ASSERT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  std::atomic<int> num_connections = 0;
+  std::thread hangs_up([&] {
+    for (;;) {
+      const base::UniqueFd connection(::accept(listener.get(), nullptr, nullptr));
+      if (connection.get() < 0) return;
+      ++num_connections;
+    }
+  });
+  ClientOptions options;
+  options.address = *ParseAddress(absl::StrCat("127.0.0.1:", ntohs(address.sin_port)));
+  options.insecure = true;
+  options.retry.time = absl::Seconds(4);
+  int num_waits = 0;
+  options.retry.on_retry = [&] { ++num_waits; };
+  EXPECT_EQ((*JobClient::Create(options))->List().status().code(), absl::StatusCode::kUnavailable);
+  ::shutdown(listener.get(), SHUT_RDWR);
+  hangs_up.join();
+  EXPECT_GE(num_waits, 4);
+  EXPECT_GE(num_connections, 2 * num_waits);
 }
 
 // A driver that is stopped takes the call and never answers.

@@ -38,16 +38,18 @@ class DriverChannel {
       const DriverChannelOptions& options, const grpc::ChannelArguments& arguments);
   ~DriverChannel();
 
-  // Returns a channel. TCP: one channel for all calls, which connects when it is used and
-  // reconnects when it breaks. Unix: a channel over a new connection, which is useless once the
-  // connection breaks. Blocking: at most queue_timeout. Errors: Unavailable - no process listens on
-  // the socket, or its queue is full; Unauthenticated - the folder, the socket or the listening
-  // process belongs to another user; the message says who, who was expected and what to do.
+  // Returns a channel. TCP: one channel for all calls until ConnectSoon, which connects when it is
+  // used and reconnects when it breaks. Unix: a channel over a new connection, which is useless
+  // once the connection breaks. Blocking: at most queue_timeout. Errors: Unavailable - no process
+  // listens on the socket, or its queue is full; Unauthenticated - the folder, the socket or the
+  // listening process belongs to another user; the message says who, who was expected and what to
+  // do.
   absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect();
 
-  // Skips gRPC's own wait after a call that found no driver over TCP, so that the next call
-  // connects at once. For callers that wait between attempts themselves.
-  void ConnectSoon() const;
+  // After a call that found no driver over TCP: from now on Connect returns a new channel, which
+  // connects at once, where gRPC's own wait would have held up the old one. For callers that wait
+  // between attempts themselves.
+  void ConnectSoon();
 
   // Returns the error that Connect would return now for a Unix socket, but sends nothing. Returns
   // OK for TCP.

@@ -20,6 +20,7 @@
 #include "controlplane/security/openssl.h"
 #include "controlplane/security/tls_check.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/socket/without_sigpipe.h"
 #include "runtime/base/status.h"
 
 namespace megascale::security {
@@ -269,6 +270,8 @@ absl::Status ProbeTls(const client::Address& address, const TlsFiles& files, con
 
 absl::Status ProbeDriver(const client::Address& address, const TlsFiles& files, Role role,
                          absl::Duration timeout) {
+  // A driver that ends just then would end its agents and clients.
+  const base::WithoutSigpipe without_sigpipe;
   if (!files.any()) return ProbePlaintext(address, timeout);
   ASSIGN_OR_RETURN(const TlsPems pems, LoadTlsFiles(files, role));
   return ProbeTls(address, files, pems, timeout, /*tries_left=*/1);

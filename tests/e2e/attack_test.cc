@@ -190,6 +190,35 @@ TEST_F(AttackTest, AMessageAboveTheLimitIsRefusedWithItsSize) {
   EXPECT_EQ(cluster_.Megascale({"status", "large"}).exit_code, 4) << "a refused job was taken";
 }
 
+// 32 messages of 60 MiB at once would be 1.9 GiB, and as much again once they are parsed. So much
+// does this process itself hold.
+TEST_F(AttackTest, ManyLargeMessagesAtOnceTakeBoundedMemory) {
+  pb::SubmitJobRequest request = Request("large");
+  request.mutable_spec()->set_name(std::string(60 << 20, 'a'));
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 32; ++i) {
+    threads.emplace_back([&, stub = MakeStub()] {
+      grpc::ClientContext context;
+      context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(120));
+      pb::SubmitJobResponse response;
+      const grpc::StatusCode code = stub->SubmitJob(&context, request, &response).error_code();
+      // What was read is invalid; what the budget has no room for is not read.
+      EXPECT_TRUE(code == grpc::StatusCode::INVALID_ARGUMENT ||
+                  code == grpc::StatusCode::RESOURCE_EXHAUSTED ||
+                  code == grpc::StatusCode::UNAVAILABLE || code == grpc::StatusCode::CANCELLED)
+          << code;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const int64_t peak_mib = (Of("VmHWM") - begin_kib_) / kMiB;
+  if (!kKeepsFreedMemory) {
+    EXPECT_LE(peak_mib, 2000) << "MiB of the driver's resident memory at its peak";
+  }
+  std::printf("at its peak the driver's memory had grown by %lld MiB\n",
+              static_cast<long long>(peak_mib));
+  ExpectServedWithin(600);
+}
+
 TEST_F(AttackTest, TheDriverItselfRefusesIdsAndPathsThatAreNone) {
   pb::SubmitJobResponse response;
   for (const std::string& id : {std::string(), std::string("../up"), std::string("a b"),

@@ -209,8 +209,9 @@ TEST_F(CommandsTest, ResumingOnChangedDataOrNumericsIsRefusedUnlessAllowed) {
   EXPECT_EQ(allowed.exit_code, 0) << allowed.out << allowed.err;
 }
 
+// A driver on a Unix socket tests machines quickly if nobody says otherwise.
 TEST_F(CommandsTest, AMachineIsTestedBeforeItsFirstRankAndAnEndedJobKeepsThatAsEvidence) {
-  cluster_.SetDriverFlags({"--machine-tests", "quick"});
+  cluster_.SetDriverFlags({"--machine-tests", ""});
   Start();
   cluster_.Submit("tested", {"train.steps=8"});
   EXPECT_EQ(cluster_.WaitForEnd("tested"), control::v1::JOB_STATE_SUCCEEDED);
@@ -224,6 +225,57 @@ TEST_F(CommandsTest, AMachineIsTestedBeforeItsFirstRankAndAnEndedJobKeepsThatAsE
   ASSERT_EQ(job.evidence().nodes_size(), 1);
   EXPECT_EQ(job.evidence().nodes(0).machine_test().state(), agent::v1::MachineTest::STATE_PASSED);
   EXPECT_EQ(job.evidence().last_step(), 8);
+}
+
+TEST_F(CommandsTest, SparesAreListedAddedAndRemoved) {
+  cluster_.StartDriver();
+  cluster_.StartAgent(0, 2);
+  cluster_.StartAgent(1, 2);
+  ASSERT_TRUE(cluster_.WaitForAgents(2));
+  const CommandResult added = cluster_.Megascale({"spares", "--add", "n1"});
+  EXPECT_EQ(added.exit_code, 0) << added.err;
+  const std::string spares = cluster_.Megascale({"spares"}).out;
+  EXPECT_TRUE(absl::StrContains(spares, "n1")) << spares;
+  EXPECT_FALSE(absl::StrContains(spares, "n0")) << spares;
+  cluster_.Submit("job", {"train.steps=5"});
+  const auto waits = [&] {
+    return absl::StrContains(cluster_.Status("job").message(), "n1 is a spare");
+  };
+  EXPECT_TRUE(WaitUntil(waits, 30)) << cluster_.Status("job").message();
+  const CommandResult removed = cluster_.Megascale({"spares", "--remove", "n1"});
+  EXPECT_EQ(removed.exit_code, 0) << removed.err;
+  EXPECT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
+  const CommandResult unknown = cluster_.Megascale({"spares", "--add", "n11"});
+  EXPECT_EQ(unknown.exit_code, 4);
+  EXPECT_EQ(unknown.err, "megascale: node n11: there is no such node; did you mean n1?\n");
+}
+
+TEST_F(CommandsTest, AJobGoesOnAfterTheDriversLogWasRestoredFromABackup) {
+  cluster_.PaceJobs();
+  Start();
+  cluster_.Submit("job", {"train.steps=120", "checkpoint.interval=10", "checkpoint.keep=20"});
+  ASSERT_TRUE(cluster_.WaitForStep("job", 25));
+  const std::string copy = cluster_.directory() + "/copy";
+  const CommandResult backup =
+      e2e::Run({Program(), "driver", "backup", copy, "--state-dir", cluster_.state_directory()});
+  EXPECT_EQ(backup.exit_code, 0) << backup.err;
+  EXPECT_TRUE(absl::StrContains(backup.out, "copied the log of 1 job to ")) << backup.out;
+  cluster_.Submit("late");
+  ASSERT_TRUE(cluster_.WaitForStep("job", 45));
+  cluster_.KillDriver();
+  std::filesystem::remove_all(cluster_.state_directory() + "/log");
+  const CommandResult restored =
+      e2e::Run({Program(), "driver", "restore", copy, "--state-dir", cluster_.state_directory()});
+  ASSERT_EQ(restored.exit_code, 0) << restored.err;
+  cluster_.StartDriver();
+  EXPECT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
+  const Job job = cluster_.Status("job");
+  EXPECT_EQ(job.attempt_reason(), "DriverRestored");
+  EXPECT_GT(job.attempt(), 1'000'000);
+  EXPECT_EQ(cluster_.LossLog("job").size(), 120u);
+  EXPECT_EQ(cluster_.Megascale({"status", "late"}).exit_code, 4) << "the copy does not know it";
+  EXPECT_TRUE(std::filesystem::exists(cluster_.state_directory() + "/jobs.before-restore"));
+  ExpectNothingLeft();
 }
 
 TEST_F(CommandsTest, LogsListWaitAndVersionShowWhatIs) {

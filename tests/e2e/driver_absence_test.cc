@@ -21,8 +21,8 @@ namespace {
 using control::v1::Job;
 
 constexpr int kRanks = 4;
-constexpr int kSteps = 700;
-constexpr int kAbsences = 3;
+const int kSteps = IsSoak() ? 700 : 250;
+const int kAbsences = IsSoak() ? 3 : 1;
 // The minimum number of checkpoints that finish during an absence.
 constexpr int kCheckpointsMissed = 3;
 

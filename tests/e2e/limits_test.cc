@@ -2,6 +2,7 @@
 // preflight warns of them or refuses the job before a worker starts. So it does where the program
 // was built without CUDA.
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,10 +11,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/process/resource_limit.h"
 #include "tests/e2e/cluster.h"
+#include "tests/soak.h"
 
 namespace megascale::e2e {
 namespace {
@@ -71,6 +74,57 @@ class LimitedGroups {
 
   std::vector<std::string> directories_;
 };
+
+// Holds a process in a frozen group of version 1: it dies of no signal before it is thawed, as a
+// process that reads from a dead file server does.
+class Freezer {
+ public:
+  Freezer() { ::mkdir(directory_.c_str(), 0755); }
+  ~Freezer() {
+    Write("freezer.state", "THAWED");
+    EXPECT_TRUE(WaitUntil([&] { return !works() || ::rmdir(directory_.c_str()) == 0; }, 30));
+  }
+  bool works() const { return ::access((directory_ + "/freezer.state").c_str(), W_OK) == 0; }
+  void Freeze(pid_t pid) const {
+    Write("cgroup.procs", absl::StrCat(pid));
+    Write("freezer.state", "FROZEN");
+  }
+
+ private:
+  void Write(const std::string& name, const std::string& text) const {
+    std::ofstream(absl::StrCat(directory_, "/", name)) << text << std::flush;
+  }
+
+  const std::string directory_ = absl::StrCat("/sys/fs/cgroup/freezer/megascale-", ::getpid());
+};
+
+// The driver waits for five minutes, so only `./dev soak` runs it.
+TEST(LimitsTest, AProcessThatCannotBeEndedQuarantinesItsMachineAndTheJobGoesOnElsewhere) {
+  if (!IsSoak()) return;
+  Cluster cluster;
+  cluster.StartDriver();
+  for (const int agent : {0, 1, 2}) cluster.StartAgent(agent, 2);
+  ASSERT_TRUE(cluster.WaitForAgents(3));
+  const Freezer freezer;  // it thaws before the cluster waits for its processes
+  if (!freezer.works()) GTEST_SKIP() << "no freezer group of version 1 can be made here";
+  cluster.Submit("job", {"train.steps=2000"});
+  ASSERT_TRUE(cluster.WaitForStep("job", 30));
+  const Job before = cluster.Status("job");
+  ASSERT_EQ(before.ranks_size(), 4);
+  const std::string stuck = before.ranks(2).node_id();
+  freezer.Freeze(before.ranks(2).status().pid());
+  ::kill(before.ranks(0).status().pid(), SIGKILL);
+  const auto goes_on = [&] {
+    const Job job = cluster.Status("job");
+    return job.attempt() > before.attempt() && job.last_record().attempt() == job.attempt();
+  };
+  ASSERT_TRUE(WaitUntil(goes_on, 420)) << cluster.Status("job").message();
+  for (const auto& rank : cluster.Status("job").ranks()) EXPECT_NE(rank.node_id(), stuck);
+  const std::string nodes = cluster.Megascale({"nodes"}).out;
+  EXPECT_TRUE(absl::StrContains(nodes, "could not end the processes")) << nodes;
+  const CommandResult cancelled = cluster.Megascale({"cancel", "job"});
+  EXPECT_EQ(cancelled.exit_code, 0) << cancelled.err;
+}
 
 TEST(LimitsTest, AQuotaOfCoresIsShownAndWarnedOf) {
   LimitedGroups groups;

@@ -221,7 +221,7 @@ INSTANTIATE_TEST_SUITE_P(Models, ParityTest, testing::ValuesIn(kModels),
 
 TEST_P(ParityTest, LayoutsAgreeInFloat64To1em10) {
   const auto spec = [&](const Layout& layout) {
-    return JobOf(GetParam(), layout, job::v1::PRECISION_FP64, 5);
+    return JobOf(GetParam(), layout, job::v1::PRECISION_FP64, IsSoak() ? 5 : 3);
   };
   const RunResult one = RunJob(RunOptions(spec({})));
   const std::vector<double> reference = Losses(one);
@@ -243,7 +243,7 @@ TEST_P(ParityTest, LayoutsAgreeInFloat64To1em10) {
 
 // Outside the soak it uses another model than in float64, one that differs in block and window.
 TEST_P(ParityTest, LayoutsAgreeInFloat32) {
-  const int num_steps = IsSoak() ? 20 : 10;
+  const int num_steps = IsSoak() ? 20 : 5;
   const JobSpec exact = JobOf(GetParam(), {}, job::v1::PRECISION_FP64, num_steps);
   const std::vector<double> reference = Losses(RunJob(RunOptions(exact)));
   const Gradients gradients = FirstGradients(exact);

@@ -51,6 +51,7 @@ WALL_CLOCK_ALLOWED = {
     "runtime/base/clock.cc": "the seam itself",
     "runtime/base/clock.h": "the seam itself",
     "controlplane/client/job_client.cc": "deadlines of gRPC, which turns them into monotonic time at once",
+    "controlplane/driver/service/testing/fake_agent_stream.h": "the same",
     "controlplane/driver/service/driver_server.cc": "the same; warns of certificates that expire",
     "controlplane/agent/service/agent_server.cc": "warns of a certificate that expires",
     "controlplane/security/authority.cc": "certificates are valid from and until a date",

@@ -17,6 +17,7 @@ def _precompiled_header_impl(ctx):
     # The compiler takes X.h.gch in place of X.h where it finds both in one folder.
     made = ctx.actions.declare_file("made/" + ctx.file.header.basename)
     compiled = ctx.actions.declare_file("made/" + ctx.file.header.basename + ".gch")
+    dependencies = ctx.actions.declare_file("made/" + ctx.file.header.basename + ".d")
     ctx.actions.write(made, '#include "%s"\n' % ctx.file.header.short_path)
     variables = cc_common.create_compile_variables(
         feature_configuration = features,
@@ -44,10 +45,11 @@ def _precompiled_header_impl(ctx):
             feature_configuration = features,
             action_name = ACTION_NAMES.cpp_compile,
         ),
-        arguments = ["-x", "c++-header"] + arguments,
+        # What is written to `dependencies`, the header keeps as well, for -fpch-deps of those who use it.
+        arguments = ["-x", "c++-header", "-MD", "-MF", dependencies.path] + arguments,
         env = environment,
         inputs = depset([made, ctx.file.header], transitive = [context.headers, toolchain.all_files]),
-        outputs = [compiled],
+        outputs = [compiled, dependencies],
         mnemonic = "PrecompileHeader",
         progress_message = "Precompiling %s" % ctx.file.header.short_path,
     )

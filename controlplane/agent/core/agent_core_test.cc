@@ -132,6 +132,7 @@ TEST_F(StoreCheckTest, AStoreThatIsAwayEndsTheAttemptAndNotTheJob) {
   EXPECT_EQ(Job().preflight().state(), v1::Preflight::STATE_RUNNING);
   EXPECT_EQ(Job().host().failure().failure_class(), telemetry::v1::FAILURE_CLASS_RENDEZVOUS);
   EXPECT_EQ(Job().host().failure().message(), "store redis://host:6379: is away");
+  EXPECT_EQ(Job().host().failure().age_seconds(), 2) << "the earliest failure is the cause";
   Preflight(2);
   core_.OnStoreChecked("j", 1, absl::OkStatus(), now_);
   EXPECT_EQ(Job().preflight().state(), v1::Preflight::STATE_RUNNING) << "of an older attempt";

@@ -35,6 +35,7 @@
 #include "runtime/base/process/resource_limit.h"
 #include "runtime/base/socket/own_socket.h"
 #include "runtime/base/status.h"
+#include "runtime/checkpoint/numerics.h"
 #include "runtime/ops/ops.h"
 
 namespace megascale::agent {
@@ -43,8 +44,6 @@ namespace {
 constexpr size_t kJobLogsKept = 64;
 // Socket paths have 107 bytes; "/t12345-12345/" and a socket's name follow.
 constexpr size_t kRunDirectoryBytesMax = 75;
-// A host process gets the snapshot memory of each local rank as a descriptor in one frame.
-constexpr int kSlotsMax = static_cast<int>(base::kFrameFdsMax) - 8;
 // What the agent opens for itself, and for each slot: a link, output, a log, snapshot memory.
 constexpr int64_t kDescriptorsOfAgent = 128;
 constexpr int64_t kDescriptorsPerSlot = 4;
@@ -176,6 +175,7 @@ v1::Hello MakeHello(const AgentOptions& options, const AgentKey& key) {
   hello.set_hostname(Hostname());
   hello.set_machine_id(absl::StrCat(absl::StripAsciiWhitespace(boot), "/", hello.hostname()));
   hello.set_instruction_set(ops::InstructionSet());
+  hello.set_numerics_version(std::string(checkpoint::kNumericsVersion));
   *hello.mutable_resources() = MakeResources();
   return hello;
 }

@@ -9,13 +9,17 @@
 #include "absl/time/time.h"
 #include "controlplane/agent/service/store_forwarder.h"
 #include "controlplane/security/tls_files.h"
+#include "runtime/base/frame.h"
 #include "runtime/telemetry/gpu_metrics.h"
 
 namespace megascale::agent {
 
+// A host process gets the snapshot memory of each local rank as a descriptor in one frame.
+inline constexpr int kSlotsMax = static_cast<int>(base::kFrameFdsMax) - 8;
+
 struct AgentOptions {
   std::string driver_address;  // "unix:PATH" or "HOST:PORT"
-  int num_slots = 1;           // maximum number of worker processes; >= 1
+  int num_slots = 1;           // maximum number of worker processes; 1 to kSlotsMax
   std::string node_id;         // stable over restarts; empty: the host name
   std::string run_directory;   // owner-only, for sockets and the lock; created if missing
   // Keeps the agent's key over reboots of the machine (agent_key.h); created if missing. Empty:

@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+
 namespace megascale::agent {
 namespace {
 
@@ -54,6 +58,22 @@ TEST(RepeaterTest, ALoopThatHangsIsLostInTheEnd) {
   EXPECT_FALSE(repeater.Due(Repeater::kBusyMax + 2 * kSecond).has_value());
   repeater.OnReport(Report(8), kSecond, Repeater::kBusyMax + 3 * kSecond);
   EXPECT_EQ(repeater.Due(Repeater::kBusyMax + 5 * kSecond)->applied_version(), 8);
+}
+
+// The loop reports once and is busy from then on. Each wait ends by a deadline.
+TEST(HeartbeatTest, ReportsGoOnWhileTheLoopIsBusy) {
+  std::mutex mutex;
+  std::condition_variable sent;
+  int count = 0;
+  Heartbeat heartbeat([&](v1::ActualState report) {
+    EXPECT_EQ(report.applied_version(), 7);
+    const std::lock_guard<std::mutex> lock(mutex);
+    ++count;
+    sent.notify_all();
+  });
+  heartbeat.Report(Report(7), absl::Milliseconds(20));
+  std::unique_lock<std::mutex> lock(mutex);
+  EXPECT_TRUE(sent.wait_for(lock, std::chrono::seconds(30), [&] { return count >= 4; })) << count;
 }
 
 }  // namespace

@@ -40,7 +40,8 @@ namespace megascale::driver {
 //      lost each other, and those on which a job is to start; a machine is tested once its agent
 //      says that it can run tests, even if the agent first joined a driver of an older version,
 //      which did not know tests.
-inline constexpr int kRules = 8;
+//   9: the machines of an attempt have the same numerics version.
+inline constexpr int kRules = 9;
 
 // A restored copy of the log begins a new epoch (epoch.h), which adds this to the attempts of all
 // jobs: each later attempt has a greater number than every attempt that the lost part of the log

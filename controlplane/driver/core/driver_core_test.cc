@@ -45,6 +45,76 @@ TEST_F(DriverCoreTest, RanksGoToNodesOfOneInstructionSet) {
   EXPECT_THAT(PlacedNodes(), ElementsAre("n1", "n1", "n2", "n2"));
 }
 
+Event JoinedWithNumerics(const std::string& node_id, const std::string& version) {
+  Event event = Joined(node_id, "a", 2);
+  event.mutable_node_joined()->mutable_hello()->set_numerics_version(version);
+  return event;
+}
+
+TEST_F(DriverCoreTest, RanksOfAnAttemptGoToNodesOfOneNumericsVersion) {
+  Do(Submitted("j", SpecOf(2, 2, 30)));
+  Do(JoinedWithNumerics("n0", "4"));
+  Do(JoinedWithNumerics("n1", "3"));
+  EXPECT_EQ(job().message(),
+            "position 1 in the queue; needs data × tensor × pipeline = 2 × 1 × 2 = 4 slots; 1 node "
+            "offers 2 (n0 2); machines of the numerics versions 3, 4 do not share a job: give "
+            "enough machines one version");
+  Do(JoinedWithNumerics("n2", "3"));
+  EXPECT_THAT(PlacedNodes(), ElementsAre("n1", "n1", "n2", "n2"));
+}
+
+TEST_F(DriverCoreTest, AJobWhoseAgentsAreUpgradedGoesOnWithMachinesOfOneNumericsVersion) {
+  Do(JoinedWithNumerics("n0", "3"));
+  Do(JoinedWithNumerics("n1", "3"));
+  Do(Submitted("j", SpecOf(2, 2, 30)));
+  for (const std::string id : {"n0", "n1"}) Do(Passed("j", 1, id));
+  ASSERT_EQ(job().stage(), v1::STAGE_RUN);
+  Event upgraded = JoinedWithNumerics("n0", "4");
+  upgraded.mutable_node_joined()->mutable_hello()->set_incarnation("b");
+  Do(Lost("n0", "a"));
+  Do(upgraded);
+  for (const std::string id : {"n0", "n1"}) Do(Fenced(1, id, {}));
+  BackoffElapsed(1);
+  EXPECT_EQ(job().attempt(), 1) << "n0 and n1 compute other bits";
+  EXPECT_THAT(job().message(), HasSubstr("the numerics versions 3, 4 do not share a job"));
+  upgraded = JoinedWithNumerics("n1", "4");
+  upgraded.mutable_node_joined()->mutable_hello()->set_incarnation("b");
+  Do(Lost("n1", "a"));
+  Do(upgraded);
+  Do(Fenced(1, "n1", {}));
+  EXPECT_EQ(job().attempt(), 2) << job().message();
+  EXPECT_THAT(PlacedNodes(), ElementsAre("n0", "n0", "n1", "n1"));
+}
+
+TEST_F(DriverCoreTest, ARecoveringJobStaysOnItsMachinesThoughOthersAreOfAnotherNumericsVersion) {
+  for (const std::string id : {"n2", "n3"}) Do(JoinedWithNumerics(id, "3"));
+  Do(Submitted("j", SpecOf(2, 2, 30)));
+  for (const std::string id : {"n2", "n3"}) Do(Passed("j", 1, id));
+  for (const std::string id : {"n0", "n1"}) Do(JoinedWithNumerics(id, "4"));
+  Do(Failed(1, 0, "n2", megascale::telemetry::v1::FAILURE_CLASS_EXITED));
+  for (const std::string id : {"n2", "n3"}) Do(Fenced(1, id, {}));
+  BackoffElapsed(1);
+  EXPECT_EQ(job().attempt(), 2);
+  EXPECT_THAT(PlacedNodes(), ElementsAre("n2", "n2", "n3", "n3"));
+}
+
+TEST_F(DriverCoreTest, OlderRulesLookAtNoNumericsVersion) {
+  Event older;
+  older.mutable_driver_started()->set_rules(8);
+  Do(older);
+  Do(Submitted("j", SpecOf(2, 2, 30)));
+  Do(JoinedWithNumerics("n0", "3"));
+  Do(JoinedWithNumerics("n1", "4"));
+  EXPECT_THAT(PlacedNodes(), ElementsAre("n0", "n0", "n1", "n1"));
+}
+
+TEST_F(DriverCoreTest, AnAgentThatDoesNotTellItsNumericsVersionSharesJobsWithAll) {
+  Do(Submitted("j", SpecOf(2, 2, 30)));
+  Do(Joined("n0", "a", 2));
+  Do(JoinedWithNumerics("n1", "3"));
+  EXPECT_THAT(PlacedNodes(), ElementsAre("n0", "n0", "n1", "n1"));
+}
+
 TEST_F(DriverCoreTest, TensorParallelPeersShareANode) {
   auto spec = SpecOf(2, 1, 30);
   spec.mutable_parallel()->set_tensor_model_parallel_size(2);

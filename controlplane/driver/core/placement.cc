@@ -44,13 +44,58 @@ struct Exceptions {
   bool all_give = false;               // the slots of all jobs are free
 };
 
-FreeSlots FreeSlotsFor(const DriverState& state, const JobRecord& job,
-                       const std::string& instruction_set, const Exceptions& exceptions) {
+// What the machines of an attempt have in common, because the bits of a step depend on it.
+struct Kind {
+  std::string instruction_set;
+  std::string numerics;  // Hello.numerics_version; empty: of agents that do not tell
+
+  bool Has(const NodeRecord& node) const {
+    const std::string& version = node.hello().numerics_version();
+    return node.hello().instruction_set() == instruction_set &&
+           (numerics.empty() || version.empty() || version == numerics);
+  }
+};
+
+// Returns the kinds of machines that may run the job: first those with most of the machines it ran
+// on, then in the order of their first machines. An agent that does not tell its numerics version
+// is of each kind with its instruction set.
+std::vector<Kind> KindsFor(const DriverState& state, const JobRecord& job) {
+  std::vector<Kind> kinds;
+  for (const NodeRecord& node : state.nodes()) {
+    if (!TakesRanks(node)) continue;
+    Kind kind = {node.hello().instruction_set(), node.hello().numerics_version()};
+    if (!job.instruction_set().empty() && kind.instruction_set != job.instruction_set()) continue;
+    if (state.rules() < 9) kind.numerics.clear();
+    const auto same = std::find_if(kinds.begin(), kinds.end(), [&](const Kind& known) {
+      return known.instruction_set == kind.instruction_set &&
+             (known.numerics.empty() || kind.numerics.empty() || known.numerics == kind.numerics);
+    });
+    if (same == kinds.end()) {
+      kinds.push_back(std::move(kind));
+    } else if (same->numerics.empty()) {
+      same->numerics = std::move(kind.numerics);
+    }
+  }
+  if (state.rules() < 9) return kinds;
+  const std::vector<std::string> before = NodesOf(job);
+  const auto num_before = [&](const Kind& kind) {
+    return std::count_if(before.begin(), before.end(), [&](const std::string& node_id) {
+      const NodeRecord* node = FindNode(state, node_id);
+      return node != nullptr && kind.Has(*node);
+    });
+  };
+  std::stable_sort(kinds.begin(), kinds.end(),
+                   [&](const Kind& a, const Kind& b) { return num_before(a) > num_before(b); });
+  return kinds;
+}
+
+FreeSlots FreeSlotsFor(const DriverState& state, const JobRecord& job, const Kind& kind,
+                       const Exceptions& exceptions) {
   FreeSlots free;
   const std::set<std::string> refusing = RefusingNodesOf(state, job);
   const std::vector<std::string> before = NodesOf(job);
   for (const NodeRecord& node : state.nodes()) {
-    if (!TakesRanks(node) || node.hello().instruction_set() != instruction_set) continue;
+    if (!TakesRanks(node) || !kind.Has(node)) continue;
     const std::string& node_id = node.hello().node_id();
     if (refusing.count(node_id) > 0 || exceptions.in_test.count(node_id) > 0) continue;
     const bool is_spare =
@@ -152,16 +197,21 @@ std::string Offer(const JobRecord& job, const FreeSlots& free) {
                       ")");
 }
 
-std::vector<std::string> InstructionSets(const DriverState& state, const JobRecord& job) {
-  if (!job.instruction_set().empty()) return {job.instruction_set()};
-  std::vector<std::string> sets;
-  for (const NodeRecord& node : state.nodes()) {
-    const std::string& name = node.hello().instruction_set();
-    if (TakesRanks(node) && std::find(sets.begin(), sets.end(), name) == sets.end()) {
-      sets.push_back(name);
-    }
-  }
-  return sets;
+// Returns "; machines of the numerics versions 3 and 4 do not share a job: …" if the job had room
+// on machines of several versions together.
+std::string Apart(const DriverState& state, const JobRecord& job, const std::vector<Kind>& kinds,
+                  const Exceptions& exceptions) {
+  std::set<std::string> versions;
+  for (const Kind& kind : kinds) versions.insert(kind.numerics);
+  if (versions.size() < 2) return "";
+  const bool have_room = std::any_of(kinds.begin(), kinds.end(), [&](const Kind& kind) {
+    const Kind of_all_versions = {kind.instruction_set, ""};
+    return !PlaceGroups(job, FreeSlotsFor(state, job, of_all_versions, exceptions)).empty();
+  });
+  if (!have_room) return "";
+  return absl::StrCat("; machines of the numerics versions ",
+                      base::Shortlist({versions.begin(), versions.end()}),
+                      " do not share a job: give enough machines one version");
 }
 
 }  // namespace
@@ -212,10 +262,10 @@ std::string NeededSlots(const JobRecord& job) {
 
 bool HasRoomWithout(const DriverState& state, const JobRecord& job,
                     const std::set<std::string>& nodes) {
-  const std::vector<std::string> sets = InstructionSets(state, job);
-  return std::any_of(sets.begin(), sets.end(), [&](const std::string& instruction_set) {
+  const std::vector<Kind> kinds = KindsFor(state, job);
+  return std::any_of(kinds.begin(), kinds.end(), [&](const Kind& kind) {
     // What is tested now will most likely pass.
-    FreeSlots free = FreeSlotsFor(state, job, instruction_set, {});
+    FreeSlots free = FreeSlotsFor(state, job, kind, {});
     return !PlaceGroupsWithout(job, std::move(free), nodes).empty();
   });
 }
@@ -223,9 +273,9 @@ bool HasRoomWithout(const DriverState& state, const JobRecord& job,
 bool NeedsMoreThanThereIs(const DriverState& state, const JobRecord& job) {
   Exceptions exceptions;
   exceptions.all_give = true;
-  const std::vector<std::string> sets = InstructionSets(state, job);
-  return std::none_of(sets.begin(), sets.end(), [&](const std::string& instruction_set) {
-    return !PlaceGroups(job, FreeSlotsFor(state, job, instruction_set, exceptions)).empty();
+  const std::vector<Kind> kinds = KindsFor(state, job);
+  return std::none_of(kinds.begin(), kinds.end(), [&](const Kind& kind) {
+    return !PlaceGroups(job, FreeSlotsFor(state, job, kind, exceptions)).empty();
   });
 }
 
@@ -234,24 +284,31 @@ PlacementResult PlaceJob(const DriverState& state, const JobRecord& job,
   std::set<std::string> avoided = NodesThatCannotRead(state, job);
   avoided.merge(NodesThatFailedOften(job));
   const Exceptions exceptions = {givers, NodesInTest(state)};
+  const std::vector<Kind> kinds = KindsFor(state, job);
   PlacementResult result;
   FreeSlots best;
-  for (const std::string& instruction_set : InstructionSets(state, job)) {
-    FreeSlots free = FreeSlotsFor(state, job, instruction_set, exceptions);
-    std::vector<std::string> nodes = PlaceGroupsWithout(job, free, avoided);
-    if (nodes.empty() && !avoided.empty()) nodes = PlaceGroups(job, free);
-    if (free.size() > best.size()) best = std::move(free);
-    if (nodes.empty()) continue;
-    result.instruction_set = instruction_set;
-    for (int rank = 0; rank < WorldSize(job); ++rank) {
-      megascale::agent::v1::Placement placement;
-      placement.set_rank(rank);
-      placement.set_node_id(nodes[static_cast<size_t>(rank / TensorSize(job))]);
-      result.placements.push_back(std::move(placement));
+  for (const bool avoids : {true, false}) {
+    for (const Kind& kind : kinds) {
+      FreeSlots free = FreeSlotsFor(state, job, kind, exceptions);
+      std::vector<std::string> nodes =
+          avoids ? PlaceGroupsWithout(job, free, avoided) : PlaceGroups(job, free);
+      // Older rules used nodes that are avoided before those of another kind.
+      if (state.rules() < 9 && nodes.empty() && !avoided.empty()) nodes = PlaceGroups(job, free);
+      if (free.size() > best.size()) best = std::move(free);
+      if (nodes.empty()) continue;
+      result.instruction_set = kind.instruction_set;
+      for (int rank = 0; rank < WorldSize(job); ++rank) {
+        megascale::agent::v1::Placement placement;
+        placement.set_rank(rank);
+        placement.set_node_id(nodes[static_cast<size_t>(rank / TensorSize(job))]);
+        result.placements.push_back(std::move(placement));
+      }
+      return result;
     }
-    return result;
+    if (avoided.empty()) break;
   }
-  result.message = absl::StrCat(Offer(job, best), Withheld(state, job));
+  result.message =
+      absl::StrCat(Offer(job, best), Apart(state, job, kinds, exceptions), Withheld(state, job));
   return result;
 }
 

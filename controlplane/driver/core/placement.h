@@ -17,12 +17,14 @@ struct PlacementResult {
   std::string message;
 };
 
-// Places the job on nodes that take ranks and share one instruction set: that of the job's first
-// placement, or else the first one, in the order of node ids, with enough free slots. A rank keeps
-// its node if the node takes ranks and has room; the other ranks fill the nodes in the order of
-// their ids with consecutive ranks. Tensor-parallel peers share a node. The slots of other jobs are
-// not free, except for those of the jobs in `givers`. Nodes that could not read the job's
-// checkpoint (restore_order.h) get ranks only if the other nodes have no room.
+// Places the job on nodes that take ranks and share one instruction set, that of the job's first
+// placement, and one numerics version (Hello.numerics_version; nodes that tell none go with all).
+// Among several such kinds of nodes it takes the first with enough free slots: first those with
+// most of the nodes that the job ran on, then in the order of node ids. A rank keeps its node if
+// the node takes ranks and has room; the other ranks fill the nodes in the order of their ids with
+// consecutive ranks. Tensor-parallel peers share a node. The slots of other jobs are not free,
+// except for those of the jobs in `givers`. Nodes that could not read the job's checkpoint
+// (restore_order.h) get ranks only if the other nodes have no room.
 PlacementResult PlaceJob(const DriverState& state, const JobRecord& job,
                          const std::set<std::string>& givers = {});
 

@@ -8,9 +8,6 @@ namespace {
 
 constexpr int kMetadataBytesMax = 16 << 10;
 constexpr int kStreamsPerConnectionMax = 1024;
-// Threads that serve calls: kStreamsMax of open_streams.h, and calls that wait for the loop. A call
-// beyond them fails with RESOURCE_EXHAUSTED.
-constexpr int kThreadsMax = 1024;
 // A connection that sends nothing, or no HTTP/2, is closed after this time.
 constexpr int kHandshakeMilliseconds = 10'000;
 // After this time the driver notices that a client's machine is gone, and frees its streams.
@@ -19,10 +16,10 @@ constexpr int kKeepaliveTimeoutMilliseconds = 20'000;
 
 }  // namespace
 
-void SetLimits(grpc::ServerBuilder* builder, size_t memory_bytes) {
+void SetLimits(grpc::ServerBuilder* builder, size_t memory_bytes, int threads) {
   grpc::ResourceQuota quota("driver");
   quota.Resize(memory_bytes);
-  quota.SetMaxThreads(kThreadsMax);
+  quota.SetMaxThreads(threads);
   builder->SetResourceQuota(quota);
   builder->SetMaxReceiveMessageSize(kMessageBytesMax);
   builder->SetMaxSendMessageSize(kMessageBytesMax);

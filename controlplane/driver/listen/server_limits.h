@@ -18,7 +18,12 @@ inline constexpr int kMessageBytesMax = 64 << 20;
 // several of the largest messages. Beyond it gRPC ends streams, with RESOURCE_EXHAUSTED.
 inline constexpr size_t kMemoryBytesMax = size_t{512} << 20;
 
-// Sets these limits. `memory_bytes`: only tests pass less than the default.
-void SetLimits(grpc::ServerBuilder* builder, size_t memory_bytes = kMemoryBytesMax);
+// Threads that serve calls: kStreamsMax of open_streams.h, and calls that wait for the loop. A call
+// beyond them fails with RESOURCE_EXHAUSTED.
+inline constexpr int kThreadsMax = 1024;
+
+// Sets these limits. Only tests pass less than the defaults.
+void SetLimits(grpc::ServerBuilder* builder, size_t memory_bytes = kMemoryBytesMax,
+               int threads = kThreadsMax);
 
 }  // namespace megascale::driver

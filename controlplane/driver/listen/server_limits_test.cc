@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <memory>
@@ -11,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "proto/control.grpc.pb.h"
 
 namespace megascale::driver {
@@ -65,6 +68,60 @@ TEST(ServerLimitsTest, ManyLargeMessagesAtOnceEndAndOthersAreServedAfterThem) {
   EXPECT_EQ(Submit(address, 100, 0), grpc::StatusCode::NOT_FOUND);
   EXPECT_EQ(Submit(address, 101, size_t{65} << 20), grpc::StatusCode::RESOURCE_EXHAUSTED)
       << "larger than one message may be";
+  server->Shutdown(std::chrono::system_clock::now());
+  std::filesystem::remove_all(directory);
+}
+
+// Answers no call before it is told to.
+class WaitingService : public control::v1::JobService::Service {
+ public:
+  grpc::Status ListJobs(grpc::ServerContext* context, const control::v1::ListJobsRequest* request,
+                        control::v1::ListJobsResponse* response) override {
+    ++num_calls_;
+    released_.WaitForNotificationWithTimeout(absl::Seconds(60));
+    return grpc::Status::OK;
+  }
+  void Release() { released_.Notify(); }
+  int num_calls() const { return num_calls_; }
+
+ private:
+  absl::Notification released_;
+  std::atomic<int> num_calls_ = 0;
+};
+
+TEST(ServerLimitsTest, CallsBeyondTheThreadsAreRefusedAtOnce) {
+  char directory[] = "/tmp/ms-XXXXXX";
+  ASSERT_NE(::mkdtemp(directory), nullptr);
+  const std::string address = std::string("unix:") + directory + "/s.sock";
+  WaitingService service;
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort(address, grpc::InsecureServerCredentials());
+  builder.RegisterService(&service);
+  SetLimits(&builder, kMemoryBytesMax, /*threads=*/40);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  ASSERT_NE(server, nullptr);
+
+  const auto stub = control::v1::JobService::NewStub(
+      grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+  std::atomic<int> num_refused = 0;
+  std::vector<std::thread> clients;
+  for (int i = 0; i < 100; ++i) {
+    clients.emplace_back([&] {
+      grpc::ClientContext context;
+      context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+      control::v1::ListJobsResponse response;
+      const auto code = stub->ListJobs(&context, {}, &response).error_code();
+      num_refused += code == grpc::StatusCode::RESOURCE_EXHAUSTED ? 1 : 0;
+    });
+  }
+  for (int i = 0; i < 300 && num_refused + service.num_calls() < 100; ++i) {
+    absl::SleepFor(absl::Milliseconds(100));
+  }
+  EXPECT_GE(service.num_calls(), 20);
+  EXPECT_LE(service.num_calls(), 40);
+  EXPECT_EQ(num_refused + service.num_calls(), 100);
+  service.Release();
+  for (std::thread& client : clients) client.join();
   server->Shutdown(std::chrono::system_clock::now());
   std::filesystem::remove_all(directory);
 }

@@ -24,9 +24,10 @@ std::vector<std::string> JobsToForget(const DriverState& state, const JobRetenti
 std::vector<std::string> NodesToForget(const DriverState& state, absl::Time now) {
   std::set<std::string> old;
   for (const NodeRecord& node : state.nodes()) {
-    if (node.alive() || node.evicted() || node.spare() || node.has_quarantine()) continue;
+    if (node.alive() || node.evicted() || node.spare()) continue;
     const int64_t lost = node.lost_unix_nanos();
-    if (lost != 0 && absl::FromUnixNanos(lost) + kLostNodeAge <= now) {
+    const absl::Duration age = node.has_quarantine() ? kLostInQuarantineAge : kLostNodeAge;
+    if (lost != 0 && absl::FromUnixNanos(lost) + age <= now) {
       old.insert(node.hello().node_id());
     }
   }

@@ -27,9 +27,12 @@ std::vector<std::string> JobsToForget(const DriverState& state, const JobRetenti
 // A node that was lost for longer than this is forgotten. Names that never come back, such as those
 // of pods, would otherwise fill the state for ever.
 inline constexpr absl::Duration kLostNodeAge = absl::Hours(24);
+// The same of a node in quarantine, which may come back from a repair. Its quarantine is forgotten
+// with it; a node that joins later is tested, unless the driver tests no machines.
+inline constexpr absl::Duration kLostInQuarantineAge = absl::Hours(30 * 24);
 
-// Returns the ids of the nodes that were lost longer than kLostNodeAge ago, have nothing of a job,
-// and keep no decision of an operator (evicted, spare) and no quarantine. `now`: as above.
+// Returns the ids of the nodes that were lost longer ago than these ages, have nothing of a job,
+// and keep no decision of an operator (evicted, spare). `now`: as above.
 std::vector<std::string> NodesToForget(const DriverState& state, absl::Time now);
 
 }  // namespace megascale::driver

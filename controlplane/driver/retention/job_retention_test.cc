@@ -64,15 +64,23 @@ TEST(NodeRetentionTest, ForgetsNodesThatWereLostLongAgoAndHoldNothing) {
   Event started;
   started.mutable_driver_started()->set_rules(kRules);
   at(0, started);
-  for (const std::string id : {"n0", "n1", "n2", "n3"}) at(1, Joined(id, "a", 1));
+  for (const std::string id : {"n0", "n1", "n2", "n3", "n4"}) at(1, Joined(id, "a", 1));
   at(1, Submitted("j", SpecOf(1, 1, 30)));  // on n0
   at(1, Evicted("n1", "disk"));
-  for (const std::string id : {"n0", "n1", "n2"}) at(2, Lost(id, "a"));
+  Event quarantined;
+  quarantined.mutable_node_quarantined()->set_node_id("n4");
+  quarantined.mutable_node_quarantined()->set_evidence("its memory has errors");
+  at(1, quarantined);
+  for (const std::string id : {"n0", "n1", "n2", "n4"}) at(2, Lost(id, "a"));
   EXPECT_THAT(NodesToForget(state, AtHour(25)), IsEmpty());
   EXPECT_THAT(NodesToForget(state, AtHour(26)), ElementsAre("n2"))
-      << "a job has ranks on n0 or waits for it, an operator evicted n1, and n3 lives";
+      << "a job has ranks on n0 or waits for it, an operator evicted n1, n3 lives, and n4 may be "
+         "under repair";
   at(30, Joined("n2", "b", 1));
   EXPECT_THAT(NodesToForget(state, AtHour(60)), IsEmpty());
+  EXPECT_THAT(NodesToForget(state, AtHour(30 * 24 + 1)), IsEmpty());
+  EXPECT_THAT(NodesToForget(state, AtHour(30 * 24 + 2)), ElementsAre("n4"))
+      << "it did not come back from its repair";
 }
 
 }  // namespace

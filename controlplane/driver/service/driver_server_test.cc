@@ -21,8 +21,11 @@
 #include <mutex>
 #include <thread>
 
+#include "absl/strings/match.h"
+#include "absl/time/clock.h"
 #include "controlplane/driver/core/testing/test_events.h"
 #include "controlplane/driver/service/driver_loop.h"
+#include "controlplane/driver/service/testing/fake_agent_stream.h"
 #include "controlplane/driver/service/testing/server_test_base.h"
 #include "controlplane/driver/service/watched_jobs.h"
 #include "proto/agent.grpc.pb.h"
@@ -37,75 +40,6 @@ namespace control = megascale::control::v1;
 namespace telemetry = megascale::telemetry::v1;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
-
-std::chrono::system_clock::time_point Deadline() {
-  return std::chrono::system_clock::now() + std::chrono::seconds(30);
-}
-
-// The stream of one agent, controlled by the test.
-class FakeAgentStream {
- public:
-  FakeAgentStream(const std::shared_ptr<grpc::Channel>& channel, const std::string& incarnation,
-                  const std::string& node_id = "n0", int slots = 1)
-      : stub_(agent::AgentService::NewStub(channel)), incarnation_(incarnation) {
-    context_.set_deadline(Deadline());
-    stream_ = stub_->Connect(&context_);
-    agent::AgentUp up;
-    *up.mutable_hello() = HelloOf(node_id, incarnation, slots);
-    EXPECT_TRUE(stream_->Write(up));
-  }
-
-  // Reports and returns the next desired state for which `wanted` is true.
-  template <typename Predicate>
-  agent::DesiredState Await(const Predicate& wanted) {
-    agent::AgentDown down;
-    while (stream_->Read(&down)) {
-      if (down.has_desired()) version_ = down.desired().version();
-      if (down.has_desired() && wanted(down.desired())) return down.desired();
-    }
-    ADD_FAILURE() << "the stream ended: " << stream_->Finish().error_message();
-    return {};
-  }
-  agent::DesiredState AwaitPhase(agent::DesiredJob::Phase phase) {
-    return Await([phase](const agent::DesiredState& desired) {
-      return desired.jobs_size() == 1 && desired.jobs(0).phase() == phase;
-    });
-  }
-  agent::AgentDown Read() {
-    agent::AgentDown down;
-    EXPECT_TRUE(stream_->Read(&down));
-    return down;
-  }
-  bool TryRead(agent::AgentDown* down) { return stream_->Read(down); }
-  void Write(const agent::AgentUp& up) { EXPECT_TRUE(stream_->Write(up)); }
-  void Report(const agent::ActualJob& job) {
-    agent::AgentUp up;
-    up.mutable_actual()->set_incarnation(incarnation_);
-    up.mutable_actual()->set_applied_version(version_);
-    *up.mutable_actual()->add_jobs() = job;
-    Write(up);
-  }
-  // An empty report; false once the stream has ended.
-  bool TryReport() {
-    agent::AgentUp up;
-    up.mutable_actual()->set_incarnation(incarnation_);
-    return stream_->Write(up);
-  }
-  void Cancel() { context_.TryCancel(); }
-  grpc::Status Finish() {
-    agent::AgentDown down;
-    while (stream_->Read(&down)) {
-    }
-    return stream_->Finish();
-  }
-
- private:
-  std::unique_ptr<agent::AgentService::Stub> stub_;
-  grpc::ClientContext context_;
-  std::unique_ptr<grpc::ClientReaderWriter<agent::AgentUp, agent::AgentDown>> stream_;
-  const std::string incarnation_;
-  int64_t version_ = 0;
-};
 
 class DriverServerTest : public ServerTestBase {
  protected:
@@ -453,6 +387,39 @@ TEST_F(DriverServerTest, AWatcherGetsAsManyRanksAsItAsksFor) {
   watch.set_ranks_max(-1);
   EXPECT_EQ(jobs_->WatchJob(&context, watch)->Finish().error_message(),
             "ranks_max: -1; expected a number from 0; 0 stands for all");
+}
+
+// The job waits for a second slot, and each report of the agent is a round of the driver.
+TEST_F(DriverServerTest, AWatcherOfAJobThatChangesInItsAgesOnlyGetsNothing) {
+  job::v1::JobSpec two_ranks = SmallSpec();
+  *two_ranks.mutable_parallel() = SpecOf(2, 1, 30).parallel();
+  ASSERT_TRUE(Submit("j", two_ranks).ok());
+  FakeAgentStream stream(channel_, "a", "n0", 1);
+  const auto offers = [&] {
+    return Get("j").ok() && absl::StrContains(job_.message(), "offers 1");
+  };
+  for (int i = 0; i < 300 && !offers(); ++i) absl::SleepFor(absl::Milliseconds(100));
+  ASSERT_TRUE(offers()) << job_.message();
+  const double age = job_.submitted_age_seconds();
+
+  grpc::ClientContext context;
+  context.set_deadline(Deadline());
+  control::WatchJobRequest watch;
+  watch.set_job_id("j");
+  const auto watcher = jobs_->WatchJob(&context, watch);
+  control::WatchJobResponse seen;
+  ASSERT_TRUE(watcher->Read(&seen));
+  for (int i = 0; i < 12; ++i) {
+    EXPECT_TRUE(stream.TryReport());
+    absl::SleepFor(absl::Milliseconds(70));
+  }
+  ASSERT_TRUE(Get("j").ok());
+  EXPECT_GT(job_.submitted_age_seconds(), age);
+  ASSERT_TRUE(Cancel("j").ok());
+  int num_messages = 0;
+  while (watcher->Read(&seen)) ++num_messages;
+  EXPECT_EQ(seen.job().state(), control::JOB_STATE_CANCELLED);
+  EXPECT_LE(num_messages, 2) << "the driver may send ten messages a second";
 }
 
 TEST_F(DriverServerTest, StoreAndLogsGoThroughTheAgentsStream) {

@@ -2,11 +2,13 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -15,6 +17,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/socket/testing/test_user.h"
+#include "runtime/base/socket/without_sigpipe.h"
 
 namespace megascale::base {
 namespace {
@@ -248,6 +251,21 @@ TEST_F(OwnSocketTest, TakesAServerThatOnlyRootCouldHavePutThere) {
   EXPECT_EQ(CheckServerSocket(path, kAdvice).code(), absl::StatusCode::kPermissionDenied);
   ASSERT_EQ(::chown(path.c_str(), ::geteuid(), ::getegid()), 0);
   EXPECT_EQ(CheckServerSocket(path, kAdvice), absl::OkStatus());
+}
+
+TEST(WithoutSigpipeTest, AWriteToAnEndThatHungUpFailsAndEndsNoProcess) {
+  int ends[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  const UniqueFd writer(ends[0]);
+  ::close(ends[1]);
+  for (int i = 0; i < 2; ++i) {
+    const WithoutSigpipe without_sigpipe;
+    EXPECT_EQ(::write(writer.get(), "x", 1), -1);
+    EXPECT_EQ(errno, EPIPE);
+  }
+  sigset_t pending;
+  sigpending(&pending);
+  EXPECT_EQ(sigismember(&pending, SIGPIPE), 0) << "it would come later";
 }
 
 }  // namespace

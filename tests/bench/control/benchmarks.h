@@ -12,12 +12,19 @@ namespace megascale::bench {
 // on standard error, if the job did not go on; so do the other functions that train.
 bool MeasureRecovery(const std::string& job_file, int kills);
 
+// Measures, `losses` times, the time from the loss of a machine (its agent is killed, with all its
+// processes) to the next completed step, and its parts. A spare, which has passed the quick machine
+// tests, replaces it; what the lost ranks had in memory comes from storage.
+bool MeasureLostMachine(const std::string& job_file, int losses);
+
 // Measures the time from the start of a killed driver's successor until it has all agents and ranks
 // back.
 bool MeasureDriverRestart(const std::string& job_file, int restarts);
 
-// Measures the time from a submit to its acknowledgement, with 1 and with 100 clients, compared
-// with a synced write of RocksDB.
+// Measures the time from a submit to its acknowledgement, compared with a synced write of RocksDB:
+// with 1 and with 100 clients that submit one job after the other, and with 100 clients that submit
+// 500 jobs a second in all; the time of each counts from when it was due, also if its client still
+// waits for the one before.
 void MeasureSubmit(int submits_per_client);
 
 // Measures the time from a step's report to its arrival at `watchers` watchers.
@@ -39,8 +46,9 @@ struct FleetLoad {
   // A small job fails each time that this many seconds have passed, and recovers; 0: none fails.
   int seconds_between_failures = 0;
 };
-// Measures a driver whose agents report every second, as production ones do: every agent of a job
-// reports its completed steps until they are acknowledged, and the checkpoints on storage.
+// Measures a driver whose agents report every second, as production ones do: the agents that the
+// driver asks report completed steps until they are acknowledged, and each its checkpoints on
+// storage. Closes with the loss of a machine: when the others of its job are told.
 void MeasureFleet(const FleetLoad& load);
 
 }  // namespace megascale::bench

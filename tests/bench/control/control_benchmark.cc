@@ -14,6 +14,7 @@ Without a name all parts run, one after the other.
 Examples:
   control_benchmark --job examples/fortunes.yaml
   control_benchmark recovery --kills 20
+  control_benchmark machine --losses 5
   control_benchmark fleet --agents 1536 --slots 8
   control_benchmark fleet --retained 10000 --running 999 --failures 5
 )";
@@ -21,6 +22,7 @@ Examples:
 int Main(int argc, char** argv) {
   std::string job = "examples/fortunes.yaml";
   int kills = 10;
+  int losses = 5;
   int submits = 20;
   int watchers = 500;
   int steps = 20;
@@ -30,6 +32,7 @@ int Main(int argc, char** argv) {
   app.fallthrough();
   app.add_option("--job", job, "the job file whose workers are killed")->capture_default_str();
   app.add_option("--kills", kills, "how often")->capture_default_str();
+  app.add_option("--losses", losses, "of a machine")->capture_default_str();
   app.add_option("--submits", submits, "of each of 100 clients; ten times as many of one alone")
       ->capture_default_str();
   app.add_option("--watchers", watchers, "streams")->capture_default_str();
@@ -56,16 +59,20 @@ int Main(int argc, char** argv) {
                  "seconds between two failures of the jobs of one agent; 0: there are none")
       ->capture_default_str();
   const CLI::App* recovery = app.add_subcommand("recovery", "a killed worker to the next step");
+  const CLI::App* machine =
+      app.add_subcommand("machine", "a lost machine, replaced by a tested spare, to the next step");
   const CLI::App* restart = app.add_subcommand("restart", "a killed driver");
   const CLI::App* submit = app.add_subcommand("submit", "acknowledged submits");
   const CLI::App* watch = app.add_subcommand("watch", "fan-out to watchers");
-  const CLI::App* fleet = app.add_subcommand("fleet", "a driver with many agents");
+  const CLI::App* fleet =
+      app.add_subcommand("fleet", "a driver with many agents, and the loss of one of them");
   CLI11_PARSE(app, argc, argv);
   const auto wanted = [&](const CLI::App* part) {
     return app.get_subcommands().empty() || part->parsed();
   };
   bool ok = true;
   if (wanted(recovery)) ok &= MeasureRecovery(job, kills);
+  if (wanted(machine)) ok &= MeasureLostMachine(job, losses);
   if (wanted(restart)) ok &= MeasureDriverRestart(job, kills);
   if (wanted(submit)) MeasureSubmit(submits);
   if (wanted(watch)) MeasureWatch(watchers, steps);

@@ -2,6 +2,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -12,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "proto/agent.grpc.pb.h"
+#include "runtime/base/clock.h"
 #include "runtime/telemetry/doing.h"
 #include "runtime/telemetry/machine_series.h"
 #include "runtime/telemetry/rank_work.h"
@@ -21,6 +23,8 @@ namespace megascale::bench {
 namespace pb = megascale::agent::v1;
 
 namespace {
+
+double Now() { return absl::ToDoubleSeconds(base::RealClock().Monotonic()); }
 
 // What an agent of eight ranks has after 15 minutes: a sample of each second.
 telemetry::v1::Evidence MakeSamples() {
@@ -121,7 +125,17 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
     *waiting_->mutable_actual() = MakeReport(step);
     const auto bytes = static_cast<int64_t>(waiting_->ByteSizeLong());
     WriteNext();
+    last_report_ = Now();
     return bytes;
+  }
+
+  double last_report() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return last_report_;
+  }
+  double left_at() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return left_at_;
   }
 
   void Fail() {
@@ -311,6 +325,12 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
         for (int i = 0; i < run.num_ranks(); ++i) job.ranks.push_back(run.rank() + i);
       }
     }
+    const Job& ran = before[kFleetJobId];
+    if (left_at_ > 0 || ran.phase != pb::DesiredJob::PHASE_RUN) return;
+    const auto found = jobs_.find(kFleetJobId);
+    const bool runs_on = found != jobs_.end() && found->second.phase == ran.phase &&
+                         found->second.attempt == ran.attempt;
+    if (!runs_on) left_at_ = Now();
   }
 
   void WriteNext() {
@@ -340,6 +360,8 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
   std::deque<pb::AgentUp> answers_;
   std::map<std::string, Job> jobs_;
   int64_t version_ = 0;
+  double last_report_ = 0;
+  double left_at_ = 0;  // 0: it did not run the fleet's job, or still does
   bool started_ = false;
   bool writing_ = false;
   bool closed_ = false;
@@ -386,6 +408,20 @@ void Fleet::ReportFirst() { agents_[0]->Report(step_); }
 void Fleet::Lose(int index) { agents_[static_cast<size_t>(index)]->End(); }
 
 void Fleet::Fail(int index) { agents_[static_cast<size_t>(index)]->Fail(); }
+
+double Fleet::LastReport(int index) const {
+  return agents_[static_cast<size_t>(index)]->last_report();
+}
+
+std::vector<double> Fleet::LeftAt() const {
+  std::vector<double> times;
+  for (const auto& agent : agents_) {
+    const double left = agent->left_at();
+    if (left > 0) times.push_back(left);
+  }
+  std::sort(times.begin(), times.end());
+  return times;
+}
 
 double Fleet::report_bytes() const {
   return static_cast<double>(report_bytes_) /

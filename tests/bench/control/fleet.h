@@ -52,6 +52,11 @@ class Fleet {
   void ReportFirst();
   // Ends one agent's stream for good.
   void Lose(int index);
+  // The monotonic time, in seconds, at which an agent sent its newest report; 0: it sent none.
+  double LastReport(int index) const;
+  // The monotonic times, in seconds and in order, at which agents that ran the fleet's job got a
+  // desired state without its attempt: to stop it, or to run a later one.
+  std::vector<double> LeftAt() const;
   // Makes a rank fail of each job that the agent has now.
   void Fail(int index);
 

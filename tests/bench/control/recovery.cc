@@ -28,22 +28,48 @@ constexpr int kWaitSeconds = 120;
 
 double Now() { return absl::ToDoubleSeconds(base::RealClock().Monotonic()); }
 
-// A cluster of two agents on which a job trains for a long time.
+// A cluster of two agents, and spares that are added, on which a job trains for a long time.
 class TrainingCluster {
  public:
-  explicit TrainingCluster(const std::string& job_file) {
+  explicit TrainingCluster(const std::string& job_file, const std::string& machine_tests = "off",
+                           const std::vector<std::string>& sets = {}) {
+    cluster_.SetDriverFlags({"--machine-tests", machine_tests});
     cluster_.StartDriver();
     client::ClientOptions options;
     options.address = client::ParseAddress(cluster_.address()).value();
     client_ = client::JobClient::Create(options).value();
-    for (int i = 0; i < kRanks / kSlots; ++i) {
-      cluster_.StartAgent(i, kSlots);
-      probes.emplace_back(cluster_.agent_pid(i));
-    }
-    const auto submitted =
-        cluster_.Megascale({"submit", job_file, "--job-id", kJobId, "--set", "train.steps=100000"});
+    for (int i = 0; i < kRanks / kSlots; ++i) AddAgent();
+    std::vector<std::string> submit = {"submit", job_file, "--job-id",
+                                       kJobId,   "--set",  "train.steps=100000"};
+    for (const std::string& set : sets) submit.insert(submit.end(), {"--set", set});
+    const auto submitted = cluster_.Megascale(submit);
     if (submitted.exit_code != 0) std::cerr << submitted.err;
     AwaitSteps();
+  }
+
+  // Returns the new agent's number.
+  int AddAgent() {
+    const int index = num_agents_++;
+    cluster_.StartAgent(index, kSlots);
+    probes.emplace_back(cluster_.agent_pid(index));
+    return index;
+  }
+  // Adds a machine, waits until its tests have passed, and makes it a spare.
+  bool AddTestedSpare() {
+    const std::string name = absl::StrCat("n", AddAgent());
+    const bool tested = e2e::WaitUntil(
+        [&] {
+          const auto cluster = client_->Cluster();
+          if (!cluster.ok()) return false;
+          for (const auto& node : cluster->nodes()) {
+            if (node.node_id() == name) {
+              return node.machine_test().state() == agent::v1::MachineTest::STATE_PASSED;
+            }
+          }
+          return false;
+        },
+        kWaitSeconds);
+    return tested && cluster_.Megascale({"spares", "--add", name}).exit_code == 0;
   }
 
   Job Now() { return client_->Get(kJobId).value_or(Job()); }
@@ -67,6 +93,7 @@ class TrainingCluster {
  private:
   e2e::Cluster cluster_;
   std::unique_ptr<client::JobClient> client_;
+  int num_agents_ = 0;
   int64_t best_step_ = 0;
 };
 
@@ -95,18 +122,20 @@ bool AllAtLeast(TrainingCluster* training, telemetry::v1::Phase phase,
 }
 
 struct Times {
-  std::vector<double> noticed, decided, started, loaded, stepping, all;
+  std::vector<double> noticed, decided, started, loaded, stepping, all, since_noticed;
 };
 
-// Returns false if the job did not recover.
-bool KillOnce(TrainingCluster* training, int victim, Times* times) {
+// Calls `strike`, which ends ranks of the job, and notes when the job does what on its way back.
+// Returns false if it did not recover.
+bool StrikeOnce(TrainingCluster* training, const std::function<void(const Job&)>& strike,
+                Times* times) {
   if (!training->AwaitSteps()) return false;
   const Job job = training->Now();
   std::set<int32_t> pids;
   for (const auto& rank : job.ranks()) pids.insert(rank.status().pid());
   double last = Now();
-  const double killed = last;
-  ::kill(job.ranks(victim).status().pid(), SIGKILL);
+  const double struck = last;
+  strike(job);
   bool seen = true;
   const auto lap = [&](std::vector<double>* laps, const std::function<bool()>& condition) {
     seen = seen && Until(condition);
@@ -118,6 +147,7 @@ bool KillOnce(TrainingCluster* training, int victim, Times* times) {
     const Job now = training->Now();
     return now.state() == control::v1::JOB_STATE_RECOVERING || now.attempt() > job.attempt();
   });
+  const double noticed = last;
   lap(&times->decided, [&] { return training->Now().attempt() > job.attempt(); });
   lap(&times->started, [&] { return AllAtLeast(training, telemetry::v1::PHASE_LOADING, pids); });
   lap(&times->loaded, [&] { return AllAtLeast(training, telemetry::v1::PHASE_FIRST_STEP, pids); });
@@ -125,7 +155,8 @@ bool KillOnce(TrainingCluster* training, int victim, Times* times) {
     const Job now = training->Now();
     return now.attempt() > job.attempt() && now.last_record().attempt() == now.attempt();
   });
-  times->all.push_back(last - killed);
+  times->all.push_back(last - struck);
+  times->since_noticed.push_back(last - noticed);
   return seen;
 }
 
@@ -134,29 +165,67 @@ void PrintRow(const char* what, const std::vector<double>& seconds) {
                                1e3 * Quantile(seconds, 0.5), 1e3 * Quantile(seconds, 1));
 }
 
+void PrintRecovery(const Times& times) {
+  PrintRow("decided: fenced, the next attempt is placed", times.decided);
+  PrintRow("started: processes joined their groups", times.started);
+  PrintRow("loaded: weights and moments are back", times.loaded);
+  PrintRow("stepping: a step was completed and reported", times.stepping);
+}
+
+void PrintStep(const Job& job) {
+  std::cout << absl::StrFormat("  beside it: a step of this job takes %.0f ms\n",
+                               1e3 * job.last_record().seconds());
+}
+
+// Says on standard error that the job did not go on, and returns false.
+bool DidNotGoOn(const char* what, int number, const Job& job) {
+  std::cerr << absl::StrFormat("%s %d: the job did not go on: %s: %s\n", what, number, job.reason(),
+                               job.message());
+  return false;
+}
+
 }  // namespace
 
 bool MeasureRecovery(const std::string& job_file, int kills) {
   TrainingCluster training(job_file);
   Times times;
   for (int i = 0; i < kills; ++i) {
-    if (KillOnce(&training, i % kRanks, &times)) continue;
-    const Job job = training.Now();
-    std::cerr << absl::StrFormat("kill %d: the job did not go on: %s: %s\n", i + 1, job.reason(),
-                                 job.message());
-    return false;
+    const auto kill = [&](const Job& job) {
+      ::kill(job.ranks(i % kRanks).status().pid(), SIGKILL);
+    };
+    if (!StrikeOnce(&training, kill, &times)) return DidNotGoOn("kill", i + 1, training.Now());
   }
   std::cout << absl::StrFormat("kill -9 of a worker to the next completed step, median of %d\n",
                                kills);
   PrintRow("noticed: the driver says RECOVERING", times.noticed);
-  PrintRow("decided: fenced, the next attempt is placed", times.decided);
-  PrintRow("started: processes joined their groups", times.started);
-  PrintRow("loaded: weights and moments are back", times.loaded);
-  PrintRow("stepping: a step was completed and reported", times.stepping);
+  PrintRecovery(times);
   PrintRow("all", times.all);
-  const Job job = training.Now();
-  std::cout << absl::StrFormat("  beside it: a step of this job takes %.0f ms\n",
-                               1e3 * job.last_record().seconds());
+  PrintStep(training.Now());
+  return true;
+}
+
+bool MeasureLostMachine(const std::string& job_file, int losses) {
+  TrainingCluster training(job_file, "quick", {"checkpoint.interval=10"});
+  Times times;
+  for (int i = 0; i < losses; ++i) {
+    if (!training.AddTestedSpare()) {
+      std::cerr << "a machine did not pass its tests, or did not become a spare\n";
+      return false;
+    }
+    const auto lose = [&](const Job& job) {
+      const std::string& node = job.ranks(i % 2 == 0 ? 0 : kRanks - 1).node_id();
+      training.cluster().KillAgent(std::stoi(node.substr(1)));
+    };
+    if (!StrikeOnce(&training, lose, &times)) return DidNotGoOn("loss", i + 1, training.Now());
+  }
+  std::cout << absl::StrFormat(
+      "a machine is lost, a tested spare takes its place, and the job goes on from storage: median "
+      "of %d\n",
+      losses);
+  PrintRow("declared dead: the driver says RECOVERING", times.noticed);
+  PrintRecovery(times);
+  PrintRow("all since it was declared dead", times.since_noticed);
+  PrintStep(training.Now());
   return true;
 }
 

@@ -3,46 +3,20 @@
 #include <hiredis/async.h>
 #include <hiredis/hiredis.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sys/socket.h>
-#include <time.h>
 
 #include <cerrno>
-#include <csignal>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
+#include "runtime/base/socket/without_sigpipe.h"
 
 namespace megascale::comm {
 namespace {
 
 constexpr int kReadsPerDrive = 256;  // of 16 KiB each, so that other connections get their turn
 constexpr size_t kElementBytes = sizeof(RedisReply);
-
-// hiredis writes with write(2), which raises SIGPIPE if the other end is gone.
-class WithoutSigPipe {
- public:
-  WithoutSigPipe() {
-    sigemptyset(&pipe_);
-    sigaddset(&pipe_, SIGPIPE);
-    sigset_t pending;
-    sigpending(&pending);
-    was_pending_ = sigismember(&pending, SIGPIPE) == 1;
-    pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
-  }
-  ~WithoutSigPipe() {
-    const timespec at_once = {};
-    while (!was_pending_ && sigtimedwait(&pipe_, nullptr, &at_once) < 0 && errno == EINTR) {
-    }
-    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-  }
-
- private:
-  sigset_t pipe_;
-  sigset_t before_;
-  bool was_pending_ = false;
-};
 
 bool IsReadable(int fd) {
   pollfd entry = {fd, POLLIN, 0};
@@ -172,7 +146,7 @@ void RedisConnection::Send(const std::vector<std::string>& words) {
 }
 
 std::vector<RedisReply> RedisConnection::Drive() {
-  const WithoutSigPipe guard;
+  const base::WithoutSigpipe guard;
   if (context_ != nullptr && wants_write_) redisAsyncHandleWrite(context_);
   ReadAll();
   return std::exchange(replies_, {});

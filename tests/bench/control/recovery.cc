@@ -58,21 +58,21 @@ class TrainingCluster {
   bool AddTestedSpare() {
     const std::string name = absl::StrCat("n", AddAgent());
     const bool tested = e2e::WaitUntil(
-        [&] {
-          const auto cluster = client_->Cluster();
-          if (!cluster.ok()) return false;
-          for (const auto& node : cluster->nodes()) {
-            if (node.node_id() == name) {
-              return node.machine_test().state() == agent::v1::MachineTest::STATE_PASSED;
-            }
-          }
-          return false;
-        },
+        [&] { return Node(name).machine_test().state() == agent::v1::MachineTest::STATE_PASSED; },
         kWaitSeconds);
     return tested && cluster_.Megascale({"spares", "--add", name}).exit_code == 0;
   }
 
   Job Now() { return client_->Get(kJobId).value_or(Job()); }
+  // As the driver sees it; empty if it does not know it.
+  control::v1::NodeView Node(const std::string& node_id) {
+    const auto cluster = client_->Cluster();
+    if (!cluster.ok()) return {};
+    for (const auto& node : cluster->nodes()) {
+      if (node.node_id() == node_id) return node;
+    }
+    return {};
+  }
   // Waits for steps that no earlier attempt has completed, because a backoff follows an attempt
   // without progress.
   bool AwaitSteps() {
@@ -125,10 +125,10 @@ struct Times {
   std::vector<double> noticed, decided, started, loaded, stepping, all, since_noticed;
 };
 
-// Calls `strike`, which ends ranks of the job, and notes when the job does what on its way back.
-// Returns false if it did not recover.
+// Calls `strike`, which ends ranks of the job, and notes when the driver notices (`is_noticed`) and
+// when the job does what on its way back. Returns false if it did not recover.
 bool StrikeOnce(TrainingCluster* training, const std::function<void(const Job&)>& strike,
-                Times* times) {
+                const std::function<bool(const Job&)>& is_noticed, Times* times) {
   if (!training->AwaitSteps()) return false;
   const Job job = training->Now();
   std::set<int32_t> pids;
@@ -143,10 +143,7 @@ bool StrikeOnce(TrainingCluster* training, const std::function<void(const Job&)>
     laps->push_back(now - last);
     last = now;
   };
-  lap(&times->noticed, [&] {
-    const Job now = training->Now();
-    return now.state() == control::v1::JOB_STATE_RECOVERING || now.attempt() > job.attempt();
-  });
+  lap(&times->noticed, [&] { return is_noticed(job); });
   const double noticed = last;
   lap(&times->decided, [&] { return training->Now().attempt() > job.attempt(); });
   lap(&times->started, [&] { return AllAtLeast(training, telemetry::v1::PHASE_LOADING, pids); });
@@ -193,7 +190,12 @@ bool MeasureRecovery(const std::string& job_file, int kills) {
     const auto kill = [&](const Job& job) {
       ::kill(job.ranks(i % kRanks).status().pid(), SIGKILL);
     };
-    if (!StrikeOnce(&training, kill, &times)) return DidNotGoOn("kill", i + 1, training.Now());
+    const auto recovers = [&](const Job& job) {
+      const Job now = training.Now();
+      return now.state() == control::v1::JOB_STATE_RECOVERING || now.attempt() > job.attempt();
+    };
+    if (!StrikeOnce(&training, kill, recovers, &times))
+      return DidNotGoOn("kill", i + 1, training.Now());
   }
   std::cout << absl::StrFormat("kill -9 of a worker to the next completed step, median of %d\n",
                                kills);
@@ -212,17 +214,20 @@ bool MeasureLostMachine(const std::string& job_file, int losses) {
       std::cerr << "a machine did not pass its tests, or did not become a spare\n";
       return false;
     }
+    std::string lost;
     const auto lose = [&](const Job& job) {
-      const std::string& node = job.ranks(i % 2 == 0 ? 0 : kRanks - 1).node_id();
-      training.cluster().KillAgent(std::stoi(node.substr(1)));
+      lost = job.ranks(i % 2 == 0 ? 0 : kRanks - 1).node_id();
+      training.cluster().KillAgent(std::stoi(lost.substr(1)));
     };
-    if (!StrikeOnce(&training, lose, &times)) return DidNotGoOn("loss", i + 1, training.Now());
+    const auto is_dead = [&](const Job&) { return !training.Node(lost).alive(); };
+    if (!StrikeOnce(&training, lose, is_dead, &times))
+      return DidNotGoOn("loss", i + 1, training.Now());
   }
   std::cout << absl::StrFormat(
       "a machine is lost, a tested spare takes its place, and the job goes on from storage: median "
       "of %d\n",
       losses);
-  PrintRow("declared dead: the driver says RECOVERING", times.noticed);
+  PrintRow("declared dead: silent for the driver's --node-timeout", times.noticed);
   PrintRecovery(times);
   PrintRow("all since it was declared dead", times.since_noticed);
   PrintStep(training.Now());

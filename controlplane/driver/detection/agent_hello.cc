@@ -22,9 +22,9 @@ absl::Status CheckHello(const agent::Hello& hello) {
     return absl::InvalidArgumentError(
         "the first message of an agent needs node_id, incarnation and num_slots");
   }
-  for (const std::string* text : {&hello.node_id(), &hello.incarnation(), &hello.machine_id(),
-                                  &hello.instruction_set(), &hello.hostname(), &hello.key(),
-                                  &hello.numerics_version()}) {
+  for (const std::string* text :
+       {&hello.node_id(), &hello.incarnation(), &hello.machine_id(), &hello.instruction_set(),
+        &hello.hostname(), &hello.key(), &hello.numerics_version()}) {
     if (text->size() <= kTextBytesMax && base::Printable(*text) == *text) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "the first message of an agent has '", base::Printable(*text, 60),

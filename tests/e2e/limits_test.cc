@@ -119,7 +119,8 @@ TEST(LimitsTest, AProcessThatCannotBeEndedQuarantinesItsMachineAndTheJobGoesOnEl
     return job.attempt() > before.attempt() && job.last_record().attempt() == job.attempt();
   };
   ASSERT_TRUE(WaitUntil(goes_on, 420)) << cluster.Status("job").message();
-  for (const auto& rank : cluster.Status("job").ranks()) EXPECT_NE(rank.node_id(), stuck);
+  const Job after = cluster.Status("job");
+  for (const auto& rank : after.ranks()) EXPECT_NE(rank.node_id(), stuck);
   const std::string nodes = cluster.Megascale({"nodes"}).out;
   EXPECT_TRUE(absl::StrContains(nodes, "could not end the processes")) << nodes;
   const CommandResult cancelled = cluster.Megascale({"cancel", "job"});

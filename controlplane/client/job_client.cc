@@ -46,7 +46,7 @@ grpc::ChannelArguments MakeArguments() {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   // The time that one attempt to connect may take; generous, because a driver on a busy machine is
-  // not away. gRPC waits as long before the next attempt, too: see Impl::ConnectSoon.
+  // not away. gRPC waits as long before the next attempt, too: see DriverChannel::ConnectSoon.
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);

@@ -79,7 +79,14 @@ class LimitedGroups {
 // process that reads from a dead file server does.
 class Freezer {
  public:
-  Freezer() { ::mkdir(directory_.c_str(), 0755); }
+  Freezer() {
+    for (const base::ControlGroup& own : base::ControlGroupsOf("freezer")) {
+      if (own.version != 1) continue;
+      directory_ = absl::StrCat(own.directory, "/megascale-", ::getpid());
+      ::mkdir(directory_.c_str(), 0755);
+      return;
+    }
+  }
   ~Freezer() {
     Write("freezer.state", "THAWED");
     EXPECT_TRUE(WaitUntil([&] { return !works() || ::rmdir(directory_.c_str()) == 0; }, 30));
@@ -95,7 +102,7 @@ class Freezer {
     std::ofstream(absl::StrCat(directory_, "/", name)) << text << std::flush;
   }
 
-  const std::string directory_ = absl::StrCat("/sys/fs/cgroup/freezer/megascale-", ::getpid());
+  std::string directory_;
 };
 
 // The driver waits for five minutes, so only `./dev soak` runs it.

@@ -48,6 +48,7 @@ struct Exceptions {
 struct Kind {
   std::string instruction_set;
   std::string numerics;  // Hello.numerics_version; empty: of agents that do not tell
+  int num_before = 0;    // machines of this kind that the job ran on
 
   bool Has(const NodeRecord& node) const {
     const std::string& version = node.hello().numerics_version();
@@ -76,16 +77,14 @@ std::vector<Kind> KindsFor(const DriverState& state, const JobRecord& job) {
       same->numerics = std::move(kind.numerics);
     }
   }
-  if (state.rules() < 9) return kinds;
-  const std::vector<std::string> before = NodesOf(job);
-  const auto num_before = [&](const Kind& kind) {
-    return std::count_if(before.begin(), before.end(), [&](const std::string& node_id) {
-      const NodeRecord* node = FindNode(state, node_id);
-      return node != nullptr && kind.Has(*node);
-    });
-  };
+  if (state.rules() < 9 || kinds.size() < 2) return kinds;
+  for (const std::string& node_id : NodesOf(job)) {
+    const NodeRecord* node = FindNode(state, node_id);
+    if (node == nullptr) continue;
+    for (Kind& kind : kinds) kind.num_before += kind.Has(*node) ? 1 : 0;
+  }
   std::stable_sort(kinds.begin(), kinds.end(),
-                   [&](const Kind& a, const Kind& b) { return num_before(a) > num_before(b); });
+                   [](const Kind& a, const Kind& b) { return a.num_before > b.num_before; });
   return kinds;
 }
 

@@ -3,17 +3,16 @@
 #include <gtest/gtest.h>
 #include <openssl/ssl.h>
 #include <poll.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <csignal>
 #include <filesystem>
 #include <functional>
 
 #include "absl/strings/match.h"
+#include "runtime/base/socket/without_sigpipe.h"
 #include "runtime/base/tls/testing/test_certificates.h"
 
 namespace megascale::base {
@@ -66,10 +65,7 @@ class TlsTunnelTest : public ::testing::Test {
     int ends[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
     server_ = std::thread([=, this] {
-      sigset_t pipe;  // OpenSSL writes with write(2); that of the tunnel's thread is tested
-      sigemptyset(&pipe);
-      sigaddset(&pipe, SIGPIPE);
-      pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
+      const WithoutSigpipe without_sigpipe;  // that of the tunnel's thread is tested
       SSL_CTX* context = SSL_CTX_new(TLS_server_method());
       SSL_CTX_use_certificate_chain_file(context, certificate.certificate_file.c_str());
       SSL_CTX_use_PrivateKey_file(context, certificate.key_file.c_str(), SSL_FILETYPE_PEM);

@@ -12,7 +12,6 @@
 #include "controlplane/address/address.h"
 #include "controlplane/client/job_client.h"
 #include "proto/agent.pb.h"
-#include "runtime/base/clock.h"
 #include "tests/bench/control/benchmarks.h"
 #include "tests/bench/control/fleet.h"
 #include "tests/bench/control/measures.h"
@@ -24,8 +23,6 @@ namespace {
 using control::v1::Job;
 
 constexpr int kWaitSeconds = 300;
-
-double Now() { return absl::ToDoubleSeconds(base::RealClock().Monotonic()); }
 
 std::unique_ptr<client::JobClient> ClientOf(const e2e::Cluster& cluster) {
   client::ClientOptions options;

@@ -13,18 +13,16 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "proto/agent.grpc.pb.h"
-#include "runtime/base/clock.h"
 #include "runtime/telemetry/doing.h"
 #include "runtime/telemetry/machine_series.h"
 #include "runtime/telemetry/rank_work.h"
+#include "tests/bench/control/measures.h"
 
 namespace megascale::bench {
 
 namespace pb = megascale::agent::v1;
 
 namespace {
-
-double Now() { return absl::ToDoubleSeconds(base::RealClock().Monotonic()); }
 
 // What an agent of eight ranks has after 15 minutes: a sample of each second.
 telemetry::v1::Evidence MakeSamples() {

@@ -11,8 +11,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "runtime/base/clock.h"
 
 namespace megascale::bench {
+
+double Now() { return absl::ToDoubleSeconds(base::RealClock().Monotonic()); }
 
 double Quantile(std::vector<double> values, double q) {
   std::sort(values.begin(), values.end());

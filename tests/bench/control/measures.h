@@ -1,4 +1,4 @@
-// Shared by the benchmarks of the control plane: quantiles, and a process's use of resources.
+// Shared by the benchmarks of the control plane: time, quantiles, and a process's use of resources.
 #pragma once
 
 #include <sys/types.h>
@@ -10,6 +10,9 @@
 #include "absl/time/time.h"
 
 namespace megascale::bench {
+
+// The monotonic clock, in seconds.
+double Now();
 
 // Returns the quantile `q` (0 to 1) of `values`, by the nearest rank. Requires: `values` not empty.
 double Quantile(std::vector<double> values, double q);

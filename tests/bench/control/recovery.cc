@@ -9,7 +9,6 @@
 #include "absl/time/clock.h"
 #include "controlplane/address/address.h"
 #include "controlplane/client/job_client.h"
-#include "runtime/base/clock.h"
 #include "tests/bench/control/benchmarks.h"
 #include "tests/bench/control/measures.h"
 #include "tests/chaos/probe.h"
@@ -25,8 +24,6 @@ constexpr int kRanks = 4;
 constexpr int kSlots = 2;
 constexpr int64_t kStepsBetween = 12;
 constexpr int kWaitSeconds = 120;
-
-double Now() { return absl::ToDoubleSeconds(base::RealClock().Monotonic()); }
 
 // A cluster of two agents, and spares that are added, on which a job trains for a long time.
 class TrainingCluster {

@@ -16,15 +16,12 @@
 #include "absl/time/clock.h"
 #include "controlplane/address/address.h"
 #include "controlplane/client/job_client.h"
-#include "runtime/base/clock.h"
 #include "tests/bench/control/benchmarks.h"
 #include "tests/bench/control/measures.h"
 #include "tests/e2e/cluster.h"
 
 namespace megascale::bench {
 namespace {
-
-double Now() { return absl::ToDoubleSeconds(base::RealClock().Monotonic()); }
 
 // Returns the seconds of every call, with `clients` threads that make `calls` calls each.
 std::vector<double> TimeCalls(int clients, int calls,

@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
@@ -223,6 +224,19 @@ std::string PathToType(const std::string& path) {
   std::string typed = below ? relative : path;
   if (!absl::StrContains(typed, '/') || absl::StartsWith(typed, "-")) typed.insert(0, "./");
   return ShellWord(typed);
+}
+
+std::string ProgramToType(const std::string& path) {
+  const char* search = std::getenv("PATH");
+  const auto is_this = [&](const std::string& candidate) {
+    std::error_code error;
+    return std::filesystem::equivalent(candidate, path, error) && !error;
+  };
+  for (const absl::string_view directory : absl::StrSplit(search == nullptr ? "" : search, ':')) {
+    if (is_this(absl::StrCat(directory, "/megascale"))) return "megascale";
+  }
+  constexpr char kBuilt[] = "bazel-bin/cli/megascale";
+  return is_this(kBuilt) ? kBuilt : PathToType(path);
 }
 
 }  // namespace megascale::cli

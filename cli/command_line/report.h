@@ -78,6 +78,10 @@ std::string ShellWord(absl::string_view text);
 // takes it for an option or for a name that it looks up on the PATH.
 std::string PathToType(const std::string& path);
 
+// Returns what to type to run the program at `path`: "megascale" if the shell finds it by that
+// name; "bazel-bin/cli/megascale" where it was built; else its PathToType.
+std::string ProgramToType(const std::string& path);
+
 // Opens `path` to read. If it is a pipe, a process must write into it, or begin to do so soon.
 // Blocking: for seconds if no process writes into the pipe yet. Errors: DeadlineExceeded - no
 // process writes into the pipe; those of the file. Error messages do not have the path.

@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -40,6 +42,35 @@ TEST(ReportTest, APathToTypeIsShortAndAShellReadsItBack) {
   const std::string above = here.parent_path().string();
   EXPECT_EQ(PathToType(above + "/elsewhere/x"), above + "/elsewhere/x");
   EXPECT_EQ(PathToType("/"), "/");
+}
+
+TEST(ReportTest, AProgramToTypeIsTheShortestNameThatAShellFindsHere) {
+  namespace fs = std::filesystem;
+  const fs::path root = fs::path(::testing::TempDir()) / "program-to-type";
+  const fs::path built = root / "cache/bin/cli/megascale";
+  const fs::path tree = root / "tree";
+  fs::remove_all(root);
+  fs::create_directories(built.parent_path());
+  fs::create_directories(tree);
+  std::ofstream(built) << "program";
+  fs::create_directory_symlink(root / "cache/bin", tree / "bazel-bin");  // as Bazel makes it
+  const fs::path before = fs::current_path();
+  const std::string path = ::getenv("PATH");
+
+  EXPECT_EQ(ProgramToType(built), built) << "elsewhere it has its whole path";
+  fs::current_path(tree);
+  EXPECT_EQ(ProgramToType(built), "bazel-bin/cli/megascale");
+  fs::current_path(root);
+  EXPECT_EQ(ProgramToType(built), "cache/bin/cli/megascale");
+  ::setenv("PATH", absl::StrCat("/nowhere:", built.parent_path().string()).c_str(), 1);
+  EXPECT_EQ(ProgramToType(built), "megascale");
+  fs::create_directories(root / "other");
+  std::ofstream(root / "other/megascale") << "another program";
+  ::setenv("PATH", (root / "other").c_str(), 1);
+  EXPECT_EQ(ProgramToType(built), "cache/bin/cli/megascale") << "that name is another program's";
+
+  ::setenv("PATH", path.c_str(), 1);
+  fs::current_path(before);
 }
 
 TEST(ReportTest, AnInputMayBeAPipeIfSomebodyWritesIntoIt) {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <mutex>
@@ -16,7 +15,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "cli/command_line/report.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/follow.h"
@@ -80,21 +78,6 @@ class Notes {
   mutable std::mutex mutex_;
   std::vector<std::string> lines_;
 };
-
-// Returns "megascale" if the shell finds this program by that name; else a short path to it that
-// works here.
-std::string ProgramToType(const std::string& path) {
-  const char* search = std::getenv("PATH");
-  const auto is_this = [&](const std::string& candidate) {
-    std::error_code error;
-    return std::filesystem::equivalent(candidate, path, error) && !error;
-  };
-  for (const absl::string_view directory : absl::StrSplit(search == nullptr ? "" : search, ':')) {
-    if (is_this(absl::StrCat(directory, "/megascale"))) return "megascale";
-  }
-  constexpr char kBuilt[] = "bazel-bin/cli/megascale";
-  return is_this(kBuilt) ? kBuilt : PathToType(path);
-}
 
 // Returns the number of slots that each agent needs so that the job fits.
 int64_t NeededOfEach(const job::v1::JobSpec& spec, int64_t agents) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <set>
 #include <string>
@@ -127,6 +128,24 @@ TEST_F(LocalTest, TrainsAndTellsWhatItMade) {
     const CommandResult typed = run_here(line);
     EXPECT_EQ(typed.exit_code, 0) << line << ": " << typed.err;
   }
+}
+
+TEST_F(LocalTest, WhileItMeasuresHeldOutTextATerminalShowsHowMuchIsLeft) {
+  const std::string text = directory_ + "/long.txt";
+  std::ofstream(text) << [] {
+    std::string words;
+    while (words.size() < (size_t{8} << 20)) words += "the quick brown fox jumps over the dog. ";
+    return words;
+  }();
+  const std::string line =
+      absl::StrCat(Program(), " local ", job_, " --state-dir ", directory_,
+                   "/state --set train.steps=2 ", "--held-out-windows all --data ", text);
+  const CommandResult result = e2e::Run({"script", "-qec", line, "/dev/null"}, {{"TERM", "xterm"}});
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  const size_t measuring = result.out.find("measuring the model on held-out text");
+  ASSERT_NE(measuring, std::string::npos) << result.out;
+  EXPECT_THAT(result.out.substr(measuring),
+              testing::ContainsRegex("held-out text: [0-9,]+ of [0-9,]+ windows, [0-9a-z.]+ left"));
 }
 
 // Returns the number after "KEY": in a line of JSON.

@@ -65,6 +65,7 @@ void AgentNode::Start() {
   ++num_incarnations_;
   world_.Say(node_id_, absl::StrCat("starts, incarnation ", num_incarnations_));
   core_ = std::make_unique<core::AgentCore>(node_id_, IncarnationName());
+  if (!identity_.numerics.empty()) world_.numerics[IncarnationName()] = identity_.numerics;
   MakeForwarder();
   actions_left_.reset();
   taken_ = false;
@@ -102,6 +103,11 @@ void AgentNode::WakeUp() {
 void AgentNode::Crash(absl::string_view why, absl::Duration away) {
   // One that the driver never took is missed by nobody.
   EndAgent(why, taken_ || identity_.copy == 0 ? Harm::kAway : Harm::kNothing, away);
+}
+
+void AgentNode::Upgrade(const std::string& numerics, absl::Duration away) {
+  identity_.numerics = numerics;
+  Crash(absl::StrCat("it is upgraded to the numerics version ", numerics), away);
 }
 
 void AgentNode::EndAgent(absl::string_view why, Harm harm, absl::Duration away) {
@@ -218,6 +224,9 @@ void AgentNode::Connect() {
   hello.set_machine_id(MachineName());
   hello.set_key(absl::StrCat("key of ", MachineName()));
   hello.set_instruction_set("avx2");
+  if (const auto own = world_.numerics.find(IncarnationName()); own != world_.numerics.end()) {
+    hello.set_numerics_version(own->second);
+  }
   hello.set_tests_machine(!identity_.is_old);
   hello.set_tests_exchange(!identity_.is_old);
   const auto reconnect = [this] {

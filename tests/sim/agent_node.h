@@ -37,6 +37,7 @@ class AgentNode {
     int num_slots = 1;
     int copy = 0;         // not 0: an agent on another machine with the node id of the first one
     bool is_old = false;  // of a version that tests no machines and knows no duties
+    std::string numerics = {};  // the numerics version of its next start; empty: it does not tell
   };
   AgentNode(const Cluster& cluster, Identity identity);
 
@@ -47,6 +48,10 @@ class AgentNode {
 
   // Ends the agent, and starts it as a new incarnation after `away`.
   void Crash(absl::string_view why, absl::Duration away);
+  // Before Start: the numerics version that it tells.
+  void SetNumerics(const std::string& numerics) { identity_.numerics = numerics; }
+  // Ends the agent; it comes back with this numerics version.
+  void Upgrade(const std::string& numerics, absl::Duration away);
   // Removes the machine for good.
   void Remove();
   // Ends the agent before the n-th action from now on (1: the next).
@@ -123,7 +128,7 @@ class AgentNode {
 
   const Cluster cluster_;
   World& world_;
-  const Identity identity_;
+  Identity identity_;
   const std::string& node_id_ = identity_.node_id;
   const absl::Duration clock_offset_;  // the machines' monotonic clocks differ
   const double clock_rate_;            // and run at different rates

@@ -405,6 +405,38 @@ TEST_F(BrokenTest, RanksOnANodeThatTakesNoneAreFound) {
   }
 }
 
+// As above.
+TEST_F(BrokenTest, RanksOfTwoNumericsVersionsAreFound) {
+  const auto breaks = [](const std::string& first, const std::string& second) {
+    World world(1, false, {});
+    NumericsChecker checker(&world);
+    DriverState after;
+    JobRecord* job = after.add_jobs();
+    job->mutable_submitted()->set_job_id("j");
+    job->set_attempt(1);
+    int rank = 0;
+    for (const std::string& version : {first, second}) {
+      const std::string node_id = absl::StrCat("n", rank++);
+      auto* hello = after.add_nodes()->mutable_hello();
+      hello->set_node_id(node_id);
+      hello->set_numerics_version(version);
+      if (!version.empty()) world.numerics[node_id + "-1"] = version;
+      job->add_placements()->set_node_id(node_id);
+    }
+    checker.OnState({}, after);
+    for (const char* node_id : {"n0", "n1"}) {
+      checker.OnProcessStarted({.node_id = node_id,
+                                .incarnation = absl::StrCat(node_id, "-1"),
+                                .job_id = "j",
+                                .attempt = 1});
+    }
+    return !world.violations.empty();
+  };
+  EXPECT_TRUE(breaks("1", "2"));
+  EXPECT_FALSE(breaks("2", "2"));
+  EXPECT_FALSE(breaks("1", "")) << "an agent that does not tell may run with each";
+}
+
 TEST_F(BrokenTest, AgentThatIsNeverToldThatItsJobsHaveLeftIsFound) {
   Tampering tampering;
   tampering.desired = [](agent::DesiredState* desired) { desired->clear_draining(); };

@@ -405,6 +405,7 @@ void DriverNode::OnHello(const agent::Hello& hello, std::shared_ptr<driver::Agen
   if (world_.old_driver) {
     known.clear_tests_machine();
     known.clear_tests_exchange();
+    known.clear_numerics_version();
   }
   Post([this, known, link = std::move(link)]() -> driver::DriverShell::Output {
     shell_->OnHello(known, link);

@@ -138,6 +138,10 @@ class Simulation {
     if (world_.old_driver && upgrade_after_ < absl::InfiniteDuration()) {
       world_.timeline.At(upgrade_after_, [this] { driver_.Upgrade(); });
     }
+    for (size_t i = 0; i < upgrade_at_.size(); ++i) {
+      world_.timeline.At(storm * upgrade_at_[i],
+                         [this, i] { agents_[i]->Upgrade("2", absl::Milliseconds(300)); });
+    }
     if (driver_away_ > absl::ZeroDuration()) {
       world_.timeline.At(kDriverEnds, [this] { driver_.Crash("kill -9", driver_away_); });
     }
@@ -184,6 +188,19 @@ class Simulation {
                                             : versions.Between(absl::Seconds(3), kStormMax);
     }
     world_.old_driver = upgrade_after_ > absl::ZeroDuration();
+    if (draws && versions.Chance(0.15)) DrawNumerics(&versions);
+  }
+
+  // The machines get a new numerics version one by one during the storm. A job that fits on no
+  // machines of one version waits until then.
+  void DrawNumerics(Rng* versions) {
+    for (const auto& agent : agents_) {
+      if (versions->Chance(0.1)) continue;  // its first agent does not tell
+      agent->SetNumerics(versions->Chance(0.5) ? "1" : "2");
+    }
+    for (size_t i = 0; i < agents_.size(); ++i) {
+      upgrade_at_.push_back(static_cast<double>(versions->Between(5, 99)) / 100);
+    }
   }
 
   // Some machines may be lost for good, the first ones, and the last one may be a spare; jobs fit
@@ -218,6 +235,7 @@ class Simulation {
     checkers_.push_back(std::make_unique<KeptChecker>(&world_));
     checkers_.push_back(std::make_unique<FenceChecker>(&world_));
     checkers_.push_back(std::make_unique<PreflightChecker>(&world_));
+    checkers_.push_back(std::make_unique<NumericsChecker>(&world_));
     checkers_.push_back(std::make_unique<TestedChecker>(&world_));
     checkers_.push_back(std::make_unique<StarvationChecker>(&world_));
     checkers_.push_back(std::make_unique<RestoreChecker>(&world_));
@@ -319,7 +337,8 @@ class Simulation {
   DriverNode driver_;
   Network network_;
   std::vector<std::unique_ptr<AgentNode>> agents_;
-  size_t num_lost_ = 0;  // of the first ones
+  size_t num_lost_ = 0;             // of the first ones
+  std::vector<double> upgrade_at_;  // of each agent, as a share of the storm; empty: never
   std::unique_ptr<Operators> operators_;
   std::unique_ptr<Faults> faults_;
   std::vector<std::unique_ptr<Observer>> checkers_;

@@ -155,11 +155,12 @@ class World {
   std::map<std::string, absl::Duration> tests_hang_until;
   std::set<std::string> bad_links;  // nodes that fail every exchange with another machine
   std::set<std::pair<std::string, std::string>> exchanging;  // group, node that has begun its part
-  std::set<std::string> damaged_memory;  // incarnations whose snapshots were changed
-  std::set<std::string> old_agents;      // nodes whose agents are of an older version
-  bool old_driver = false;               // the driver is of an older version: no tests, no duties
-  bool forgets_jobs = false;             // the driver forgets jobs soon after their end
-  bool logs_take_turns = false;          // the driver syncs loss logs seldom, as with 1,000 jobs
+  std::set<std::string> damaged_memory;         // incarnations whose snapshots were changed
+  std::set<std::string> old_agents;             // nodes whose agents are of an older version
+  std::map<std::string, std::string> numerics;  // versions, of incarnations that tell it
+  bool old_driver = false;       // the driver is of an older version: no tests, no duties
+  bool forgets_jobs = false;     // the driver forgets jobs soon after their end
+  bool logs_take_turns = false;  // the driver syncs loss logs seldom, as with 1,000 jobs
   agent::TestKind machine_tests = agent::TEST_KIND_UNSPECIFIED;  // how the driver tests machines
   std::vector<Violation> violations;                             // the first of each invariant
 

@@ -219,6 +219,31 @@ void PoolChecker::OnState(const DriverState& before, const DriverState& after) {
   }
 }
 
+// --- NumericsAgree ----------------------------------------------------------------------------
+
+void NumericsChecker::OnState(const DriverState& before, const DriverState& after) {
+  for (const JobRecord& job : after.jobs()) {
+    const JobRecord* old = FindJob(before, JobId(job));
+    if (old != nullptr && job.attempt() == old->attempt()) continue;
+    for (const std::string& node_id : driver::NodesOf(job)) {
+      const driver::NodeRecord* node = driver::FindNode(after, node_id);
+      if (node == nullptr || !node->hello().numerics_version().empty()) continue;
+      untold_.insert({JobId(job), job.attempt()});
+    }
+  }
+}
+
+void NumericsChecker::OnProcessStarted(const ProcessName& process) {
+  const auto version = world_.numerics.find(process.incarnation);
+  const Attempt attempt = {process.job_id, process.attempt};
+  if (version == world_.numerics.end() || untold_.count(attempt) > 0) return;
+  versions_[attempt].insert(version->second);
+  if (versions_[attempt].size() < 2) return;
+  world_.Violate("NumericsAgree",
+                 absl::StrCat("job ", process.job_id, ": attempt ", process.attempt,
+                              " has ranks of ", versions_[attempt].size(), " numerics versions"));
+}
+
 // --- DrainsEnd --------------------------------------------------------------------------------
 
 void DrainChecker::OnDrainBegan(const std::string& node_id) {
@@ -280,8 +305,9 @@ void TestedChecker::OnProcessEnded(const ProcessName& process) {
 
 namespace {
 
-// Groups of tensor-parallel ranks that the machines could run if no job had slots.
-int64_t Capacity(const DriverState& state, const JobRecord& job) {
+// Groups of tensor-parallel ranks that the machines of a numerics version, and those that tell
+// none, could run if no job had slots.
+int64_t CapacityOf(const std::string& numerics, const DriverState& state, const JobRecord& job) {
   const int64_t tensor =
       std::max(1, job.submitted().spec().parallel().tensor_model_parallel_size());
   const std::set<std::string> refusing = driver::RefusingNodesOf(state, job);
@@ -291,9 +317,22 @@ int64_t Capacity(const DriverState& state, const JobRecord& job) {
     const bool is_kept = node.spare() && job.stage() == driver::v1::STAGE_QUEUED;
     if (!driver::TakesRanks(node) || is_due || is_kept) continue;
     if (refusing.count(node.hello().node_id()) > 0) continue;
+    const std::string& version = node.hello().numerics_version();
+    if (!version.empty() && version != numerics) continue;
     capacity += node.hello().num_slots() / tensor;
   }
   return capacity * tensor;
+}
+
+// The most that one numerics version has. A machine may be upgraded within the round.
+int64_t Capacity(const DriverState& state, const JobRecord& job) {
+  std::set<std::string> versions = {""};
+  for (const auto& node : state.nodes()) versions.insert(node.hello().numerics_version());
+  int64_t capacity = 0;
+  for (const std::string& version : versions) {
+    capacity = std::max(capacity, CapacityOf(version, state, job));
+  }
+  return capacity;
 }
 
 // Hours of waiting that a job has before one submitted at the same time.

@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "tests/sim/world.h"
 
@@ -113,6 +114,22 @@ class PoolChecker : public Observer {
 
  private:
   World& world_;
+};
+
+// NumericsAgree: all ranks of an attempt run programs of one numerics version, unless an agent that
+// did not tell its version has one of them.
+class NumericsChecker : public Observer {
+ public:
+  explicit NumericsChecker(World* world) : world_(*world) {}
+  void OnState(const DriverState& before, const DriverState& after) override;
+  void OnProcessStarted(const ProcessName& process) override;
+
+ private:
+  using Attempt = std::pair<std::string, int64_t>;
+
+  World& world_;
+  std::set<Attempt> untold_;
+  std::map<Attempt, std::set<std::string>> versions_;
 };
 
 // DrainsEnd: an agent that is asked to end, in a cluster without faults, ends within a minute; its

@@ -42,6 +42,15 @@ TEST_F(TerminalTest, ATerminalHasColorItsWidthAndUtf8) {
   EXPECT_EQ(Colored(terminal, "31", "FAILED"), "\033[31mFAILED\033[0m");
 }
 
+TEST_F(TerminalTest, ATerminalThatIsResizedHasItsNewSizeAtTheNextLook) {
+  winsize size = {};
+  size.ws_col = 90;
+  size.ws_row = 12;
+  ASSERT_EQ(::ioctl(master_.get(), TIOCSWINSZ, &size), 0);
+  EXPECT_EQ(DetectTerminal(terminal_.get()).width, 90);
+  EXPECT_EQ(DetectTerminal(terminal_.get()).height, 12);
+}
+
 TEST_F(TerminalTest, ATerminalThatDoesNotTellItsSizeIsTakenForASmallOne) {
   const winsize unknown = {};
   ASSERT_EQ(::ioctl(terminal_.get(), TIOCSWINSZ, &unknown), 0);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <mutex>
 #include <set>
 #include <thread>
 #include <utility>
@@ -104,11 +105,21 @@ struct JobClient::Impl {
   Impl(const ClientOptions& options, std::unique_ptr<security::DriverChannel> driver)
       : options(options), driver(std::move(driver)) {}
 
-  absl::StatusOr<std::unique_ptr<control::v1::JobService::Stub>> Connect() {
+  absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect() {
     absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = driver->Connect();
     if (absl::IsUnavailable(channel.status())) return WhyUnavailable();
-    if (!channel.ok()) return channel.status();
-    return control::v1::JobService::NewStub(*channel);
+    return channel;
+  }
+
+  // Over a Unix socket every Connect makes a connection, which costs more than a short call. So a
+  // call leaves its connection to the next one. Null: there is none.
+  std::shared_ptr<grpc::Channel> TakeKept() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return std::exchange(kept, nullptr);
+  }
+  void Keep(std::shared_ptr<grpc::Channel> channel) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    kept = std::move(channel);
   }
 
   // Finds out why there is no connection, which gRPC does not tell. A refusal is final, so it is
@@ -145,12 +156,29 @@ struct JobClient::Impl {
   // Calls `method` once, with a deadline.
   template <typename Response, typename Method, typename Request>
   absl::StatusOr<Response> Call(Method method, const Request& request, absl::Duration timeout) {
-    ASSIGN_OR_RETURN(const auto stub, Connect());
-    grpc::ClientContext context;
-    // gRPC converts it to the monotonic clock at once.
-    context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout));
     Response response;
-    const absl::Status status = ToStatus((stub.get()->*method)(&context, request, &response));
+    const auto call = [&](const std::shared_ptr<grpc::Channel>& channel) {
+      const auto stub = control::v1::JobService::NewStub(channel);
+      grpc::ClientContext context;
+      // gRPC converts it to the monotonic clock at once.
+      context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout));
+      return (stub.get()->*method)(&context, request, &response);
+    };
+    std::shared_ptr<grpc::Channel> channel = options.address.is_unix() ? TakeKept() : nullptr;
+    const bool is_kept = channel != nullptr;
+    if (!is_kept) {
+      ASSIGN_OR_RETURN(channel, Connect());
+    }
+    grpc::Status got = call(channel);
+    // The driver may have been restarted since the last call. Every call may be repeated.
+    if (is_kept && got.error_code() == grpc::StatusCode::UNAVAILABLE) {
+      ASSIGN_OR_RETURN(channel, Connect());
+      got = call(channel);
+    }
+    if (options.address.is_unix() && got.error_code() != grpc::StatusCode::UNAVAILABLE) {
+      Keep(std::move(channel));
+    }
+    const absl::Status status = ToStatus(got);
     if (absl::IsCancelled(status)) {  // nobody here cancels this call
       return absl::UnavailableError(
           absl::StrCat("the driver at ", options.address.text, " is stopping"));
@@ -228,7 +256,8 @@ struct JobClient::Impl {
   template <typename Message, typename Method, typename Request>
   absl::Status Stream(Method method, const Request& request,
                       const StreamCallbacks<Message>& callbacks) {
-    ASSIGN_OR_RETURN(const auto stub, Connect());
+    ASSIGN_OR_RETURN(const auto channel, Connect());
+    const auto stub = control::v1::JobService::NewStub(channel);
     grpc::ClientContext context;
     const auto reader = (stub.get()->*method)(&context, request);
     StopWatcher watcher(callbacks.should_stop, &context);
@@ -239,6 +268,8 @@ struct JobClient::Impl {
 
   const ClientOptions options;
   const std::unique_ptr<security::DriverChannel> driver;
+  std::mutex mutex;
+  std::shared_ptr<grpc::Channel> kept;
 };
 
 JobClient::JobClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

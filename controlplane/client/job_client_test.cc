@@ -140,6 +140,22 @@ TEST_F(JobClientTest, AnAbsentDriverIsUnavailableAndNamed) {
             "no driver can be reached at unix:" + directory_ + "/driver.sock");
 }
 
+TEST_F(JobClientTest, CallsShareAConnectionAndMakeANewOneAfterARestartOfTheDriver) {
+  Serve();
+  ASSERT_TRUE(client_->List().ok());
+  ASSERT_EQ(::unlink((directory_ + "/driver.sock").c_str()), 0);
+  EXPECT_TRUE(client_->List().ok()) << "nobody can connect any more; who is connected may stay so";
+  server_->Shutdown();
+  server_->Wait();
+  EXPECT_EQ(client_->List().status().code(), absl::StatusCode::kUnavailable);
+  Serve();
+  EXPECT_TRUE(client_->List().ok());
+  server_->Shutdown();
+  server_->Wait();
+  Serve();
+  EXPECT_TRUE(client_->List().ok()) << "a call finds out by itself that its connection has ended";
+}
+
 TEST_F(JobClientTest, AListIsReadToItsEndInPages) {
   service_.num_jobs = 1234;
   Serve();

@@ -34,7 +34,7 @@ constexpr size_t kMiB = size_t{1} << 20;
 constexpr int kDirectoriesMax = 4;
 constexpr absl::Duration kLinkTimeout = absl::Seconds(30);
 
-// What each part may take. The sum is below a second, or below half a minute with four directories.
+// What each part may take.
 struct Budgets {
   size_t memory_bytes;
   absl::Duration memory, arithmetic, training, loopback, disk, directory;
@@ -53,6 +53,10 @@ constexpr Budgets kQuick = {64 * kMiB,
 constexpr Budgets kFull = {1024 * kMiB,      absl::Seconds(8), absl::Seconds(4),
                            absl::Seconds(3), absl::Seconds(2), absl::Seconds(3),
                            absl::Seconds(1), 256 * kMiB,       int64_t{32} << 20};
+
+const Budgets& BudgetsOf(megascale::agent::v1::TestKind kind) {
+  return kind == megascale::agent::v1::TEST_KIND_FULL ? kFull : kQuick;
+}
 
 // An eighth of what the agent's processes may use, at most: the machine may have little.
 size_t MemoryBytes(const Budgets& budgets) {
@@ -148,7 +152,7 @@ void CheckDevicesTogether(const std::vector<std::unique_ptr<device::Device>>& de
 }
 
 // All devices at once: a machine has up to eight, and a job uses them together.
-void CheckDevices(const CheckOptions& options, bool is_full, MachineTest* test) {
+void CheckDevices(const CheckOptions& options, MachineTest* test) {
   const absl::Duration begin = base::RealClock().Monotonic();
   const auto devices = options.make_devices();
   if (!devices.ok()) {
@@ -158,7 +162,8 @@ void CheckDevices(const CheckOptions& options, bool is_full, MachineTest* test) 
     return AddResult(Told("devices", result, base::RealClock().Monotonic() - begin), test);
   }
   const device::check::CheckOptions how = options.device_check.value_or(
-      is_full ? device::check::FullDeviceCheck() : device::check::QuickDeviceCheck());
+      test->kind() == megascale::agent::v1::TEST_KIND_FULL ? device::check::FullDeviceCheck()
+                                                           : device::check::QuickDeviceCheck());
   std::vector<std::vector<TestResult>> results(devices->size());
   std::vector<std::thread> threads;
   for (size_t i = 0; i < devices->size(); ++i) {
@@ -170,7 +175,7 @@ void CheckDevices(const CheckOptions& options, bool is_full, MachineTest* test) 
     for (TestResult& told : of_device) AddResult(std::move(told), test);
   }
   if (devices->size() > 1) {
-    CheckDevicesTogether(*devices, options, (is_full ? kFull : kQuick).device_elements, test);
+    CheckDevicesTogether(*devices, options, BudgetsOf(test->kind()).device_elements, test);
   }
 }
 
@@ -269,14 +274,19 @@ int RunExchange(const TestLink& link, const megascale::link::v1::TestAssignment&
 
 }  // namespace
 
+absl::Duration PlannedTime(megascale::agent::v1::TestKind kind) {
+  const Budgets& each = BudgetsOf(kind);
+  return each.memory + each.arithmetic + each.training + each.loopback + each.disk +
+         kDirectoriesMax * each.directory;
+}
+
 MachineTest CheckMachine(const CheckOptions& options,
                          const std::function<void(const MachineTest&)>& on_part) {
   MachineTest test;
   test.set_id(options.request.id());
   test.set_kind(options.request.kind());
   test.set_state(MachineTest::STATE_RUNNING);
-  const bool is_full = options.request.kind() == megascale::agent::v1::TEST_KIND_FULL;
-  for (const Part& part : PartsOf(options, is_full ? kFull : kQuick)) {
+  for (const Part& part : PartsOf(options, BudgetsOf(test.kind()))) {
     test.set_part(part.name);
     test.set_uses_job_directory(part.uses_job_directory);
     on_part(test);
@@ -288,7 +298,7 @@ MachineTest CheckMachine(const CheckOptions& options,
   if (options.make_devices) {
     test.set_part("devices");
     on_part(test);
-    CheckDevices(options, is_full, &test);
+    CheckDevices(options, &test);
   }
   test.clear_part();
   test.set_state(test.evidence().empty() ? MachineTest::STATE_PASSED : MachineTest::STATE_FAILED);

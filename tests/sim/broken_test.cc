@@ -11,6 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/log.h"
 #include "tests/sim/checkers/job_checkers.h"
+#include "tests/sim/checkers/status_checkers.h"
+#include "tests/sim/checkpoint_storage.h"
 #include "tests/sim/simulation.h"
 #include "tests/sim/worker_process.h"
 
@@ -499,6 +501,27 @@ TEST_F(BrokenTest, StatusThatShowsRunningTooEarlyIsFound) {
         }
       },
       /*calm=*/true));
+}
+
+// The shell copies the culprit, so a made-up status names another one.
+TEST_F(BrokenTest, StatusThatNamesAnotherCulpritIsFound) {
+  World world(1, false, {});
+  CheckpointStorage storage(&world);
+  StatusChecker checker(&world, &storage);
+  DriverState durable;
+  JobRecord* record = durable.add_jobs();
+  record->mutable_submitted()->set_job_id("j");
+  record->mutable_culprit()->set_node_id("n0");
+  record->mutable_culprit()->set_rank(1);
+  control::Job job;
+  job.set_job_id("j");
+  *job.mutable_culprit() = record->culprit();
+  checker.OnStatus(job, durable);
+  EXPECT_TRUE(world.violations.empty());
+  job.mutable_culprit()->set_node_id("n1");
+  checker.OnStatus(job, durable);
+  ASSERT_EQ(world.violations.size(), 1u);
+  EXPECT_EQ(world.violations[0].invariant, "StatusWasTrue");
 }
 
 TEST_F(BrokenTest, SnapshotThatForgetsWhereTimeWentIsFound) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The units in docs/systemd are accepted by systemd, and name only options that the program has.
+# The units in docs/systemd are accepted by systemd, name only options that the program has, and never give up.
 set -euo pipefail
 root=$(dirname "$(readlink -f "$0")")/../..
 units=$root/docs/systemd
@@ -7,6 +7,14 @@ for unit in driver agent; do
   for option in $(grep -o -- '--[a-z-]*' <(grep -v '^#' "$units/megascale-$unit.service") | sort -u); do
     grep -q "\"$option\"" "$root/cli/commands/${unit}_command.cc" "$root/cli/connection/connection.cc" ||
       { echo "$units/megascale-$unit.service: megascale $unit has no $option"; exit 1; }
+  done
+done
+# Without StartLimitIntervalSec=0 systemd leaves a unit alone that has failed five times, as an agent does within half a
+# minute while its driver has another version.
+for unit in driver agent; do
+  for line in StartLimitIntervalSec=0 Restart=always; do
+    grep -qx "$line" "$units/megascale-$unit.service" ||
+      { echo "$units/megascale-$unit.service: has no line $line, so systemd gives up"; exit 1; }
   done
 done
 if ! command -v systemd-analyze > /dev/null; then

@@ -18,6 +18,7 @@
 #include "controlplane/protocol/recent_texts.h"
 #include "controlplane/security/driver_channel.h"
 #include "controlplane/security/probe.h"
+#include "controlplane/security/steady_poller.h"
 #include "proto/agent.grpc.pb.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
@@ -89,6 +90,7 @@ absl::Status EndFor(const absl::Status& stream_end, bool taken) {
 }  // namespace
 
 struct DriverStream::Channel {
+  security::SteadyPoller poller;
   std::unique_ptr<security::DriverChannel> driver;
   std::unique_ptr<v1::AgentService::Stub> stub;  // of the newest stream
 };

@@ -10,6 +10,8 @@
 
 #include <chrono>
 #include <filesystem>
+#include <functional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -18,6 +20,7 @@
 #include "controlplane/driver/listen/own_port.h"
 #include "controlplane/driver/listen/server_limits.h"
 #include "controlplane/driver/service/agent_streams.h"
+#include "controlplane/driver/service/background_thread.h"
 #include "controlplane/driver/service/driver_loop.h"
 #include "controlplane/driver/service/job_service.h"
 #include "controlplane/driver/service/last_evidence_watch.h"
@@ -30,6 +33,7 @@
 #include "controlplane/driver/storage/state_check.h"
 #include "controlplane/security/credentials.h"
 #include "controlplane/security/grpc_log.h"
+#include "controlplane/security/steady_poller.h"
 #include "controlplane/security/tls_check.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
@@ -79,6 +83,8 @@ constexpr absl::Duration kSuspectFetchTimeout = absl::Seconds(2);
 // Members are destroyed from the last to the first: the server before what it serves.
 struct DriverServer::Impl {
   client::Address address;
+  security::SteadyPoller poller;
+  BackgroundThread background;
   std::unique_ptr<AgentStreams> agents;
   std::unique_ptr<DriverLoop> loop;
   std::unique_ptr<grpc::Service> jobs;
@@ -132,6 +138,7 @@ absl::Status DriverServer::Impl::MakeLoop(const DriverOptions& given) {
   options.exchange_rate = given.exchange_rate * 1e6;
   options.files = &RealJobFiles();
   options.clock = &base::RealClock();
+  options.do_later = [this](std::function<void()> work) { background.Do(std::move(work)); };
   options.secret = RandomSecret();
   RETURN_IF_ERROR(CheckIsNoBackup(options.state_directory));
   RETURN_IF_ERROR(CheckCount(options.state_directory, options.files));

@@ -28,15 +28,14 @@ constexpr size_t kSummaryBytesMax = 300;
 
 // Writes the resolved specification, for people and as evidence of the job that is independent of
 // the log. Written once, after the job's submit is durable.
-absl::Status WriteJobFile(const JobRecord& job, JobFiles* files) {
-  const std::string path = absl::StrCat(job.submitted().directory(), "/job.json");
+absl::Status WriteJobFile(const pb::JobSubmitted& submitted, JobFiles* files) {
+  const std::string path = absl::StrCat(submitted.directory(), "/job.json");
   if (files->Exists(path)) return absl::OkStatus();
   std::string text;
   google::protobuf::util::JsonPrintOptions options;
   options.add_whitespace = true;
   options.preserve_proto_field_names = true;
-  const auto status =
-      google::protobuf::util::MessageToJsonString(job.submitted().spec(), &text, options);
+  const auto status = google::protobuf::util::MessageToJsonString(submitted.spec(), &text, options);
   if (!status.ok()) return absl::InternalError(absl::StrCat(path, ": ", status.ToString()));
   return files->WriteSoon(path, text);
 }
@@ -80,11 +79,8 @@ absl::Status DriverShell::Replay() {
   }
   for (const int place : index_.open()) {
     const JobRecord& job = state_.jobs(place);
-    if (job.attempt() > 0) {
-      LossLogOf(job);
-    } else {
-      to_describe_.push_back(JobId(job));
-    }
+    if (job.attempt() > 0) LossLogOf(job);
+    to_describe_.push_back(JobId(job));
   }
   keeps_evidence_ = state_.rules() >= 5;
   Feed(StartedEvent(state_, {options_.clock->Wall(), options_.secret, false, options_.machine_tests,
@@ -545,8 +541,11 @@ void DriverShell::SendDesired(const std::string& node_id, const DesiredStates& s
 
 void DriverShell::Describe(const JobRecord& job) {
   if (IsTerminal(job) || !described_.insert(JobId(job)).second) return;
-  const absl::Status written = WriteJobFile(job, options_.files);
-  if (!written.ok()) base::LogWarning(written.message());
+  const auto write = [submitted = job.submitted(), files = options_.files] {
+    const absl::Status written = WriteJobFile(submitted, files);
+    if (!written.ok()) base::LogWarning(written.message());
+  };
+  options_.do_later ? options_.do_later(write) : write();
 }
 
 }  // namespace megascale::driver

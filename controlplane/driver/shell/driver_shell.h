@@ -76,6 +76,9 @@ class DriverShell {
     // Exchanges between machines are among these attempts, as attempt 1 of their group
     // (ExchangeRequest).
     std::function<void(const std::map<std::string, RunningAttempt>&)> on_attempts;
+    // Does work that nobody waits for, so that rounds need not wait for it; null: the round does
+    // it. What has not been done when the driver ends is done by the next one.
+    std::function<void(std::function<void()>)> do_later;
     // Random; the secret of a new log, from which the proofs of desired states derive.
     std::string secret;
     // How machines are tested before they get ranks.
@@ -172,7 +175,7 @@ class DriverShell {
   bool Counts(const std::string& node_id, const megascale::agent::v1::ActualState& report) const;
   void TakeSteps(const std::string& node_id, const megascale::agent::v1::ActualState& report);
   LossLog* LossLogOf(const JobRecord& job);
-  // Writes job.json if it is missing. A failure is ignored.
+  // Writes job.json, soon, if it is missing. A failure is ignored.
   void Describe(const JobRecord& job);
   void KeepEvidence(const JobRecord& job);
   absl::Status MayJoin(const megascale::agent::v1::Hello& hello, const AgentLink& link) const;

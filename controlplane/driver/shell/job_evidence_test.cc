@@ -1,13 +1,20 @@
+// What a job's folder has beside the loss log: evidence.json, and job.json at the end of this file.
 #include "controlplane/driver/shell/job_evidence.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/testing/test_events.h"
+#include "controlplane/driver/shell/driver_shell.h"
 #include "controlplane/driver/shell/step_counts.h"
+#include "controlplane/driver/shell/testing/shell_test_base.h"
 #include "controlplane/driver/storage/testing/simulated_disk.h"
 
 namespace megascale::driver {
@@ -196,6 +203,60 @@ TEST(StepCountsTest, AStallIsMeasuredWhileTheDriverIsAwake) {
   EXPECT_TRUE(counts.StandsStill(job, absl::Seconds(36)));
   job.set_attempt(2);
   EXPECT_FALSE(counts.StandsStill(job, absl::Seconds(99))) << "the new attempt has no step yet";
+}
+
+// --- job.json -------------------------------------------------------------------------------
+
+constexpr char kPath[] = "/state/jobs/j/job.json";
+
+class SilentLink : public AgentLink {
+ public:
+  void SendDesired(const agent::DesiredState& desired) override {}
+  void Close(const absl::Status& why) override {}
+};
+
+// job.json. Job "j"; what the shell leaves for later is done by DoLater.
+class JobFileTest : public ShellTestBase {
+ protected:
+  void SetUp() override {
+    Open();
+    Round([&] {
+      const Event submitted = Submitted("j", SpecOf(1, 1, 2000));
+      ASSERT_TRUE(shell_->Submit(submitted.job_submitted()).ok());
+    });
+  }
+  void Open() {
+    DriverShell::Options options;
+    options.state_directory = "/state";
+    options.files = &disk_;
+    options.do_later = [this](std::function<void()> work) { later_.push_back(std::move(work)); };
+    Begin(&disk_, std::move(options));
+  }
+  void DoLater() {
+    for (const auto& work : std::exchange(later_, {})) work();
+  }
+
+  std::vector<std::function<void()>> later_;
+};
+
+TEST_F(JobFileTest, NoRoundWaitsForIt) {
+  EXPECT_FALSE(disk_.Exists(kPath));
+  DoLater();
+  const auto text = disk_.ReadAt(kPath, 0, 1 << 16);
+  ASSERT_TRUE(text.ok()) << text.status();
+  EXPECT_THAT(*text, ::testing::HasSubstr("\"steps\": \"2000\""));
+  Round([] {});
+  EXPECT_TRUE(later_.empty()) << "it is written once";
+}
+
+TEST_F(JobFileTest, ADriverThatEndsBeforeItIsWrittenLeavesItToTheNextOne) {
+  Round([&] { shell_->OnHello(HelloOf("n0", "a", 1), std::make_shared<SilentLink>()); });
+  ASSERT_EQ(job().attempt(), 1);
+  later_.clear();
+  Open();
+  Round([] {});
+  DoLater();
+  EXPECT_TRUE(disk_.Exists(kPath));
 }
 
 }  // namespace

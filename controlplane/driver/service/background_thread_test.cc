@@ -1,0 +1,46 @@
+#include "controlplane/driver/service/background_thread.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+
+namespace megascale::driver {
+namespace {
+
+TEST(BackgroundThreadTest, DoesAllInOrderBeforeItEnds) {
+  std::vector<int> done;
+  {
+    BackgroundThread thread;
+    for (int i = 0; i < 100; ++i) thread.Do([&done, i] { done.push_back(i); });
+  }
+  ASSERT_EQ(done.size(), 100u);
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(done[static_cast<size_t>(i)], i);
+}
+
+TEST(BackgroundThreadTest, WhenTooMuchWaitsTheCallerDoesIt) {
+  absl::Notification started;
+  absl::Notification goes_on;
+  std::vector<std::thread::id> by(3);
+  {
+    BackgroundThread thread(/*waiting_max=*/1);
+    thread.Do([&] {
+      by[0] = std::this_thread::get_id();
+      started.Notify();
+      EXPECT_TRUE(goes_on.WaitForNotificationWithTimeout(absl::Seconds(60)));
+    });
+    ASSERT_TRUE(started.WaitForNotificationWithTimeout(absl::Seconds(60)));
+    thread.Do([&] { by[1] = std::this_thread::get_id(); });
+    thread.Do([&] { by[2] = std::this_thread::get_id(); });
+    EXPECT_EQ(by[2], std::this_thread::get_id());
+    goes_on.Notify();
+  }
+  EXPECT_EQ(by[1], by[0]);
+  EXPECT_NE(by[1], by[2]);
+}
+
+}  // namespace
+}  // namespace megascale::driver

@@ -227,13 +227,16 @@ std::string PathToType(const std::string& path) {
 }
 
 std::string ProgramToType(const std::string& path) {
-  const char* search = std::getenv("PATH");
   const auto is_this = [&](const std::string& candidate) {
     std::error_code error;
     return std::filesystem::equivalent(candidate, path, error) && !error;
   };
+  const char* search = std::getenv("PATH");
   for (const absl::string_view directory : absl::StrSplit(search == nullptr ? "" : search, ':')) {
-    if (is_this(absl::StrCat(directory, "/megascale"))) return "megascale";
+    const std::string found = absl::StrCat(directory.empty() ? "." : directory, "/megascale");
+    if (::access(found.c_str(), X_OK) != 0) continue;
+    if (is_this(found)) return "megascale";
+    break;  // a shell runs the first one
   }
   constexpr char kBuilt[] = "bazel-bin/cli/megascale";
   return is_this(kBuilt) ? kBuilt : PathToType(path);

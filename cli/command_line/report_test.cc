@@ -52,7 +52,11 @@ TEST(ReportTest, AProgramToTypeIsTheShortestNameThatAShellFindsHere) {
   fs::remove_all(root);
   fs::create_directories(built.parent_path());
   fs::create_directories(tree);
-  std::ofstream(built) << "program";
+  const auto make = [](const fs::path& program) {
+    std::ofstream(program) << "program";
+    fs::permissions(program, fs::perms::owner_all);
+  };
+  make(built);
   fs::create_directory_symlink(root / "cache/bin", tree / "bazel-bin");  // as Bazel makes it
   const fs::path before = fs::current_path();
   const std::string path = ::getenv("PATH");
@@ -65,9 +69,14 @@ TEST(ReportTest, AProgramToTypeIsTheShortestNameThatAShellFindsHere) {
   ::setenv("PATH", absl::StrCat("/nowhere:", built.parent_path().string()).c_str(), 1);
   EXPECT_EQ(ProgramToType(built), "megascale");
   fs::create_directories(root / "other");
-  std::ofstream(root / "other/megascale") << "another program";
-  ::setenv("PATH", (root / "other").c_str(), 1);
+  make(root / "other/megascale");
+  ::setenv("PATH", absl::StrCat((root / "other").string(), ":", ::getenv("PATH")).c_str(), 1);
   EXPECT_EQ(ProgramToType(built), "cache/bin/cli/megascale") << "that name is another program's";
+  fs::permissions(root / "other/megascale", fs::perms::owner_read);
+  EXPECT_EQ(ProgramToType(built), "megascale") << "which nobody can run";
+  fs::current_path(built.parent_path());
+  ::setenv("PATH", "/nowhere:", 1);
+  EXPECT_EQ(ProgramToType(built), "megascale") << "an empty entry is the current folder";
 
   ::setenv("PATH", path.c_str(), 1);
   fs::current_path(before);

@@ -40,6 +40,9 @@ constexpr absl::Duration kProbeTimeout = absl::Seconds(3);
 constexpr absl::Duration kQueueTimeout = absl::Seconds(5);
 constexpr int64_t kJobsPage = 500;
 constexpr int kJobsToTellOrder = 2;
+// A connection that was idle for longer is not used again: nobody answers the driver's pings
+// meanwhile, so the driver closes it after 50 s (GRPC_ARG_KEEPALIVE_TIME_MS there).
+constexpr absl::Duration kIdleMax = absl::Seconds(20);
 // Enough for a job of tens of thousands of ranks. Larger messages are refused, to bound the memory.
 constexpr int kMessageBytesMax = 64 << 20;
 
@@ -114,12 +117,16 @@ struct JobClient::Impl {
   // Over a Unix socket every Connect makes a connection, which costs more than a short call. So a
   // call leaves its connection to the next one. Null: there is none.
   std::shared_ptr<grpc::Channel> TakeKept() {
+    const absl::Duration now = base::RealClock().Monotonic();
     const std::lock_guard<std::mutex> lock(mutex);
-    return std::exchange(kept, nullptr);
+    std::shared_ptr<grpc::Channel> taken = std::exchange(kept, nullptr);
+    return now - kept_at > kIdleMax ? nullptr : taken;
   }
   void Keep(std::shared_ptr<grpc::Channel> channel) {
+    const absl::Duration now = base::RealClock().Monotonic();
     const std::lock_guard<std::mutex> lock(mutex);
     kept = std::move(channel);
+    kept_at = now;
   }
 
   // Finds out why there is no connection, which gRPC does not tell. A refusal is final, so it is
@@ -153,15 +160,17 @@ struct JobClient::Impl {
     return absl::Status(code, status.error_message());
   }
 
-  // Calls `method` once, with a deadline.
+  // Calls `method`, and once more if a kept connection had ended; both within `timeout`.
   template <typename Response, typename Method, typename Request>
   absl::StatusOr<Response> Call(Method method, const Request& request, absl::Duration timeout) {
     Response response;
+    const absl::Duration end = base::RealClock().Monotonic() + timeout;
     const auto call = [&](const std::shared_ptr<grpc::Channel>& channel) {
       const auto stub = control::v1::JobService::NewStub(channel);
       grpc::ClientContext context;
       // gRPC converts it to the monotonic clock at once.
-      context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout));
+      context.set_deadline(std::chrono::system_clock::now() +
+                           absl::ToChronoMilliseconds(end - base::RealClock().Monotonic()));
       return (stub.get()->*method)(&context, request, &response);
     };
     std::shared_ptr<grpc::Channel> channel = options.address.is_unix() ? TakeKept() : nullptr;
@@ -170,15 +179,15 @@ struct JobClient::Impl {
       ASSIGN_OR_RETURN(channel, Connect());
     }
     grpc::Status got = call(channel);
-    // The driver may have been restarted since the last call. Every call may be repeated.
+    // The driver was restarted since the last call. At worst it was restarted during this one, and
+    // had carried it out: then the second call changes nothing, but its answer may be that of a
+    // request that comes too late.
     if (is_kept && got.error_code() == grpc::StatusCode::UNAVAILABLE) {
       ASSIGN_OR_RETURN(channel, Connect());
       got = call(channel);
     }
-    if (options.address.is_unix() && got.error_code() != grpc::StatusCode::UNAVAILABLE) {
-      Keep(std::move(channel));
-    }
     const absl::Status status = ToStatus(got);
+    if (options.address.is_unix() && !IsAway(status)) Keep(std::move(channel));
     if (absl::IsCancelled(status)) {  // nobody here cancels this call
       return absl::UnavailableError(
           absl::StrCat("the driver at ", options.address.text, " is stopping"));
@@ -270,6 +279,7 @@ struct JobClient::Impl {
   const std::unique_ptr<security::DriverChannel> driver;
   std::mutex mutex;
   std::shared_ptr<grpc::Channel> kept;
+  absl::Duration kept_at;  // when its last call ended
 };
 
 JobClient::JobClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -176,7 +176,7 @@ void Executor::Enter(void* self) {
 }
 
 void Executor::RunBlock() {
-  std::memset(shared_.data(), kPoison, options_->shared_bytes);
+  std::fill_n(shared_.data(), options_->shared_bytes, std::byte{kPoison});
   watch_.Reset(options_->shared_bytes);
   const auto num_threads = static_cast<size_t>(place_.num_threads);
   warps_.assign(num_threads / kLanes, {});

@@ -446,8 +446,8 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 TEST(NodeMemory, AJobOfProcessorsPinsNothingAndHasNoOtherMemoryOfADevice) {
-  for (const auto& [rank, memory] :
-       MemoryOfJob(LargerJob(2, 2, job::v1::PRECISION_FP32)).value().ranks) {
+  const auto of_job = MemoryOfJob(LargerJob(2, 2, job::v1::PRECISION_FP32)).value();
+  for (const auto& [rank, memory] : of_job.ranks) {
     EXPECT_EQ(memory.pinned, 0);
     EXPECT_EQ(memory.context, 0);
     EXPECT_EQ(memory.device_communicators, 0);

@@ -34,25 +34,22 @@ constexpr size_t kMiB = size_t{1} << 20;
 constexpr int kDirectoriesMax = 4;
 constexpr absl::Duration kLinkTimeout = absl::Seconds(30);
 
-// What each part may take.
+// What each part may take, in milliseconds and bytes.
 struct Budgets {
   size_t memory_bytes;
-  absl::Duration memory, arithmetic, training, loopback, disk, directory;
+  int memory, arithmetic, training, loopback, disk, directory;
   size_t directory_bytes_max;
   int64_t device_elements;  // of each device's buffer that all add together
 };
-constexpr Budgets kQuick = {64 * kMiB,
-                            absl::Milliseconds(250),
-                            absl::Milliseconds(150),
-                            absl::Milliseconds(100),
-                            absl::Milliseconds(100),
-                            absl::Milliseconds(100),
-                            absl::Milliseconds(50),
-                            8 * kMiB,
-                            int64_t{4} << 20};
-constexpr Budgets kFull = {1024 * kMiB,      absl::Seconds(8), absl::Seconds(4),
-                           absl::Seconds(3), absl::Seconds(2), absl::Seconds(3),
-                           absl::Seconds(1), 256 * kMiB,       int64_t{32} << 20};
+constexpr Budgets kQuick = {64 * kMiB, 250, 150, 100, 100, 100, 50, 8 * kMiB, int64_t{4} << 20};
+constexpr Budgets kFull = {1024 * kMiB,      8000, 4000, 3000, 2000, 3000, 1000, 256 * kMiB,
+                           int64_t{32} << 20};
+constexpr int SumOf(const Budgets& each) {
+  return each.memory + each.arithmetic + each.training + each.loopback + each.disk +
+         kDirectoriesMax * each.directory;
+}
+static_assert(SumOf(kQuick) <= 1000, "a quick check takes about a second");
+static_assert(SumOf(kFull) <= 30'000, "a full check takes at most half a minute");
 
 const Budgets& BudgetsOf(megascale::agent::v1::TestKind kind) {
   return kind == megascale::agent::v1::TEST_KIND_FULL ? kFull : kQuick;
@@ -78,26 +75,28 @@ std::vector<Part> PartsOf(const CheckOptions& options, const Budgets& budgets) {
       DirectoryOptions given;
       given.path = path;
       given.is_own = is_own;
-      given.budget = is_own ? budgets.disk : budgets.directory;
+      given.budget =
+          is_own ? absl::Milliseconds(budgets.disk) : absl::Milliseconds(budgets.directory);
       given.size_bytes_max = budgets.directory_bytes_max;
       given.memory_bytes_max = MemoryBytes(budgets);
       return CheckDirectory(given);
     };
   };
-  std::vector<Part> parts = {{"memory",
-                              [&budgets] {
-                                return CheckMemory({MemoryBytes(budgets), budgets.memory, {}});
-                              }},
-                             {"arithmetic",
-                              [&budgets] {
-                                return CheckArithmetic({budgets.arithmetic, {}});
-                              }},
-                             {"training", [&budgets] { return CheckTraining({budgets.training}); }},
-                             {"loopback",
-                              [&budgets] {
-                                return CheckLoopback({kMiB, budgets.loopback, {}});
-                              }},
-                             {"disk", directory(options.own_directory, /*is_own=*/true)}};
+  std::vector<Part> parts = {
+      {"memory",
+       [&budgets] {
+         return CheckMemory({MemoryBytes(budgets), absl::Milliseconds(budgets.memory), {}});
+       }},
+      {"arithmetic",
+       [&budgets] {
+         return CheckArithmetic({absl::Milliseconds(budgets.arithmetic), {}});
+       }},
+      {"training", [&budgets] { return CheckTraining({absl::Milliseconds(budgets.training)}); }},
+      {"loopback",
+       [&budgets] {
+         return CheckLoopback({kMiB, absl::Milliseconds(budgets.loopback), {}});
+       }},
+      {"disk", directory(options.own_directory, /*is_own=*/true)}};
   for (int i = 0; i < std::min(kDirectoriesMax, options.request.directories_size()); ++i) {
     const std::string& path = options.request.directories(i);
     parts.push_back({absl::StrCat("directory ", path), directory(path, /*is_own=*/false),
@@ -273,12 +272,6 @@ int RunExchange(const TestLink& link, const megascale::link::v1::TestAssignment&
 }
 
 }  // namespace
-
-absl::Duration PlannedTime(megascale::agent::v1::TestKind kind) {
-  const Budgets& each = BudgetsOf(kind);
-  return each.memory + each.arithmetic + each.training + each.loopback + each.disk +
-         kDirectoriesMax * each.directory;
-}
 
 MachineTest CheckMachine(const CheckOptions& options,
                          const std::function<void(const MachineTest&)>& on_part) {

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "proto/agent.pb.h"
 #include "runtime/device/check/device_check.h"
 #include "runtime/device/device.h"
@@ -39,10 +38,6 @@ struct CheckOptions {
 megascale::agent::v1::MachineTest CheckMachine(
     const CheckOptions& options,
     const std::function<void(const megascale::agent::v1::MachineTest&)>& on_part);
-
-// The time that the parts plan for, without devices and with as many directories as are tested at
-// most. On a busy machine they take longer.
-absl::Duration PlannedTime(megascale::agent::v1::TestKind kind);
 
 // The main function of the test process: takes a TestAssignment from the agent over this inherited
 // socket, runs the parts and reports their results. Returns the exit status.

@@ -47,7 +47,8 @@ void EndProcessesOf(const std::string& group) {
 void RemoveStaleGroups(const std::string& parent) {
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(parent, ignored)) {
-    absl::string_view name = entry.path().filename().native();
+    const std::string filename = entry.path().filename().string();
+    absl::string_view name = filename;
     int pid = 0;
     if (!absl::ConsumePrefix(&name, kGroupPrefix)) continue;
     if (!absl::SimpleAtoi(name.substr(0, name.find('-')), &pid)) continue;

@@ -278,6 +278,58 @@ TEST_F(CommandsTest, AJobGoesOnAfterTheDriversLogWasRestoredFromABackup) {
   ExpectNothingLeft();
 }
 
+// An agent meets both, as when an address moves from one machine to another. Sockets are swapped
+// for that.
+TEST_F(CommandsTest, OfTwoDriversOnCopiesTheOneWithTheOlderEpochStopsAndTheJobGoesOn) {
+  cluster_.PaceJobs();
+  Start();
+  cluster_.Submit("job", {"train.steps=100", "checkpoint.interval=10", "checkpoint.keep=20"});
+  ASSERT_TRUE(cluster_.WaitForStep("job", 15));
+  const std::string copy = cluster_.directory() + "/copy";
+  const std::string other_state = cluster_.directory() + "/other";
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"backup", copy, "--state-dir", cluster_.state_directory()},
+        {"restore", copy, "--state-dir", other_state}}) {
+    std::vector<std::string> words = {Program(), "driver"};
+    words.insert(words.end(), command.begin(), command.end());
+    const CommandResult result = e2e::Run(words);
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+  }
+  const std::string socket = cluster_.directory() + "/driver.sock";
+  const std::string other_socket = cluster_.directory() + "/other.sock";
+  const std::string other_log = cluster_.directory() + "/other.log";
+  const auto start_other = [&] {
+    const pid_t pid = Spawn({Program(), "driver", "--listen", "unix:" + other_socket, "--state-dir",
+                             other_state, "--machine-tests", "off"},
+                            other_log);
+    EXPECT_TRUE(WaitUntil([&] { return std::filesystem::exists(other_socket); }, 30));
+    return pid;
+  };
+  pid_t other = start_other();
+  std::filesystem::rename(socket, socket + ".old");
+  std::filesystem::rename(other_socket, socket);
+  cluster_.KillAgent(0);
+  cluster_.StartAgent(0, 4);
+  const auto is_fenced = [&] {
+    return absl::StrContains(base::ReadFile(other_log, 1 << 20).value_or(""),
+                             "epoch_fenced { node_id: \"n0\"");
+  };
+  ASSERT_TRUE(WaitUntil(is_fenced, 60)) << base::ReadFile(other_log, 1 << 20).value_or("");
+  std::filesystem::rename(socket + ".old", socket);
+  KillAndReap(other);  // so that its agent looks for a driver, and finds the first one
+  const int status = cluster_.AwaitDriverExit();
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << status;
+  EXPECT_TRUE(
+      absl::StrContains(base::ReadFile(cluster_.directory() + "/driver.log", 1 << 20).value_or(""),
+                        "another driver runs on a copy of it"));
+  other = start_other();
+  std::filesystem::rename(other_socket, socket);
+  EXPECT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
+  EXPECT_GT(cluster_.Status("job").attempt(), 1'000'000);
+  EXPECT_EQ(cluster_.LossLog("job").size(), 100u);
+  KillAndReap(other);
+}
+
 TEST_F(CommandsTest, LogsListWaitAndVersionShowWhatIs) {
   Start();
   cluster_.Submit("job", {"train.steps=5"});

@@ -139,8 +139,9 @@ TEST_F(LocalTest, WhileItMeasuresHeldOutTextATerminalShowsHowMuchIsLeft) {
   }();
   const std::string line =
       absl::StrCat(Program(), " local ", job_, " --state-dir ", directory_,
-                   "/state --set train.steps=2 ", "--held-out-windows all --data ", text);
-  const CommandResult result = e2e::Run({"script", "-qec", line, "/dev/null"}, {{"TERM", "xterm"}});
+                   "/state --set train.steps=5 ", "--held-out-windows all --data ", text);
+  const CommandResult result =
+      e2e::Run({"/usr/bin/script", "-qec", line, "/dev/null"}, {{"TERM", "xterm"}});
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
   const size_t measuring = result.out.find("measuring the model on held-out text");
   ASSERT_NE(measuring, std::string::npos) << result.out;

@@ -6,6 +6,8 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -360,7 +362,8 @@ TEST_F(BrokenTest, TooManyEvictionsOfSuspectsAreFound) {
       job->mutable_submitted()->set_job_id(absl::StrCat("j", i));
       job->mutable_submitted()->mutable_spec()->mutable_fault()->set_on_suspect(
           asks ? job::v1::ON_SUSPECT_EVICT : job::v1::ON_SUSPECT_TELL);
-      for (int k = 0; k < evictions_of_each; ++k) job->add_evictions(1'000'000'000 * (i + k));
+      for (int k = 0; k < evictions_of_each; ++k)
+        job->add_evictions(int64_t{1'000'000'000} * (i + k));
     }
     checker.OnState({}, state);
     return world.violations.size();
@@ -409,34 +412,41 @@ TEST_F(BrokenTest, RanksOnANodeThatTakesNoneAreFound) {
 
 // As above.
 TEST_F(BrokenTest, RanksOfTwoNumericsVersionsAreFound) {
-  const auto breaks = [](const std::string& first, const std::string& second) {
+  struct Node {
+    std::string told;     // to the driver
+    std::string program;  // that its agent runs
+  };
+  const auto breaks = [](const std::vector<Node>& nodes) {
     World world(1, false, {});
     NumericsChecker checker(&world);
     DriverState after;
     JobRecord* job = after.add_jobs();
     job->mutable_submitted()->set_job_id("j");
     job->set_attempt(1);
-    int rank = 0;
-    for (const std::string& version : {first, second}) {
-      const std::string node_id = absl::StrCat("n", rank++);
+    for (const Node& node : nodes) {
+      const std::string node_id = absl::StrCat("n", after.nodes_size());
       auto* hello = after.add_nodes()->mutable_hello();
       hello->set_node_id(node_id);
-      hello->set_numerics_version(version);
-      if (!version.empty()) world.numerics[node_id + "-1"] = version;
+      hello->set_numerics_version(node.told);
+      if (!node.program.empty()) world.numerics[node_id + "-1"] = node.program;
       job->add_placements()->set_node_id(node_id);
     }
     checker.OnState({}, after);
-    for (const char* node_id : {"n0", "n1"}) {
-      checker.OnProcessStarted({.node_id = node_id,
-                                .incarnation = absl::StrCat(node_id, "-1"),
-                                .job_id = "j",
-                                .attempt = 1});
+    for (const auto& placement : job->placements()) {
+      ProcessName process;
+      process.node_id = placement.node_id();
+      process.incarnation = placement.node_id() + "-1";
+      process.job_id = "j";
+      process.attempt = 1;
+      checker.OnProcessStarted(process);
     }
     return !world.violations.empty();
   };
-  EXPECT_TRUE(breaks("1", "2"));
-  EXPECT_FALSE(breaks("2", "2"));
-  EXPECT_FALSE(breaks("1", "")) << "an agent that does not tell may run with each";
+  EXPECT_TRUE(breaks({{"1", "1"}, {"2", "2"}}));
+  EXPECT_TRUE(breaks({{"1", "1"}, {"2", "2"}, {"", ""}}));
+  EXPECT_TRUE(breaks({{"1", "1"}, {"1", "2"}})) << "its agent was upgraded since";
+  EXPECT_FALSE(breaks({{"2", "2"}, {"2", "2"}}));
+  EXPECT_FALSE(breaks({{"1", "1"}, {"", "2"}})) << "an agent that does not tell may join each";
 }
 
 TEST_F(BrokenTest, AgentThatIsNeverToldThatItsJobsHaveLeftIsFound) {

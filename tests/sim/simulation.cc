@@ -98,6 +98,7 @@ class Simulation {
         upgrade_after_(options.upgrade_after),
         reporter_fault_(options.reporter_fault),
         drain_(options.drain),
+        draws_numerics_(options.draws_numerics),
         world_(options.seed, options.trace, options.tampering),
         storage_(&world_),
         collective_(&world_),
@@ -188,12 +189,13 @@ class Simulation {
                                             : versions.Between(absl::Seconds(3), kStormMax);
     }
     world_.old_driver = upgrade_after_ > absl::ZeroDuration();
-    if (draws && versions.Chance(0.15)) DrawNumerics(&versions);
+    if (draws && draws_numerics_ && versions.Chance(0.15)) DrawNumerics(&versions);
   }
 
   // The machines get a new numerics version one by one during the storm. A job that fits on no
   // machines of one version waits until then.
   void DrawNumerics(Rng* versions) {
+    outcome_.had_numerics = true;
     for (const auto& agent : agents_) {
       if (versions->Chance(0.1)) continue;  // its first agent does not tell
       agent->SetNumerics(versions->Chance(0.5) ? "1" : "2");
@@ -331,6 +333,7 @@ class Simulation {
   absl::Duration upgrade_after_;
   const ReporterFault reporter_fault_;
   const bool drain_;
+  const bool draws_numerics_;
   World world_;
   CheckpointStorage storage_;
   Collective collective_;

@@ -40,6 +40,8 @@ struct SimulationOptions {
   ReporterFault reporter_fault = ReporterFault::kNone;
   // In a calm run: an agent that has ranks is asked to end, once, early.
   bool drain = false;
+  // In a storm: agents of several numerics versions, if the seed draws them.
+  bool draws_numerics = true;
   Tampering tampering = {};  // breaks the product on purpose
   bool keep_going = false;   // go on after a violation, to see its consequences
   std::string stop_at = {};  // with keep_going: ends at a violation of this invariant
@@ -63,6 +65,7 @@ struct Outcome {
   int64_t num_drained = 0;        // agents that ended because their jobs had left
   int64_t num_refused = 0;        // drivers that did not start because their log was damaged
   bool had_old_driver = false;
+  bool had_numerics = false;    // there were agents of several numerics versions
   int64_t num_tested_late = 0;  // machines tested after the driver that their agent joined
   int64_t num_in_rounds = 0;    // machines that have exchanged with several others at once
 };

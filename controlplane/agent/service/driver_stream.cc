@@ -18,7 +18,6 @@
 #include "controlplane/protocol/recent_texts.h"
 #include "controlplane/security/driver_channel.h"
 #include "controlplane/security/probe.h"
-#include "controlplane/security/steady_poller.h"
 #include "proto/agent.grpc.pb.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
@@ -90,7 +89,6 @@ absl::Status EndFor(const absl::Status& stream_end, bool taken) {
 }  // namespace
 
 struct DriverStream::Channel {
-  security::SteadyPoller poller;
   std::unique_ptr<security::DriverChannel> driver;
   std::unique_ptr<v1::AgentService::Stub> stub;  // of the newest stream
 };

@@ -1,4 +1,5 @@
-// A thread for work of the driver's loop that nobody waits for. Threads: any.
+// A thread for work of the driver's loop that nobody waits for and that the next driver can do as
+// well. Threads: any.
 #pragma once
 
 #include <condition_variable>
@@ -13,10 +14,10 @@ namespace megascale::driver {
 class BackgroundThread {
  public:
   explicit BackgroundThread(size_t waiting_max = 4096) : waiting_max_(waiting_max) {}
-  // Does what waits, then ends.
+  // Ends after the work in hand. What waits is not done.
   ~BackgroundThread();
 
-  // Does `work` soon, in the order of these calls. If too much waits already, this call does it.
+  // Does `work` soon. If too much waits already, this call does it, before what waits.
   void Do(std::function<void()> work);
 
  private:

@@ -11,12 +11,15 @@
 namespace megascale::driver {
 namespace {
 
-TEST(BackgroundThreadTest, DoesAllInOrderBeforeItEnds) {
+constexpr absl::Duration kWait = absl::Seconds(60);
+
+TEST(BackgroundThreadTest, DoesOneAfterTheOther) {
   std::vector<int> done;
-  {
-    BackgroundThread thread;
-    for (int i = 0; i < 100; ++i) thread.Do([&done, i] { done.push_back(i); });
-  }
+  absl::Notification all;
+  BackgroundThread thread;
+  for (int i = 0; i < 100; ++i) thread.Do([&done, i] { done.push_back(i); });
+  thread.Do([&all] { all.Notify(); });
+  ASSERT_TRUE(all.WaitForNotificationWithTimeout(kWait));
   ASSERT_EQ(done.size(), 100u);
   for (int i = 0; i < 100; ++i) EXPECT_EQ(done[static_cast<size_t>(i)], i);
 }
@@ -24,20 +27,23 @@ TEST(BackgroundThreadTest, DoesAllInOrderBeforeItEnds) {
 TEST(BackgroundThreadTest, WhenTooMuchWaitsTheCallerDoesIt) {
   absl::Notification started;
   absl::Notification goes_on;
+  absl::Notification all;
   std::vector<std::thread::id> by(3);
-  {
-    BackgroundThread thread(/*waiting_max=*/1);
-    thread.Do([&] {
-      by[0] = std::this_thread::get_id();
-      started.Notify();
-      EXPECT_TRUE(goes_on.WaitForNotificationWithTimeout(absl::Seconds(60)));
-    });
-    ASSERT_TRUE(started.WaitForNotificationWithTimeout(absl::Seconds(60)));
-    thread.Do([&] { by[1] = std::this_thread::get_id(); });
-    thread.Do([&] { by[2] = std::this_thread::get_id(); });
-    EXPECT_EQ(by[2], std::this_thread::get_id());
-    goes_on.Notify();
-  }
+  BackgroundThread thread(/*waiting_max=*/1);
+  thread.Do([&] {
+    by[0] = std::this_thread::get_id();
+    started.Notify();
+    EXPECT_TRUE(goes_on.WaitForNotificationWithTimeout(kWait));
+  });
+  ASSERT_TRUE(started.WaitForNotificationWithTimeout(kWait));
+  thread.Do([&] {
+    by[1] = std::this_thread::get_id();
+    all.Notify();
+  });
+  thread.Do([&] { by[2] = std::this_thread::get_id(); });
+  EXPECT_EQ(by[2], std::this_thread::get_id());
+  goes_on.Notify();
+  ASSERT_TRUE(all.WaitForNotificationWithTimeout(kWait));
   EXPECT_EQ(by[1], by[0]);
   EXPECT_NE(by[1], by[2]);
 }

@@ -19,6 +19,7 @@
 #include "controlplane/driver/listen/listen_address.h"
 #include "controlplane/driver/listen/own_port.h"
 #include "controlplane/driver/listen/server_limits.h"
+#include "controlplane/driver/listen/steady_poller.h"
 #include "controlplane/driver/service/agent_streams.h"
 #include "controlplane/driver/service/background_thread.h"
 #include "controlplane/driver/service/driver_loop.h"
@@ -33,7 +34,6 @@
 #include "controlplane/driver/storage/state_check.h"
 #include "controlplane/security/credentials.h"
 #include "controlplane/security/grpc_log.h"
-#include "controlplane/security/steady_poller.h"
 #include "controlplane/security/tls_check.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
@@ -83,10 +83,10 @@ constexpr absl::Duration kSuspectFetchTimeout = absl::Seconds(2);
 // Members are destroyed from the last to the first: the server before what it serves.
 struct DriverServer::Impl {
   client::Address address;
-  security::SteadyPoller poller;
-  BackgroundThread background;
+  SteadyPoller poller;
   std::unique_ptr<AgentStreams> agents;
   std::unique_ptr<DriverLoop> loop;
+  BackgroundThread background;  // of the loop, whose log it may not outlive
   std::unique_ptr<grpc::Service> jobs;
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<OwnPort> own_port;  // null: TCP

@@ -137,7 +137,11 @@ TEST_F(DriverServerTest, SubmitIsIdempotentAndSurvivesARestart) {
   ASSERT_TRUE(Get("j").ok());
   EXPECT_EQ(job_.message(), "position 1 in the queue; needs 1 slot; no node is connected");
   ASSERT_TRUE(Submit("j", SmallSpec()).ok());
-  EXPECT_TRUE(std::filesystem::exists(directory_ + "/state/jobs/j/job.json"));
+  const std::string job_file = directory_ + "/state/jobs/j/job.json";
+  for (int i = 0; i < 300 && !std::filesystem::exists(job_file); ++i) {
+    absl::SleepFor(absl::Milliseconds(100));
+  }
+  EXPECT_TRUE(std::filesystem::exists(job_file));
 }
 
 TEST_F(DriverServerTest, ListIsInOrderOfSubmission) {

@@ -80,8 +80,8 @@ absl::Status DriverShell::Replay() {
   for (const int place : index_.open()) {
     const JobRecord& job = state_.jobs(place);
     if (job.attempt() > 0) LossLogOf(job);
-    to_describe_.push_back(JobId(job));
   }
+  for (const JobRecord& job : state_.jobs()) to_describe_.push_back(JobId(job));
   keeps_evidence_ = state_.rules() >= 5;
   Feed(StartedEvent(state_, {options_.clock->Wall(), options_.secret, false, options_.machine_tests,
                              options_.exchange_rate}));
@@ -540,7 +540,7 @@ void DriverShell::SendDesired(const std::string& node_id, const DesiredStates& s
 }
 
 void DriverShell::Describe(const JobRecord& job) {
-  if (IsTerminal(job) || !described_.insert(JobId(job)).second) return;
+  if (!described_.insert(JobId(job)).second) return;
   const auto write = [submitted = job.submitted(), files = options_.files] {
     const absl::Status written = WriteJobFile(submitted, files);
     if (!written.ok()) base::LogWarning(written.message());

@@ -76,8 +76,8 @@ class DriverShell {
     // Exchanges between machines are among these attempts, as attempt 1 of their group
     // (ExchangeRequest).
     std::function<void(const std::map<std::string, RunningAttempt>&)> on_attempts;
-    // Does work that nobody waits for, so that rounds need not wait for it; null: the round does
-    // it. What has not been done when the driver ends is done by the next one.
+    // Does work that nobody waits for, on any thread, beside later rounds; null: the round does it.
+    // The work uses `files`. What has not been done when the driver ends the next one does.
     std::function<void(std::function<void()>)> do_later;
     // Random; the secret of a new log, from which the proofs of desired states derive.
     std::string secret;

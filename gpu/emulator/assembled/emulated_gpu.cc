@@ -26,8 +26,7 @@ const gpu::GpuTables& EmulatedTables() {
 absl::StatusOr<std::unique_ptr<device::Device>> MakeEmulatedGpu(const gpu::GpuRequest& request,
                                                                 uint64_t seed) {
   // Lives as long as the process.
-  static const auto* const machine = new EmulatedMachine({.seed = seed});
-  (void)machine;
+  [[gnu::used]] static const auto* const machine = new EmulatedMachine({.seed = seed});
   return gpu::AssembleGpuDevice(EmulatedTables(), request);
 }
 

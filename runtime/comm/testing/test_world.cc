@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <new>
 
@@ -131,7 +130,7 @@ void ProcessWorld::Start(
       board.code = static_cast<int32_t>(status.code());
       for (const int blamed : BlamedRanks(status)) board.blamed_ranks |= 1u << blamed;
       const size_t size = std::min(status.message().size(), sizeof(board.text) - 1);
-      std::memcpy(board.text, status.message().data(), size);
+      std::copy_n(status.message().begin(), size, board.text);
       board.is_done.store(1);
       ::_exit(0);
     }

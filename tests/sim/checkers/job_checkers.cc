@@ -228,7 +228,7 @@ void NumericsChecker::OnState(const DriverState& before, const DriverState& afte
     for (const std::string& node_id : driver::NodesOf(job)) {
       const driver::NodeRecord* node = driver::FindNode(after, node_id);
       if (node == nullptr || !node->hello().numerics_version().empty()) continue;
-      untold_.insert({JobId(job), job.attempt()});
+      untold_[{JobId(job), job.attempt()}].insert(node_id);
     }
   }
 }
@@ -236,7 +236,7 @@ void NumericsChecker::OnState(const DriverState& before, const DriverState& afte
 void NumericsChecker::OnProcessStarted(const ProcessName& process) {
   const auto version = world_.numerics.find(process.incarnation);
   const Attempt attempt = {process.job_id, process.attempt};
-  if (version == world_.numerics.end() || untold_.count(attempt) > 0) return;
+  if (version == world_.numerics.end() || untold_[attempt].count(process.node_id) > 0) return;
   versions_[attempt].insert(version->second);
   if (versions_[attempt].size() < 2) return;
   world_.Violate("NumericsAgree",

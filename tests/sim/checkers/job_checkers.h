@@ -116,8 +116,8 @@ class PoolChecker : public Observer {
   World& world_;
 };
 
-// NumericsAgree: all ranks of an attempt run programs of one numerics version, unless an agent that
-// did not tell its version has one of them.
+// NumericsAgree: all ranks of an attempt whose agents had told their numerics version when it began
+// run programs of one version.
 class NumericsChecker : public Observer {
  public:
   explicit NumericsChecker(World* world) : world_(*world) {}
@@ -128,7 +128,7 @@ class NumericsChecker : public Observer {
   using Attempt = std::pair<std::string, int64_t>;
 
   World& world_;
-  std::set<Attempt> untold_;
+  std::map<Attempt, std::set<std::string>> untold_;  // nodes
   std::map<Attempt, std::set<std::string>> versions_;
 };
 

@@ -1,10 +1,10 @@
-#include "controlplane/security/steady_poller.h"
+#include "controlplane/driver/listen/steady_poller.h"
 
 #include <grpcpp/completion_queue.h>
 
 #include <thread>
 
-namespace megascale::security {
+namespace megascale::driver {
 
 // A thread that waits for events of a queue reads from all sockets meanwhile. This queue gets none.
 struct SteadyPoller::Impl {
@@ -26,4 +26,4 @@ SteadyPoller::~SteadyPoller() {
   impl_->thread.join();
 }
 
-}  // namespace megascale::security
+}  // namespace megascale::driver

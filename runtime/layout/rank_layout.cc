@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "runtime/base/status.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/job/pipeline_schedule.h"
@@ -289,6 +290,12 @@ absl::StatusOr<std::vector<optim::StateSlice>> StateLayoutOf(const JobSpec& spec
 
 absl::StatusOr<int64_t> SnapshotPayloadBytes(const JobSpec& spec, int rank) {
   ASSIGN_OR_RETURN(const std::vector<optim::StateSlice> state, StateLayoutOf(spec, rank));
+  if (state.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("parallel.data_parallel_size: ", spec.parallel().data_parallel_size(),
+                     " replicas share the state of a model so small that nothing is left for rank ",
+                     rank, "; use fewer replicas, or a larger model"));
+  }
   ASSIGN_OR_RETURN(const checkpoint::ShardLayout layout, SnapshotLayoutOf(rank, state));
   return layout.size_bytes();
 }

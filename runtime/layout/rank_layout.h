@@ -124,7 +124,8 @@ tensor::DType ComputeType(megascale::job::v1::Precision precision);
 absl::StatusOr<std::vector<optim::StateSlice>> StateLayoutOf(
     const megascale::job::v1::JobSpec& spec, int rank);
 
-// Returns the bytes of the rank's checkpoint shard, which a snapshot buffer must hold.
+// Returns the bytes of the rank's checkpoint shard, which a snapshot buffer must hold. Errors: as
+// RankLayoutOf; InvalidArgument, too, if the shard would be empty.
 absl::StatusOr<int64_t> SnapshotPayloadBytes(const megascale::job::v1::JobSpec& spec, int rank);
 
 }  // namespace megascale::layout

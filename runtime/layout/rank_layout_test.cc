@@ -194,5 +194,16 @@ TEST(ChunkCosts, OfBucketsAddUpToThatOfTheChunk) {
   }
 }
 
+TEST(RankLayout, MoreReplicasThanTheModelHasPartsAreRefused) {
+  job::v1::JobSpec spec = engine::ToyJob(engine::WriteTestText("rank_layout_text"), 1, 1);
+  spec.mutable_parallel()->set_data_parallel_size(1024);
+  spec.mutable_train()->set_global_batch_size(1024 * spec.train().micro_batch_size());
+  EXPECT_EQ(SnapshotPayloadBytes(spec, 0).status(), absl::OkStatus());
+  EXPECT_EQ(SnapshotPayloadBytes(spec, 1023).status(),
+            absl::InvalidArgumentError(
+                "parallel.data_parallel_size: 1024 replicas share the state of a model so small "
+                "that nothing is left for rank 1023; use fewer replicas, or a larger model"));
+}
+
 }  // namespace
 }  // namespace megascale::layout

@@ -33,12 +33,15 @@ absl::StatusOr<std::unique_ptr<device::Device>> MakeEmulatedGpu(const gpu::GpuRe
 absl::StatusOr<std::unique_ptr<device::Device>> MakeEmulatedNcclGpu(const gpu::GpuRequest& request,
                                                                     uint64_t seed) {
   static const gpu::GpuTables tables = [&] {
-    new EmulatedMachine({.seed = seed,
-                         .num_devices = kNumNcclGpus,
-                         .has_process_per_device = true,
-                         .copies_last = true});
+    // These live as long as the process.
+    [[gnu::used]] static const auto* const machine =
+        new EmulatedMachine({.seed = seed,
+                             .num_devices = kNumNcclGpus,
+                             .has_process_per_device = true,
+                             .copies_last = true});
     gpu::GpuTables made = EmulatedTables();
-    new EmulatedNccl({.in_progress_polls = 1, .holds_device = true});
+    [[gnu::used]] static const auto* const nccl =
+        new EmulatedNccl({.in_progress_polls = 1, .holds_device = true});
     made.nccl = &EmulatedNccl::api();
     return made;
   }();

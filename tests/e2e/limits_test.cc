@@ -134,6 +134,22 @@ TEST(LimitsTest, AProcessThatCannotBeEndedQuarantinesItsMachineAndTheJobGoesOnEl
   EXPECT_EQ(cancelled.exit_code, 0) << cancelled.err;
 }
 
+// One message of the kernel has at most 253 descriptors, and ours had 64. Needs 10 GiB, so only
+// `./dev soak` runs it.
+TEST(LimitsTest, AMachineServesMoreRanksThanOneMessageHadDescriptors) {
+  if (!IsSoak()) return;
+  Cluster cluster;
+  cluster.StartDriver();
+  cluster.StartAgent(0, 96);
+  cluster.Submit("job",
+                 {"train.steps=5", "train.global_batch_size=96", "train.micro_batch_size=1",
+                  "model.hidden_size=128", "model.num_hidden_layers=8",
+                  "parallel.data_parallel_size=96", "parallel.pipeline_model_parallel_size=1"});
+  EXPECT_EQ(cluster.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED)
+      << cluster.Status("job").message();
+  EXPECT_EQ(cluster.Status("job").attempt(), 1);
+}
+
 TEST(LimitsTest, AQuotaOfCoresIsShownAndWarnedOf) {
   LimitedGroups groups;
   if (!groups.LimitCores()) GTEST_SKIP() << "no cpu control group can be made here";

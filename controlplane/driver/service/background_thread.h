@@ -1,5 +1,4 @@
-// A thread for work of the driver's loop that nobody waits for and that the next driver can do as
-// well. Threads: any.
+// A thread for work of the driver's loop that nobody waits for. Threads: any.
 #pragma once
 
 #include <condition_variable>
@@ -13,8 +12,8 @@ namespace megascale::driver {
 
 class BackgroundThread {
  public:
-  explicit BackgroundThread(size_t waiting_max = 4096) : waiting_max_(waiting_max) {}
-  // Ends after the work in hand. What waits is not done.
+  explicit BackgroundThread(size_t waiting_max = 1024) : waiting_max_(waiting_max) {}
+  // Does what waits, then ends.
   ~BackgroundThread();
 
   // Does `work` soon. If too much waits already, this call does it, before what waits.

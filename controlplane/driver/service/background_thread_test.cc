@@ -5,37 +5,36 @@
 #include <thread>
 #include <vector>
 
-#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
+#include "runtime/base/stop_signal.h"
 
 namespace megascale::driver {
 namespace {
 
 constexpr absl::Duration kWait = absl::Seconds(60);
 
-TEST(BackgroundThreadTest, DoesOneAfterTheOther) {
+TEST(BackgroundThreadTest, DoesAllInOrderBeforeItEnds) {
   std::vector<int> done;
-  absl::Notification all;
-  BackgroundThread thread;
-  for (int i = 0; i < 100; ++i) thread.Do([&done, i] { done.push_back(i); });
-  thread.Do([&all] { all.Notify(); });
-  ASSERT_TRUE(all.WaitForNotificationWithTimeout(kWait));
+  {
+    BackgroundThread thread;
+    for (int i = 0; i < 100; ++i) thread.Do([&done, i] { done.push_back(i); });
+  }
   ASSERT_EQ(done.size(), 100u);
   for (int i = 0; i < 100; ++i) EXPECT_EQ(done[static_cast<size_t>(i)], i);
 }
 
 TEST(BackgroundThreadTest, WhenTooMuchWaitsTheCallerDoesIt) {
-  absl::Notification started;
-  absl::Notification goes_on;
-  absl::Notification all;
+  base::StopSignal started;
+  base::StopSignal goes_on;
+  base::StopSignal all;
   std::vector<std::thread::id> by(3);
   BackgroundThread thread(/*waiting_max=*/1);
   thread.Do([&] {
     by[0] = std::this_thread::get_id();
     started.Notify();
-    EXPECT_TRUE(goes_on.WaitForNotificationWithTimeout(kWait));
+    EXPECT_TRUE(goes_on.WaitFor(kWait));
   });
-  ASSERT_TRUE(started.WaitForNotificationWithTimeout(kWait));
+  ASSERT_TRUE(started.WaitFor(kWait));
   thread.Do([&] {
     by[1] = std::this_thread::get_id();
     all.Notify();
@@ -43,7 +42,7 @@ TEST(BackgroundThreadTest, WhenTooMuchWaitsTheCallerDoesIt) {
   thread.Do([&] { by[2] = std::this_thread::get_id(); });
   EXPECT_EQ(by[2], std::this_thread::get_id());
   goes_on.Notify();
-  ASSERT_TRUE(all.WaitForNotificationWithTimeout(kWait));
+  ASSERT_TRUE(all.WaitFor(kWait));
   EXPECT_EQ(by[1], by[0]);
   EXPECT_NE(by[1], by[2]);
 }

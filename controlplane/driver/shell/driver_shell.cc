@@ -25,12 +25,17 @@ constexpr absl::Duration kStallMax = absl::Seconds(2);  // between two ticks
 constexpr absl::Duration kForgetInterval = absl::Minutes(1);
 constexpr absl::Duration kRefusalLogInterval = absl::Minutes(1);
 constexpr size_t kSummaryBytesMax = 300;
+// Larger submits are not copied, to bound the memory of what waits to be written.
+constexpr size_t kSmallSubmitBytes = 64 << 10;
+
+std::string JobFileOf(const pb::JobSubmitted& submitted) {
+  return absl::StrCat(submitted.directory(), "/job.json");
+}
 
 // Writes the resolved specification, for people and as evidence of the job that is independent of
 // the log. Written once, after the job's submit is durable.
 absl::Status WriteJobFile(const pb::JobSubmitted& submitted, JobFiles* files) {
-  const std::string path = absl::StrCat(submitted.directory(), "/job.json");
-  if (files->Exists(path)) return absl::OkStatus();
+  const std::string path = JobFileOf(submitted);
   std::string text;
   google::protobuf::util::JsonPrintOptions options;
   options.add_whitespace = true;
@@ -80,8 +85,8 @@ absl::Status DriverShell::Replay() {
   for (const int place : index_.open()) {
     const JobRecord& job = state_.jobs(place);
     if (job.attempt() > 0) LossLogOf(job);
+    to_describe_.push_back(JobId(job));
   }
-  for (const JobRecord& job : state_.jobs()) to_describe_.push_back(JobId(job));
   keeps_evidence_ = state_.rules() >= 5;
   Feed(StartedEvent(state_, {options_.clock->Wall(), options_.secret, false, options_.machine_tests,
                              options_.exchange_rate}));
@@ -541,11 +546,14 @@ void DriverShell::SendDesired(const std::string& node_id, const DesiredStates& s
 
 void DriverShell::Describe(const JobRecord& job) {
   if (!described_.insert(JobId(job)).second) return;
-  const auto write = [submitted = job.submitted(), files = options_.files] {
+  if (options_.files->Exists(JobFileOf(job.submitted()))) return;
+  const auto write = [files = options_.files](const pb::JobSubmitted& submitted) {
     const absl::Status written = WriteJobFile(submitted, files);
     if (!written.ok()) base::LogWarning(written.message());
   };
-  options_.do_later ? options_.do_later(write) : write();
+  const pb::JobSubmitted& submitted = job.submitted();
+  if (!options_.do_later || submitted.ByteSizeLong() > kSmallSubmitBytes) return write(submitted);
+  options_.do_later([write, submitted] { write(submitted); });
 }
 
 }  // namespace megascale::driver

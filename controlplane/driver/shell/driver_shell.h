@@ -77,7 +77,7 @@ class DriverShell {
     // (ExchangeRequest).
     std::function<void(const std::map<std::string, RunningAttempt>&)> on_attempts;
     // Does work that nobody waits for, on any thread, beside later rounds; null: the round does it.
-    // The work uses `files`. What has not been done when the driver ends the next one does.
+    // The work uses `files`. Of jobs that have not ended, the next driver does what was not done.
     std::function<void(std::function<void()>)> do_later;
     // Random; the secret of a new log, from which the proofs of desired states derive.
     std::string secret;

@@ -13,6 +13,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "proto/control.grpc.pb.h"
 
 namespace megascale::cli {
@@ -369,6 +370,23 @@ TEST_F(AnswersTest, MetricsOfAnEndedJobThatCompletedNoStepAfterItsCheckpointAreE
   const Outcome gone = Run("metrics known");
   EXPECT_EQ(gone.code, 1);
   EXPECT_TRUE(absl::StrContains(gone.error, "completed 1 step, but its loss log")) << gone.error;
+}
+
+TEST_F(AnswersTest, NodesSaySinceWhenAMachineIsQuarantinedAndWhy) {
+  driver_.cluster.add_nodes()->set_node_id("n0");
+  control::NodeView* node = driver_.cluster.add_nodes();
+  node->set_node_id("n1");
+  node->set_pool(control::POOL_QUARANTINED);
+  node->mutable_quarantined_at()->set_seconds(1'700'000'000);
+  node->set_quarantine_evidence("memory: byte 7 has a wrong bit");
+  const std::string since = absl::FormatTime(
+      "since %Y-%m-%d %H:%M", absl::FromUnixSeconds(1'700'000'000), absl::LocalTimeZone());
+  const Outcome shown = Run("nodes");
+  EXPECT_TRUE(absl::StrContains(shown.out, since + ": memory: byte 7 has a wrong bit"))
+      << shown.out;
+  const Outcome json = Run("nodes -o json");
+  EXPECT_TRUE(absl::StrContains(json.out, "\"quarantined_at\": \"2023-11-14T22:13:20Z\""))
+      << json.out;
 }
 
 // --- GPUs ---------------------------------------------------------------------------------------

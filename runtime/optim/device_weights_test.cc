@@ -2,13 +2,14 @@
 // host's.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <thread>
 #include <vector>
 
-#include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
 #include "proto/job.pb.h"
 #include "runtime/device/device_arenas.h"
 #include "runtime/device/host_window.h"
@@ -41,17 +42,17 @@ OptimizerShard LargeShard() {
 class Meeting {
  public:
   void Arrive() {
-    const absl::MutexLock lock(&mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     present_.insert(std::this_thread::get_id());
+    arrived_.notify_all();
     const auto all_are_here = [this] { return present_.size() >= kThreads; };
-    if (!mutex_.AwaitWithTimeout(absl::Condition(&all_are_here), absl::Seconds(20))) {
-      timed_out_ = true;
-    }
+    if (!arrived_.wait_for(lock, std::chrono::seconds(20), all_are_here)) timed_out_ = true;
   }
   bool timed_out() const { return timed_out_; }
 
  private:
-  absl::Mutex mutex_;
+  std::mutex mutex_;
+  std::condition_variable arrived_;
   std::set<std::thread::id> present_;
   bool timed_out_ = false;
 };

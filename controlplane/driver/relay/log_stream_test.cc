@@ -169,6 +169,19 @@ TEST_F(LogStreamTest, TheAgentsOfTwoRanksAreAskedAtTheSameTime) {
   EXPECT_THAT(emitted_, ElementsAre("1 a0 one\n@4", "1 b1 uno\n@4")) << "in the order of ranks";
 }
 
+TEST_F(LogStreamTest, OfOneRankOnlyItsAgentIsAsked) {
+  job_.add_ranks()->set_node_id("c");
+  connected_.insert("c");
+  logs_[{"b", 1, 1}] = "uno\n";
+  request_.set_rank(1);
+  std::set<std::string> asked;
+  before_fetch_ = [&](const std::string& node) { asked.insert(node); };
+  End();
+  EXPECT_TRUE(Run({}).ok());
+  EXPECT_THAT(emitted_, ElementsAre("1 b1 uno\n@4"));
+  EXPECT_THAT(asked, ElementsAre("b"));
+}
+
 TEST_F(LogStreamTest, AStreamThatIsStoppedDoesNotLookComplete) {
   logs_[{"a", 1, 0}] = "one\n";
   EXPECT_EQ(Run({[] { return false; }}).code(), absl::StatusCode::kUnavailable);

@@ -24,7 +24,9 @@
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "controlplane/driver/core/testing/test_events.h"
+#include "controlplane/driver/service/agent_streams.h"
 #include "controlplane/driver/service/driver_loop.h"
+#include "controlplane/driver/service/page_source.h"
 #include "controlplane/driver/service/testing/fake_agent_stream.h"
 #include "controlplane/driver/service/testing/server_test_base.h"
 #include "controlplane/driver/service/watched_jobs.h"
@@ -724,6 +726,10 @@ TEST_F(DriverServerTest, ReadersAndWatchersAreAnsweredWhileTheLoopWaitsForTheDis
   EXPECT_EQ(loop->GetJob("b").status().code(), absl::StatusCode::kNotFound) << "not durable";
   EXPECT_THAT(*loop->ListJobs(), SizeIs(1));
   EXPECT_TRUE(loop->GetCluster().ok());
+  AgentStreams agents;
+  const auto page = MakePageSource(loop.get(), &agents);  // of the page, and of Prometheus
+  EXPECT_THAT(*page->Jobs(), SizeIs(1));
+  EXPECT_TRUE(page->Cluster().ok());
   WatchedJobs watched(loop.get());
   std::vector<std::unique_ptr<WatchedJobs::Watch>> watches;
   for (int i = 0; i < 500; ++i) {

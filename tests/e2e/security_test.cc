@@ -310,6 +310,19 @@ TEST_F(SecurityTest, NoProgramJoinsAnotherUserOnThisMachine) {
   expect(e2e::Run({Program(), "driver", "--listen", address, "--state-dir",
                    cluster_.directory() + "/other"}),
          1, says + "give another address with --listen\n");
+  // The default address is there too where nothing else is set; `open` stands for /tmp.
+  const auto by_default = [&](std::vector<std::string> command) {
+    command.insert(
+        command.begin(),
+        {"/usr/bin/unshare", "--mount", "/bin/sh", "-c",
+         "mount --bind " + open + " /tmp && unset XDG_RUNTIME_DIR MEGASCALE_ADDRESS && exec \"$@\"",
+         "sh", Program()});
+    return e2e::Run(command);
+  };
+  const std::string belongs = "/tmp/megascale-0: belongs to nobody (uid 65534), expected root";
+  expect(by_default({"status"}), 3, belongs);
+  expect(by_default({"agent", "--run-dir", "/tmp/n0"}), 3, belongs);
+  expect(by_default({"driver", "--state-dir", "/tmp/other"}), 1, belongs);
   EXPECT_EQ(listener.Stop(), 0) << "bytes were sent to another user";
   // The place of an agent's own sockets belongs to the other user. Its driver is not there yet.
   const std::string closed = cluster_.directory() + "/closed";

@@ -173,7 +173,7 @@ struct JobClient::Impl {
                            absl::ToChronoMilliseconds(end - base::RealClock().Monotonic()));
       return (stub.get()->*method)(&context, request, &response);
     };
-    std::shared_ptr<grpc::Channel> channel = options.address.is_unix() ? TakeKept() : nullptr;
+    std::shared_ptr<grpc::Channel> channel = TakeKept();
     const bool is_kept = channel != nullptr;
     if (!is_kept) {
       ASSIGN_OR_RETURN(channel, Connect());

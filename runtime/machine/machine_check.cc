@@ -51,9 +51,8 @@ constexpr int SumOf(const Budgets& each) {
 static_assert(SumOf(kQuick) <= 1000, "a quick check takes about a second");
 static_assert(SumOf(kFull) <= 30'000, "a full check takes at most half a minute");
 
-const Budgets& BudgetsOf(megascale::agent::v1::TestKind kind) {
-  return kind == megascale::agent::v1::TEST_KIND_FULL ? kFull : kQuick;
-}
+bool IsFull(const MachineTest& test) { return test.kind() == megascale::agent::v1::TEST_KIND_FULL; }
+const Budgets& BudgetsOf(const MachineTest& test) { return IsFull(test) ? kFull : kQuick; }
 
 // An eighth of what the agent's processes may use, at most: the machine may have little.
 size_t MemoryBytes(const Budgets& budgets) {
@@ -75,8 +74,7 @@ std::vector<Part> PartsOf(const CheckOptions& options, const Budgets& budgets) {
       DirectoryOptions given;
       given.path = path;
       given.is_own = is_own;
-      given.budget =
-          is_own ? absl::Milliseconds(budgets.disk) : absl::Milliseconds(budgets.directory);
+      given.budget = absl::Milliseconds(is_own ? budgets.disk : budgets.directory);
       given.size_bytes_max = budgets.directory_bytes_max;
       given.memory_bytes_max = MemoryBytes(budgets);
       return CheckDirectory(given);
@@ -161,8 +159,7 @@ void CheckDevices(const CheckOptions& options, MachineTest* test) {
     return AddResult(Told("devices", result, base::RealClock().Monotonic() - begin), test);
   }
   const device::check::CheckOptions how = options.device_check.value_or(
-      test->kind() == megascale::agent::v1::TEST_KIND_FULL ? device::check::FullDeviceCheck()
-                                                           : device::check::QuickDeviceCheck());
+      IsFull(*test) ? device::check::FullDeviceCheck() : device::check::QuickDeviceCheck());
   std::vector<std::vector<TestResult>> results(devices->size());
   std::vector<std::thread> threads;
   for (size_t i = 0; i < devices->size(); ++i) {
@@ -174,7 +171,7 @@ void CheckDevices(const CheckOptions& options, MachineTest* test) {
     for (TestResult& told : of_device) AddResult(std::move(told), test);
   }
   if (devices->size() > 1) {
-    CheckDevicesTogether(*devices, options, BudgetsOf(test->kind()).device_elements, test);
+    CheckDevicesTogether(*devices, options, BudgetsOf(*test).device_elements, test);
   }
 }
 
@@ -185,7 +182,7 @@ constexpr absl::Duration kFullConnectTimeout = absl::Seconds(20);
 constexpr absl::Duration kFullCallTimeout = absl::Seconds(30);
 
 MachineTest CheckExchange(PeerOptions options, MachineTest test) {
-  if (test.kind() == megascale::agent::v1::TEST_KIND_FULL) {
+  if (IsFull(test)) {
     const int num_others = std::max(1, options.exchange.node_ids_size() - 1);
     options.block_bytes = kFullBlockBytes / static_cast<size_t>(num_others) / 8 * 8;
     options.connect_timeout = kFullConnectTimeout;
@@ -279,7 +276,7 @@ MachineTest CheckMachine(const CheckOptions& options,
   test.set_id(options.request.id());
   test.set_kind(options.request.kind());
   test.set_state(MachineTest::STATE_RUNNING);
-  for (const Part& part : PartsOf(options, BudgetsOf(test.kind()))) {
+  for (const Part& part : PartsOf(options, BudgetsOf(test))) {
     test.set_part(part.name);
     test.set_uses_job_directory(part.uses_job_directory);
     on_part(test);

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -287,17 +288,18 @@ TEST_F(CommandsTest, OfTwoDriversOnCopiesTheOneWithTheOlderEpochStopsAndTheJobGo
   ASSERT_TRUE(cluster_.WaitForStep("job", 15));
   const std::string copy = cluster_.directory() + "/copy";
   const std::string other_state = cluster_.directory() + "/other";
-  for (const std::vector<std::string>& command :
-       {std::vector<std::string>{"backup", copy, "--state-dir", cluster_.state_directory()},
-        {"restore", copy, "--state-dir", other_state}}) {
-    std::vector<std::string> words = {Program(), "driver"};
-    words.insert(words.end(), command.begin(), command.end());
-    const CommandResult result = e2e::Run(words);
+  for (const auto& [command, state] :
+       {std::pair("backup", cluster_.state_directory()), std::pair("restore", other_state)}) {
+    const CommandResult result =
+        e2e::Run({Program(), "driver", command, copy, "--state-dir", state});
     ASSERT_EQ(result.exit_code, 0) << result.err;
   }
   const std::string socket = cluster_.directory() + "/driver.sock";
   const std::string other_socket = cluster_.directory() + "/other.sock";
   const std::string other_log = cluster_.directory() + "/other.log";
+  const auto read = [](const std::string& log) {
+    return base::ReadFile(log, 1 << 20).value_or("");
+  };
   const auto start_other = [&] {
     const pid_t pid = Spawn({Program(), "driver", "--listen", "unix:" + other_socket, "--state-dir",
                              other_state, "--machine-tests", "off"},
@@ -311,17 +313,15 @@ TEST_F(CommandsTest, OfTwoDriversOnCopiesTheOneWithTheOlderEpochStopsAndTheJobGo
   cluster_.KillAgent(0);
   cluster_.StartAgent(0, 4);
   const auto is_fenced = [&] {
-    return absl::StrContains(base::ReadFile(other_log, 1 << 20).value_or(""),
-                             "epoch_fenced { node_id: \"n0\"");
+    return absl::StrContains(read(other_log), "epoch_fenced { node_id: \"n0\"");
   };
-  ASSERT_TRUE(WaitUntil(is_fenced, 60)) << base::ReadFile(other_log, 1 << 20).value_or("");
+  ASSERT_TRUE(WaitUntil(is_fenced, 60)) << read(other_log);
   std::filesystem::rename(socket + ".old", socket);
   KillAndReap(other);  // so that its agent looks for a driver, and finds the first one
   const int status = cluster_.AwaitDriverExit();
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << status;
-  EXPECT_TRUE(
-      absl::StrContains(base::ReadFile(cluster_.directory() + "/driver.log", 1 << 20).value_or(""),
-                        "another driver runs on a copy of it"));
+  EXPECT_TRUE(absl::StrContains(read(cluster_.directory() + "/driver.log"),
+                                "another driver runs on a copy of it"));
   other = start_other();
   std::filesystem::rename(other_socket, socket);
   EXPECT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);

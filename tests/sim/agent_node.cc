@@ -224,9 +224,7 @@ void AgentNode::Connect() {
   hello.set_machine_id(MachineName());
   hello.set_key(absl::StrCat("key of ", MachineName()));
   hello.set_instruction_set("avx2");
-  if (const auto own = world_.numerics.find(IncarnationName()); own != world_.numerics.end()) {
-    hello.set_numerics_version(own->second);
-  }
+  hello.set_numerics_version(identity_.numerics);
   hello.set_tests_machine(!identity_.is_old);
   hello.set_tests_exchange(!identity_.is_old);
   const auto reconnect = [this] {

@@ -37,7 +37,7 @@ class AgentNode {
     int num_slots = 1;
     int copy = 0;         // not 0: an agent on another machine with the node id of the first one
     bool is_old = false;  // of a version that tests no machines and knows no duties
-    std::string numerics = {};  // the numerics version of its next start; empty: it does not tell
+    std::string numerics = {};  // its numerics version; empty: it does not tell
   };
   AgentNode(const Cluster& cluster, Identity identity);
 

@@ -8,10 +8,8 @@ for unit in driver agent; do
     grep -q "\"$option\"" "$root/cli/commands/${unit}_command.cc" "$root/cli/connection/connection.cc" ||
       { echo "$units/megascale-$unit.service: megascale $unit has no $option"; exit 1; }
   done
-done
-# Without StartLimitIntervalSec=0 systemd leaves a unit alone that has failed five times, as an agent does within half a
-# minute while its driver has another version.
-for unit in driver agent; do
+  # Without StartLimitIntervalSec=0 systemd leaves a unit alone that has failed five times, as an agent does within half
+  # a minute while its driver has another version.
   for line in StartLimitIntervalSec=0 Restart=always; do
     grep -qx "$line" "$units/megascale-$unit.service" ||
       { echo "$units/megascale-$unit.service: has no line $line, so systemd gives up"; exit 1; }

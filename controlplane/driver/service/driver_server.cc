@@ -86,7 +86,7 @@ struct DriverServer::Impl {
   SteadyPoller poller;
   std::unique_ptr<AgentStreams> agents;
   std::unique_ptr<DriverLoop> loop;
-  BackgroundThread background;  // of the loop, whose lock of the log it may not outlive
+  BackgroundThread background;  // the loop's; it ends before the log is closed
   std::unique_ptr<grpc::Service> jobs;
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<OwnPort> own_port;  // null: TCP

@@ -29,20 +29,22 @@ constexpr size_t kSummaryBytesMax = 300;
 constexpr size_t kSmallSubmitBytes = 64 << 10;
 
 std::string JobFileOf(const pb::JobSubmitted& submitted) {
-  return absl::StrCat(submitted.directory(), "/job.json");
+  return absl::StrCat(submitted.directory(), "/", kJobFile);
 }
 
 // Writes the resolved specification, for people and as evidence of the job that is independent of
-// the log. Written once, after the job's submit is durable.
-absl::Status WriteJobFile(const pb::JobSubmitted& submitted, JobFiles* files) {
+// the log. Written once, after the job's submit is durable. A failure is only logged.
+void WriteJobFile(const pb::JobSubmitted& submitted, JobFiles* files) {
   const std::string path = JobFileOf(submitted);
   std::string text;
   google::protobuf::util::JsonPrintOptions options;
   options.add_whitespace = true;
   options.preserve_proto_field_names = true;
-  const auto status = google::protobuf::util::MessageToJsonString(submitted.spec(), &text, options);
-  if (!status.ok()) return absl::InternalError(absl::StrCat(path, ": ", status.ToString()));
-  return files->WriteSoon(path, text);
+  const auto made = google::protobuf::util::MessageToJsonString(submitted.spec(), &text, options);
+  const absl::Status written = made.ok()
+                                   ? files->WriteSoon(path, text)
+                                   : absl::InternalError(absl::StrCat(path, ": ", made.ToString()));
+  if (!written.ok()) base::LogWarning(written.message());
 }
 
 // Returns an event as text for the log, without secrets, agent keys and whole specifications.
@@ -546,14 +548,13 @@ void DriverShell::SendDesired(const std::string& node_id, const DesiredStates& s
 
 void DriverShell::Describe(const JobRecord& job) {
   if (!described_.insert(JobId(job)).second) return;
-  if (options_.files->Exists(JobFileOf(job.submitted()))) return;
-  const auto write = [files = options_.files](const pb::JobSubmitted& submitted) {
-    const absl::Status written = WriteJobFile(submitted, files);
-    if (!written.ok()) base::LogWarning(written.message());
-  };
   const pb::JobSubmitted& submitted = job.submitted();
-  if (!options_.do_later || submitted.ByteSizeLong() > kSmallSubmitBytes) return write(submitted);
-  options_.do_later([write, submitted] { write(submitted); });
+  JobFiles* files = options_.files;
+  if (files->Exists(JobFileOf(submitted))) return;
+  if (!options_.do_later || submitted.ByteSizeLong() > kSmallSubmitBytes) {
+    return WriteJobFile(submitted, files);
+  }
+  options_.do_later([submitted, files] { WriteJobFile(submitted, files); });
 }
 
 }  // namespace megascale::driver

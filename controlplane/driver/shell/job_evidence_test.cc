@@ -215,7 +215,7 @@ class SilentLink : public AgentLink {
   void Close(const absl::Status& why) override {}
 };
 
-// job.json. Job "j"; what the shell leaves for later is done by DoLater.
+// Job "j"; what the shell leaves for later is done by DoLater.
 class JobFileTest : public ShellTestBase {
  protected:
   void SetUp() override {

@@ -14,6 +14,8 @@
 
 namespace megascale::driver {
 
+// This file in a job's folder has the resolved specification.
+inline constexpr char kJobFile[] = "job.json";
 // This file marks the folder of a job that the driver has forgotten.
 inline constexpr char kForgottenFile[] = "forgotten";
 

@@ -19,7 +19,7 @@ absl::Status CheckJobFolders(const std::string& state_directory, EventLog* log) 
   std::error_code error;
   const std::string jobs = absl::StrCat(state_directory, "/jobs");
   for (const auto& folder : std::filesystem::directory_iterator(jobs, error)) {
-    if (!std::filesystem::exists(folder.path() / "job.json", error)) continue;
+    if (!std::filesystem::exists(folder.path() / kJobFile, error)) continue;
     if (std::filesystem::exists(folder.path() / kForgottenFile, error)) continue;
     const std::string job_id = folder.path().filename().string();
     if (known.count(job_id) > 0) continue;

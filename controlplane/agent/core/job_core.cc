@@ -281,6 +281,7 @@ void JobCore::OnHostMessage(int64_t process_id, const link::v1::FromHost& messag
     case link::v1::FromHost::kRetained:
       retained_ = message.retained().newest();
       break;
+    case link::v1::FromHost::kFetchDataFiles:  // the shell answers it
     case link::v1::FromHost::MESSAGE_NOT_SET:
       break;
   }

@@ -116,6 +116,8 @@ void AddDriverCommand(CommandLine* line) {
                   "the rate in MB/s, each way, that two machines should reach when they test each "
                   "other; below half of it the test fails; 0: with full tests, the median of what "
                   "the machines reach");
+  command->Flag("--agents-ended", &flags->agents_ended,
+                "no agent that this state directory knows still runs, so that none is waited for");
   AddTlsOptions(command, "users and agents", "this driver", &flags->tls, &flags->insecure);
   command->Details(
       "Decides which job runs where, keeps that on disk, and recovers jobs whose processes or "

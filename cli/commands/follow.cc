@@ -25,8 +25,7 @@ class Follower {
         options_(options),
         first_answer_(RetryOf(options.connection, nullptr)),
         view_([] { return DetectTerminal(STDOUT_FILENO); }, stdout),
-        started_at_(Now()),
-        first_interrupt_(options.interrupt == nullptr ? 0 : options.interrupt->Count()) {}
+        started_at_(Now()) {}
 
   absl::StatusOr<FollowResult> Run() {
     while (true) {
@@ -63,7 +62,7 @@ class Follower {
     return all ? 0 : LiveView::kWorkersMax;
   }
   bool Interrupted() {
-    return options_.interrupt != nullptr && options_.interrupt->Count() > first_interrupt_;
+    return options_.interrupt != nullptr && options_.interrupt->Count() > options_.signals_before;
   }
   bool TimedOut() const { return Now() - started_at_ > options_.timeout; }
   bool OutputLost() const { return options_.needs_output && OutputFailed(); }
@@ -156,7 +155,6 @@ class Follower {
   std::mutex view_mutex_;
   LiveView view_;
   const absl::Duration started_at_;
-  const int first_interrupt_;
   FollowResult result_;
   bool answered_ = false;
   bool absent_ = false;

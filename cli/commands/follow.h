@@ -19,7 +19,9 @@ enum class FollowStyle { kLive, kJson, kQuiet };
 
 struct FollowOptions {
   FollowStyle style = FollowStyle::kLive;  // form of standard output
-  Interrupt* interrupt = nullptr;          // a new signal makes FollowJob return; may be null
+  // FollowJob returns once it has counted more signals than `signals_before`; may be null.
+  Interrupt* interrupt = nullptr;
+  int signals_before = 0;
   bool needs_output = false;  // FollowJob returns when standard output cannot be written
   bool needs_ranks = false;   // the result has all ranks, not only a few; kJson implies it
   // Returns new lines to show with the job; called before each display; may be empty.

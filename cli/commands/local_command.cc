@@ -166,11 +166,15 @@ class LocalRun {
     connection.address = cluster_->driver_address();
     ASSIGN_OR_RETURN(client_, Connect(connection));
     if (live()) PrintStart();
-    const auto is_refused = [this] { return !refusal_.empty(); };
+    // After one signal the driver still gets the job, so that Follow cancels it: a submit without
+    // an answer may be in the driver's log, and the job would run in the next run.
+    const auto must_end = [this] { return interrupt_.Count() > 1; };
+    const auto should_stop = [&] { return !refusal_.empty() || must_end(); };
     const absl::Duration began_at = base::RealClock().Monotonic();
-    const auto job = client_->Submit(request_, {.time = kDriverStart, .should_stop = is_refused});
+    const auto job = client_->Submit(request_, {.time = kDriverStart, .should_stop = should_stop});
     // The driver's own words say why it could not be reached.
     for (const std::string& why : refusal_.Take()) return absl::InternalError(why);
+    if (!job.ok() && must_end()) return absl::CancelledError("ended before the job began");
     RETURN_IF_ERROR(job.status());
     if (IsTerminal(job->state()) && IsOlder(*job, base::RealClock().Monotonic() - began_at)) {
       return EndedBefore(*job);
@@ -194,6 +198,7 @@ class LocalRun {
                  output_lost ? "megascale: standard output is closed" : "",
                  request_.job_id().c_str(), output_lost ? "" : " again");
     options.needs_output = false;
+    options.signals_before = output_lost ? 0 : 1;
     RETURN_IF_ERROR(
         client_->Cancel(MakeCancelRequest(request_.job_id(), kCancelGrace, false)).status());
     options.timeout = kCancelMax;

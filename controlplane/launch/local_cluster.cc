@@ -234,6 +234,8 @@ absl::Status LocalCluster::Supervisor::StartMember(Member* member) {
   request.arguments = member->arguments;
   request.output = log.get();
   if (member->is_driver && !HasListened()) {
+    // The agents of the cluster before ended with it.
+    request.arguments.push_back("--agents-ended");
     RETURN_IF_ERROR(ReserveLog(log, member->log_path));
     member->log_begin = SizeOf(member->log_path);
   }

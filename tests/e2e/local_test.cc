@@ -288,6 +288,37 @@ TEST_F(LocalTest, CtrlCAndSigtermCancelTheJobAndLeaveNothing) {
   }
 }
 
+TEST_F(LocalTest, ASignalBeforeItsFirstStatusLineCancelsTheJobToo) {
+  ::setenv("XDG_RUNTIME_DIR", directory_.c_str(), 1);
+  const pid_t pid = Spawn(Command({"--set", "train.steps=1000000"}), directory_ + "/local.log");
+  ASSERT_TRUE(WaitUntil([&] { return DescendantsOf(pid, "megascale driver").size() == 1; }, 60));
+  processes_ = DescendantsOf(pid, "");
+  ::kill(pid, SIGTERM);
+  const int status = WaitForExit(pid, 60);
+  ASSERT_NE(status, -1);
+  EXPECT_EQ(WEXITSTATUS(status), 1);
+  ExpectNothingLeft();
+  const std::string log = base::ReadFile(directory_ + "/local.log", 1 << 20).value_or("");
+  EXPECT_THAT(log, HasSubstr("\ncancelling "));
+  EXPECT_THAT(log, HasSubstr("CANCELLED"));
+}
+
+TEST_F(LocalTest, TheNextRunInItsFolderDoesNotWaitForTheAgentsOfTheOneBefore) {
+  for (const char* job_id : {"first", "second"}) {
+    const CommandResult run = e2e::Run(
+        Command({"--set", "train.steps=5", "--held-out-windows", "1", "--job-id", job_id}));
+    EXPECT_EQ(run.exit_code, 0) << run.out << run.err;
+    EXPECT_THAT(run.out, HasSubstr(absl::StrCat(job_id, "  SUCCEEDED")));
+    EXPECT_THAT(run.out, Not(HasSubstr("NodeLost")));
+  }
+  for (const char* agent : {"n0", "n1"}) {
+    const std::string log =
+        base::ReadFile(absl::StrCat(directory_, "/state/logs/agent-", agent, ".log"), 1 << 20)
+            .value();
+    EXPECT_THAT(log, Not(HasSubstr("refuses this agent")));
+  }
+}
+
 TEST_F(LocalTest, WhenTheReaderOfItsOutputLeavesTheJobIsCancelledAndItSaysSo) {
   ::setenv("XDG_RUNTIME_DIR", directory_.c_str(), 1);
   const std::string line =

@@ -135,6 +135,7 @@ absl::Status DriverServer::Impl::MakeLoop(const DriverOptions& given) {
   options.retention = given.retention;
   options.node_timeout = given.node_timeout;
   options.machine_tests = TestKindOf(given.machine_tests, address.is_unix());
+  options.agents_ended = given.agents_ended;
   options.exchange_rate = given.exchange_rate * 1e6;
   options.files = &RealJobFiles();
   options.clock = &base::RealClock();

@@ -34,6 +34,8 @@ struct DriverOptions {
   // "quick" (about a second), "full" (at most half a minute). Empty: full on TCP; quick on a Unix
   // socket, where all agents are on one machine.
   std::string machine_tests = "off";
+  // No agent of the driver before lives: their machines count as lost at once.
+  bool agents_ended = false;
   // The rate in MB/s, each way, that two machines should reach when they exchange bytes as a test;
   // below half of it the exchange fails. 0: as measured (../exchanges/exchanges.h).
   double exchange_rate = 0;

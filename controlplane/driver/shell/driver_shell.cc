@@ -92,11 +92,24 @@ absl::Status DriverShell::Replay() {
   keeps_evidence_ = state_.rules() >= 5;
   Feed(StartedEvent(state_, {options_.clock->Wall(), options_.secret, false, options_.machine_tests,
                              options_.exchange_rate}));
+  if (options_.agents_ended) LoseAllNodes();
   // Newer than every version that a driver before this one sent.
   version_ = VersionOfEvent(state_.num_events());
   publisher_ = std::make_unique<ViewPublisher>(
       ViewPublisher::Sources{&state_, &index_, &monitor_, &loss_logs_, &counts_, options_.files});
   return absl::OkStatus();
+}
+
+void DriverShell::LoseAllNodes() {
+  std::vector<Event> events;
+  for (const NodeRecord& node : state_.nodes()) {
+    if (!node.alive()) continue;
+    pb::NodeLost* lost = events.emplace_back().mutable_node_lost();
+    lost->set_node_id(node.hello().node_id());
+    lost->set_incarnation(node.hello().incarnation());
+    lost->set_why("its agent ended with the driver before");
+  }
+  FeedAll(std::move(events));
 }
 
 void DriverShell::Begin() {

@@ -83,6 +83,8 @@ class DriverShell {
     std::string secret;
     // How machines are tested before they get ranks.
     megascale::agent::v1::TestKind machine_tests = megascale::agent::v1::TEST_KIND_UNSPECIFIED;
+    // No agent of the driver before lives: their machines are lost at once.
+    bool agents_ended = false;
     // The rate that two machines should reach, bytes per second; 0: as measured (exchanges.h).
     double exchange_rate = 0;
   };
@@ -142,6 +144,7 @@ class DriverShell {
 
   explicit DriverShell(Options options);
   absl::Status Replay();
+  void LoseAllNodes();
   void Tick(absl::Duration now);
   void Feed(Event event);
   void FeedAll(std::vector<Event> events);

@@ -64,6 +64,7 @@ std::string Summary(const Event& event) {
 
 DriverShell::DriverShell(Options options)
     : options_(std::move(options)),
+      new_nodes_(options_.new_nodes_per_hour),
       monitor_(options_.clock->Monotonic()),
       loss_logs_(options_.files, options_.loss_log_interval),
       tensorboard_logs_(options_.files),
@@ -222,30 +223,42 @@ absl::Status DriverShell::Report(pb::SuspectFound found) {
   return absl::OkStatus();
 }
 
-absl::Status DriverShell::MayJoin(const agent::Hello& hello, const AgentLink& link) const {
+absl::Status DriverShell::Admit(const agent::Hello& hello, const AgentPeer& peer) {
+  if (hello.num_slots() > options_.slots_max) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "node ", hello.node_id(), ": offers ", hello.num_slots(),
+        " slots, and the driver takes at ", "most ", options_.slots_max,
+        " of an agent; give the agent fewer --slots, or the driver a ", "higher --slots-max"));
+  }
+  if (FindNode(state_, hello.node_id()) == nullptr) {
+    return new_nodes_.Admit(peer.certificate, options_.clock->Monotonic());
+  }
   Contact contact = monitor_.reports().ContactWith(hello.node_id());
   // An agent whose stream has ended is out of contact, however fresh its last report is.
   if (contact == Contact::kHeard && links_.count(hello.node_id()) == 0) contact = Contact::kGone;
-  return CheckJoin(state_, hello, link.certificate(), contact);
+  return CheckJoin(state_, hello, peer.certificate, contact);
 }
 
-// Limits the log lines, because a refused agent asks again and again. The map stays small: only the
-// ids of known nodes can be refused.
-void DriverShell::LogRefusal(const std::string& node_id, const absl::Status& why) {
+// Limits the log lines, because a refused agent asks again and again.
+void DriverShell::LogRefusal(const std::string& node_id, const AgentPeer& peer,
+                             const absl::Status& why) {
+  // Made-up ids count as one, so that the map stays small.
+  const bool is_known = FindNode(state_, node_id) != nullptr;
   const absl::Duration now = options_.clock->Monotonic();
-  const auto [logged, first] = refusals_logged_.try_emplace(node_id, now);
+  const auto [logged, first] = refusals_logged_.try_emplace(
+      is_known ? node_id : absl::StrCat("\n", peer.certificate), now);  // no id has a newline
   if (!first && now - logged->second < kRefusalLogInterval) return;
   logged->second = now;
   base::LogWarning(absl::StrCat("refused an agent: ", why.message()));
 }
 
 bool DriverShell::OnHello(const agent::Hello& hello, std::shared_ptr<AgentLink> link) {
-  if (const absl::Status may_join = MayJoin(hello, *link); !may_join.ok()) {
-    LogRefusal(hello.node_id(), may_join);
-    link->Close(may_join);
+  const AgentPeer peer = link->peer();
+  if (const absl::Status admitted = Admit(hello, peer); !admitted.ok()) {
+    LogRefusal(hello.node_id(), peer, admitted);
+    link->Close(admitted);
     return false;
   }
-  const std::string certificate = link->certificate();
   Link& entry = links_[hello.node_id()];
   const NodeRecord* known = FindNode(state_, hello.node_id());
   if (entry.link != nullptr && entry.link != link) {
@@ -259,7 +272,11 @@ bool DriverShell::OnHello(const agent::Hello& hello, std::shared_ptr<AgentLink> 
   listeners_.insert(hello.node_id());
   publisher_->TouchAgent(hello.node_id());
   state_changed_ = true;
-  FeedAll(monitor_.OnHello(state_, hello, options_.clock->Monotonic(), certificate));
+  std::vector<Event> events = monitor_.OnHello(state_, hello, options_.clock->Monotonic(), peer);
+  for (Event& event : events) {
+    event.mutable_node_joined()->set_unnamed(known == nullptr && options_.names_nodes);
+  }
+  FeedAll(std::move(events));
   return true;
 }
 

@@ -27,6 +27,7 @@
 #include "controlplane/driver/core/desired_states.h"
 #include "controlplane/driver/core/job_index.h"
 #include "controlplane/driver/detection/agent_monitor.h"
+#include "controlplane/driver/detection/new_nodes.h"
 #include "controlplane/driver/retention/job_retention.h"
 #include "controlplane/driver/shell/driver_view.h"
 #include "controlplane/driver/shell/job_evidence.h"
@@ -36,6 +37,7 @@
 #include "controlplane/driver/storage/job_files.h"
 #include "controlplane/driver/storage/loss_log.h"
 #include "controlplane/driver/storage/tensorboard_log.h"
+#include "controlplane/protocol/protocol.h"
 #include "proto/control.pb.h"
 #include "runtime/base/clock.h"
 
@@ -48,8 +50,8 @@ class AgentLink {
   // Sends a desired state; it replaces an earlier one that is not sent yet.
   virtual void SendDesired(const megascale::agent::v1::DesiredState& desired) = 0;
   virtual void Close(const absl::Status& why) = 0;
-  // The name in the agent's certificate; empty: the connection has no TLS.
-  virtual std::string certificate() const { return ""; }
+  // Who is at the other end, as far as the driver itself knows.
+  virtual AgentPeer peer() const { return {}; }
 };
 
 // The present attempt of a job that holds slots.
@@ -87,6 +89,12 @@ class DriverShell {
     bool agents_ended = false;
     // The rate that two machines should reach, bytes per second; 0: as measured (exchanges.h).
     double exchange_rate = 0;
+    // The maximum number of slots that an agent may offer.
+    int slots_max = protocol::kSlotsMax;
+    // How many new nodes agents with one certificate may make in an hour.
+    int64_t new_nodes_per_hour = NewNodes::kPerHour;
+    // True: a new node gets ranks only once an operator has named it (UncordonNode).
+    bool names_nodes = false;
   };
   // An input runs before the commit of its round; the output that it returns runs after the commit.
   using Output = std::function<void()>;
@@ -181,12 +189,14 @@ class DriverShell {
   // Writes job.json, soon, if it is missing. A failure is ignored.
   void Describe(const JobRecord& job);
   void KeepEvidence(const JobRecord& job);
-  absl::Status MayJoin(const megascale::agent::v1::Hello& hello, const AgentLink& link) const;
-  void LogRefusal(const std::string& node_id, const absl::Status& why);
+  // Returns OK if the agent may join; counts a new node.
+  absl::Status Admit(const megascale::agent::v1::Hello& hello, const AgentPeer& peer);
+  void LogRefusal(const std::string& node_id, const AgentPeer& peer, const absl::Status& why);
 
   Options options_;
   DriverState state_;
   JobIndex index_{state_};
+  NewNodes new_nodes_;
   AgentMonitor monitor_;
   std::vector<Event> pending_;  // applied, not yet durable
   int64_t num_snapshot_ = 0;    // state_.num_events() at the last snapshot
@@ -202,7 +212,8 @@ class DriverShell {
   std::set<std::string> listeners_;              // nodes whose desired state may have changed
   bool all_listen_ = true;                       // every node's may have
   std::map<std::string, int64_t> acknowledged_;  // by job, at the last tick
-  std::map<std::string, absl::Duration> refusals_logged_;  // by node: time of the last log line
+  // Time of the last log line, by node; new nodes of a certificate count as one.
+  std::map<std::string, absl::Duration> refusals_logged_;
   std::map<std::string, RunningAttempt> told_attempts_;
   std::set<std::string> told_exchanges_;  // groups that are among them
   JobEvidences evidences_;

@@ -5,13 +5,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/frame.h"
+#include "runtime/base/serialize.h"
 #include "runtime/base/status.h"
 
 namespace megascale::actors {
 
 absl::Status Link::Send(const google::protobuf::MessageLite& message) {
+  ASSIGN_OR_RETURN(const std::string bytes, base::Serialize(message, base::kFrameBytesMax));
   const std::lock_guard<std::mutex> lock(send_mutex_);
-  return base::SendFrame(socket_.get(), message.SerializeAsString(), {}, absl::Seconds(30));
+  return base::SendFrame(socket_.get(), bytes, {}, absl::Seconds(30));
 }
 
 absl::StatusOr<std::vector<base::UniqueFd>> Link::Receive(google::protobuf::MessageLite* message,

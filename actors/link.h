@@ -21,7 +21,7 @@ class Link {
   explicit Link(base::UniqueFd socket) : socket_(std::move(socket)) {}
 
   // Sends a message. Blocking: at most 30 s, if the agent does not read. Errors: Unavailable - the
-  // agent is gone.
+  // agent is gone; ResourceExhausted - the message is too large for the link.
   absl::Status Send(const google::protobuf::MessageLite& message);
 
   // Receives the next message into `message` and returns the descriptors that came with it. Errors:

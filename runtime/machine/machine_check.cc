@@ -17,6 +17,7 @@
 #include "runtime/base/frame.h"
 #include "runtime/base/log.h"
 #include "runtime/base/process/resource_limit.h"
+#include "runtime/base/serialize.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/store/link_store.h"
 #include "runtime/machine/core_check.h"
@@ -213,7 +214,8 @@ class TestLink {
     return message.assignment();
   }
   absl::Status Send(const megascale::link::v1::FromTest& message) const {
-    return base::SendFrame(link_.get(), message.SerializeAsString(), {}, kLinkTimeout);
+    ASSIGN_OR_RETURN(const std::string bytes, base::Serialize(message, base::kFrameBytesMax));
+    return base::SendFrame(link_.get(), bytes, {}, kLinkTimeout);
   }
   absl::Status Tell(const MachineTest& test) const {
     megascale::link::v1::FromTest message;

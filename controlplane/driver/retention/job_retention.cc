@@ -1,23 +1,35 @@
 #include "controlplane/driver/retention/job_retention.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <set>
-#include <utility>
+#include <tuple>
 
 namespace megascale::driver {
 
 std::vector<std::string> JobsToForget(const DriverState& state, const JobRetention& retention,
                                       absl::Time now) {
-  if (state.jobs_size() <= retention.newest) return {};
-  std::vector<std::pair<int64_t, std::string>> ended;
+  struct Ended {
+    int64_t unix_nanos = 0;
+    std::string id;
+    size_t bytes = 0;
+  };
+  std::vector<Ended> ended;
   for (const JobRecord& job : state.jobs()) {
-    if (IsTerminal(job)) ended.emplace_back(job.ended_unix_nanos(), JobId(job));
+    if (IsTerminal(job)) ended.push_back({job.ended_unix_nanos(), JobId(job), job.ByteSizeLong()});
   }
-  std::sort(ended.begin(), ended.end());
+  std::sort(ended.begin(), ended.end(), [](const Ended& a, const Ended& b) {
+    return std::tie(a.unix_nanos, a.id) > std::tie(b.unix_nanos, b.id);
+  });
   std::vector<std::string> ids;
-  for (size_t i = 0; i + static_cast<size_t>(retention.newest) < ended.size(); ++i) {
-    if (absl::FromUnixNanos(ended[i].first) + retention.age <= now) ids.push_back(ended[i].second);
+  size_t bytes = 0;
+  for (size_t i = 0; i < ended.size(); ++i) {  // the newest first
+    bytes += ended[i].bytes;
+    const bool is_new = i < static_cast<size_t>(retention.newest);
+    const bool is_young = absl::FromUnixNanos(ended[i].unix_nanos) + retention.age > now;
+    if (bytes > retention.bytes || (!is_new && !is_young)) ids.push_back(ended[i].id);
   }
+  std::reverse(ids.begin(), ids.end());
   return ids;
 }
 

@@ -2,6 +2,7 @@
 // job's folder, loss log and checkpoints stay. Pure.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -11,16 +12,18 @@
 
 namespace megascale::driver {
 
-// An ended job is kept as long as at least one of the two rules keeps it.
+// An ended job is kept as long as at least one of the first two rules keeps it, and within the
+// limit of bytes.
 struct JobRetention {
   int64_t newest = 1000;                  // keeps the N jobs that ended last; N >= 0
   absl::Duration age = absl::Hours(168);  // keeps jobs that ended less than this ago; >= 0
+  // The maximum bytes of the records of all ended jobs. Of a job with 12,288 ranks the record has
+  // about 0.5 MB, of a small one 2 KB. Beyond it those that ended first are forgotten.
+  size_t bytes = size_t{256} << 20;
 };
 
-// Returns the ids of the jobs that neither rule keeps, in the order in which they ended. `now` is
-// wall time, because it must be valid across reboots; a clock that is hours ahead drops a record
-// hours early.
-// Cost: linear in the number of jobs; constant for at most `newest` jobs.
+// Returns the ids of the jobs to forget, in the order in which they ended. `now`: the time of the
+// log (log_clock.h). Cost: linear in the size of the ended jobs, without copies.
 std::vector<std::string> JobsToForget(const DriverState& state, const JobRetention& retention,
                                       absl::Time now);
 

@@ -44,6 +44,16 @@ TEST(JobRetentionTest, KeepsWhatIsOldButAmongTheNewestAndWhatIsYoung) {
   EXPECT_THAT(JobsToForget(state, {0, absl::Hours(10)}, AtHour(10)), IsEmpty());
 }
 
+TEST(JobRetentionTest, RecordsOfEndedJobsAreBoundedInBytesWhateverTheOtherRulesSay) {
+  const DriverState state = FourEnded();
+  size_t bytes = 0;  // of the three newest
+  for (const char* id : {"j2", "j3", "j4"}) bytes += FindJob(state, id)->ByteSizeLong();
+  const JobRetention keeps_all = {.newest = 100, .age = absl::Hours(100), .bytes = bytes};
+  EXPECT_THAT(JobsToForget(state, keeps_all, AtHour(5)), ElementsAre("j1"));
+  EXPECT_THAT(JobsToForget(state, {100, absl::Hours(100), bytes - 1}, AtHour(5)),
+              ElementsAre("j1", "j2"));
+}
+
 TEST(JobRetentionTest, ForgettingTakesTheRecordOfEndedJobsOnly) {
   DriverState state = FourEnded();
   Event forgotten;

@@ -4,6 +4,7 @@
 // Threads: one owner. Blocking: Append and WriteSnapshot wait for the disk.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -12,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "controlplane/driver/core/driver_state.h"
+#include "runtime/base/serialize.h"
 
 namespace rocksdb {
 class FileSystem;
@@ -40,10 +42,12 @@ class EventLog {
 
   // Appends the events with one write and one sync. `num_before`: number of events that the log has
   // had since it began. After an error it is unknown how many of the events are durable, and this
-  // process must not write the log any more.
+  // process must not write the log any more. ResourceExhausted - an event is too large to be
+  // written, and nothing was written.
   virtual absl::Status Append(int64_t num_before, const std::vector<Event>& events) = 0;
 
-  // Replaces the events up to state.num_events() by the state, atomically.
+  // Replaces the events up to state.num_events() by the state, atomically. Errors:
+  // ResourceExhausted - a record of the state is too large to be written; the log is as before.
   virtual absl::Status WriteSnapshot(const DriverState& state) = 0;
 };
 
@@ -52,9 +56,10 @@ class EventLog {
 // or a newer program wrote it (the message says which); DataLoss - it is corrupt, and the message
 // says where; PermissionDenied …
 absl::StatusOr<std::unique_ptr<EventLog>> OpenRocksDbLog(const std::string& directory);
-// As above, over another file system.
+// As above, over another file system. Only tests pass a smaller limit on the size of a record.
 absl::StatusOr<std::unique_ptr<EventLog>> OpenRocksDbLog(
-    const std::string& directory, const std::shared_ptr<rocksdb::FileSystem>& files);
+    const std::string& directory, const std::shared_ptr<rocksdb::FileSystem>& files,
+    size_t record_bytes_max = base::kMessageBytesMax);
 
 // Reads the log in `directory` without opening it for writing, so that a driver that has it open is
 // not disturbed. Errors: NotFound - there is no log; DataLoss; FailedPrecondition - a newer program

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <rocksdb/db.h>
+#include <rocksdb/file_system.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include "controlplane/driver/storage/counted_log.h"
 #include "controlplane/driver/storage/job_files.h"
 #include "controlplane/driver/storage/log_backup.h"
+#include "tests/soak.h"
 
 namespace megascale::driver {
 namespace {
@@ -155,12 +157,12 @@ TEST_F(RocksDbLogTest, NewerSchemaIsRefused) {
     rocksdb::DB* opened = nullptr;
     ASSERT_TRUE(rocksdb::DB::Open(rocksdb::Options(), directory_, &opened).ok());
     std::unique_ptr<rocksdb::DB> db(opened);
-    ASSERT_TRUE(db->Put(rocksdb::WriteOptions(), "schema", "5").ok());
+    ASSERT_TRUE(db->Put(rocksdb::WriteOptions(), "schema", "6").ok());
   }
   const auto log = OpenRocksDbLog(directory_);
   EXPECT_EQ(log.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(log.status().message()),
-              HasSubstr("was written by a newer megascale (schema 5; "));
+              HasSubstr("was written by a newer megascale (schema 6; "));
 }
 
 // The directory is as a program of schema 1 leaves it: a snapshot after two events, and two more
@@ -179,7 +181,7 @@ TEST_F(RocksDbLogTest, ADirectoryOfSchema1IsUpgradedWithAllThatItHolds) {
     ASSERT_TRUE(log->Append(4, {Lost("n0", "a")}).ok());
   }
   EXPECT_THAT(Open()->ReadAll()->events, SizeIs(1));
-  EXPECT_EQ(Get("schema"), "4");
+  EXPECT_EQ(Get("schema"), "5");
 }
 
 // As the last version leaves it: rules 3, a node that is lost, no epoch.
@@ -201,7 +203,7 @@ TEST_F(RocksDbLogTest, ADirectoryOfSchema2KeepsItsJobsAndBeginsAnEpochWithItsNex
     }
   }
   DriverState state = Open()->ReadAll()->state;
-  EXPECT_EQ(Get("schema"), "4");
+  EXPECT_EQ(Get("schema"), "5");
   EXPECT_EQ(state.SerializeAsString(), before.SerializeAsString());
   EXPECT_EQ(FindJob(state, "j")->stage(), v1::STAGE_RUN);
   EXPECT_EQ(state.epoch(), 0);
@@ -301,6 +303,84 @@ TEST_F(RocksDbLogTest, ACopyThatWasCutShortIsRefused) {
   }
 }
 
+// All that a driver may have: jobs, nodes and what belongs to neither.
+DriverState LargeState(int num_jobs) {
+  DriverState state;
+  Event started = StartedEvent(state, {absl::FromUnixSeconds(100), "secret", false});
+  Apply(started, &state);
+  Apply(Joined("n0", "a", 2), &state);
+  for (int i = 0; i < num_jobs; ++i) {
+    Event submitted = Submitted(absl::StrCat("j", i), SpecOf(1, 1, 30));
+    submitted.mutable_job_submitted()->set_from_checkpoint(std::string(10'000, 'x'));
+    Apply(submitted, &state);
+  }
+  return state;
+}
+
+// The limit stands for the 2 GiB that a message may have.
+TEST_F(RocksDbLogTest, AStateLargerThanAMessageMayBeIsWrittenInPieces) {
+  constexpr size_t kBytesMax = 16'000;
+  const DriverState state = LargeState(40);
+  ASSERT_GT(state.ByteSizeLong(), 20 * kBytesMax);
+  {
+    const auto log = OpenRocksDbLog(directory_, rocksdb::FileSystem::Default(), kBytesMax);
+    ASSERT_TRUE(log.ok()) << log.status();
+    ASSERT_TRUE((*log)->WriteSnapshot(state).ok());
+  }
+  const auto contents = ReadRocksDbLog(directory_);
+  ASSERT_TRUE(contents.ok()) << contents.status();
+  EXPECT_EQ(contents->state.SerializeAsString(), state.SerializeAsString());
+}
+
+TEST_F(RocksDbLogTest, ASnapshotWritesTheRecordsThatChanged) {
+  DriverState state = LargeState(100);
+  { ASSERT_TRUE(Open()->WriteSnapshot(state).ok()); }
+  const auto log = Open();
+  ASSERT_TRUE(log->ReadAll().ok());
+  const uint64_t before = Bytes();
+  Event forgotten;
+  forgotten.mutable_jobs_forgotten()->add_job_ids("j7");
+  state.mutable_jobs(7)->set_state(megascale::control::v1::JOB_STATE_FAILED);
+  state.mutable_jobs(7)->set_stage(v1::STAGE_ENDED);
+  state.mutable_jobs(8)->set_message("changed");
+  Apply(forgotten, &state);
+  ASSERT_EQ(state.jobs_size(), 99);
+  ASSERT_TRUE(log->WriteSnapshot(state).ok());
+  EXPECT_LT(Bytes() - before, 100'000u) << "of a million";
+  const auto contents = log->ReadAll();
+  ASSERT_TRUE(contents.ok()) << contents.status();
+  EXPECT_EQ(contents->state.SerializeAsString(), state.SerializeAsString());
+}
+
+TEST_F(RocksDbLogTest, AMissingRecordIsDataLossThatNamesIt) {
+  { ASSERT_TRUE(Open()->WriteSnapshot(LargeState(2)).ok()); }
+  Delete("job/j1");
+  const absl::Status status = Open()->ReadAll().status();
+  EXPECT_EQ(status,
+            absl::DataLossError(directory_ + ": job/j1 is missing; the log was damaged: restore it "
+                                             "from a copy, or give another --state-dir"));
+}
+
+TEST_F(RocksDbLogTest, TheSnapshotOfSchema4IsReadAndKeptInPieces) {
+  const DriverState state = LargeState(3);
+  Put("schema", "4");
+  Put("snapshot", state.SerializeAsString());
+  EXPECT_EQ(ReadRocksDbLog(directory_)->state.SerializeAsString(), state.SerializeAsString());
+  EXPECT_EQ(Open()->ReadAll()->state.SerializeAsString(), state.SerializeAsString());
+  EXPECT_EQ(Get("schema"), "5");
+  EXPECT_EQ(Get("job/j2"), state.jobs(2).SerializeAsString());
+}
+
+TEST_F(RocksDbLogTest, AJobOfTwoGibibytesStopsTheDriverWithItsLogWhole) {
+  if (!IsSoak()) GTEST_SKIP() << "only in a soak: takes 2 GiB of memory";
+  ASSERT_TRUE(Open()->Append(0, Events()).ok());
+  DriverState state;
+  for (const Event& event : Events()) Apply(event, &state);
+  state.mutable_jobs(0)->set_message(std::string(size_t{1} << 31, 'x'));
+  EXPECT_EQ(Open()->WriteSnapshot(state).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(Open()->ReadAll()->events, SizeIs(3));
+}
+
 TEST_F(RocksDbLogTest, ACrashInTheMiddleOfAnUpgradeLosesNothing) {
   const DriverState before = WriteSchema1();
   Open();
@@ -309,7 +389,7 @@ TEST_F(RocksDbLogTest, ACrashInTheMiddleOfAnUpgradeLosesNothing) {
   const auto contents = Open()->ReadAll();
   ASSERT_TRUE(contents.ok()) << contents.status();
   EXPECT_EQ(contents->state.SerializeAsString(), before.SerializeAsString());
-  EXPECT_EQ(Get("schema"), "4");
+  EXPECT_EQ(Get("schema"), "5");
 }
 
 TEST_F(RocksDbLogTest, ADirectoryThatIsDamagedIsNamed) {
@@ -324,7 +404,7 @@ TEST_F(RocksDbLogTest, ADirectoryThatIsDamagedIsNamed) {
       absl::DataLossError(
           directory_ + ": has no schema version, but the entry event/0000000000000001; the log was "
                        "damaged: restore it from a copy, or give another --state-dir"));
-  Put("schema", "4");
+  Put("schema", "5");
   Put("snapshot", "\xff\xff\xff");
   EXPECT_EQ(Open()->ReadAll().status(),
             absl::DataLossError(directory_ +

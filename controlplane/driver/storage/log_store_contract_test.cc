@@ -27,6 +27,8 @@ class Bench {
   // Makes every write or sync from the n-th on fail as `harm` says.
   virtual void HarmFrom(int64_t effect, Harm harm) = 0;
   virtual int64_t num_effects() const = 0;
+  // Opens a store that takes no record of more bytes.
+  virtual absl::StatusOr<std::unique_ptr<EventLog>> OpenFor(size_t record_bytes_max) = 0;
   // Simulates a power failure. `torn`: the fraction of unsynced data that is left, 0 to 1.
   virtual void Crash(double torn) = 0;
 };
@@ -36,6 +38,9 @@ class RocksDbBench : public Bench {
   explicit RocksDbBench(std::string directory) : directory_(std::move(directory)) {}
   absl::StatusOr<std::unique_ptr<EventLog>> Open() override {
     return OpenRocksDbLog(directory_, files_);
+  }
+  absl::StatusOr<std::unique_ptr<EventLog>> OpenFor(size_t record_bytes_max) override {
+    return OpenRocksDbLog(directory_, files_, record_bytes_max);
   }
   void HarmFrom(int64_t effect, Harm harm) override { files_->HarmFrom(effect, harm); }
   int64_t num_effects() const override { return files_->num_effects(); }
@@ -55,6 +60,10 @@ class SimulatedBench : public Bench {
                     });
   }
   absl::StatusOr<std::unique_ptr<EventLog>> Open() override { return disk_.OpenLog(); }
+  absl::StatusOr<std::unique_ptr<EventLog>> OpenFor(size_t record_bytes_max) override {
+    disk_.SetRecordBytesMax(record_bytes_max);
+    return disk_.OpenLog();
+  }
   void HarmFrom(int64_t effect, Harm harm) override {
     harm_from_ = num_effects_ + effect;
     harm_ = harm;
@@ -200,6 +209,40 @@ TEST_P(LogStoreContractTest, AfterAFailureAnywhereTheLogIsAPrefixWithAllThatWasA
       if (HasFatalFailure()) return;
     }
   }
+}
+
+// Each event is smaller than the job that they make, so the snapshot is the first to fail.
+TEST_P(LogStoreContractTest, ARecordThatIsTooLargeLeavesTheLogAsItWas) {
+  constexpr size_t kBytesMax = 2000;
+  Written written;
+  written.appended = {Submitted("small", SpecOf(1, 1, 30)), Submitted("large", SpecOf(1, 1, 30))};
+  written.appended[1].mutable_job_submitted()->set_from_checkpoint(std::string(1500, 'x'));
+  Event cancel = Cancelled(false);
+  cancel.mutable_cancel_requested()->set_job_id("large");
+  cancel.mutable_cancel_requested()->mutable_grace()->set_seconds(1);
+  written.appended.push_back(cancel);
+  DriverState state;
+  for (const Event& event : written.appended) {
+    Apply(event, &state);
+    ASSERT_LE(event.ByteSizeLong(), kBytesMax);
+  }
+  state.mutable_jobs(1)->set_message(std::string(1500, 'y'));
+  written.acknowledged = 3;
+  const auto bench = NewBench();
+  {
+    const auto log = bench->OpenFor(kBytesMax);
+    ASSERT_TRUE(log.ok()) << log.status();
+    ASSERT_TRUE((*log)->Append(0, written.appended).ok());
+    EXPECT_EQ((*log)->WriteSnapshot(state).code(), absl::StatusCode::kResourceExhausted);
+    Event larger = written.appended[1];
+    larger.mutable_job_submitted()->set_from_checkpoint(std::string(3000, 'x'));
+    EXPECT_EQ((*log)->Append(3, {larger}).code(), absl::StatusCode::kResourceExhausted);
+  }
+  bench->Crash(0);
+  const auto contents = bench->Open().value()->ReadAll();
+  ASSERT_TRUE(contents.ok()) << contents.status();
+  EXPECT_EQ(contents->events.size(), 3u);
+  ExpectPrefix(*contents, written);
 }
 
 INSTANTIATE_TEST_SUITE_P(Stores, LogStoreContractTest, ::testing::Values("RocksDb", "Simulated"),

@@ -32,6 +32,7 @@
 #include "runtime/base/fd.h"
 #include "runtime/base/frame.h"
 #include "runtime/base/log.h"
+#include "runtime/base/serialize.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
 
@@ -306,7 +307,9 @@ int RunStackProcess(int link_fd) {
   } else {
     chunk.set_message(std::string(evidence.status().message()));
   }
-  return base::SendFrame(link.get(), chunk.SerializeAsString(), {}, kLinkTimeout).ok() ? 0 : 1;
+  const auto bytes = base::Serialize(chunk, base::kFrameBytesMax);
+  if (!bytes.ok()) return 1;
+  return base::SendFrame(link.get(), *bytes, {}, kLinkTimeout).ok() ? 0 : 1;
 }
 
 }  // namespace megascale::telemetry

@@ -49,6 +49,14 @@ void SimulatedDisk::Crash() {
   }
 }
 
+template <typename Records>
+absl::Status SimulatedDisk::CheckSizes(const Records& records) const {
+  for (const auto& record : records) {
+    RETURN_IF_ERROR(base::Serialize(record, record_bytes_max_).status());
+  }
+  return absl::OkStatus();
+}
+
 // --- the log ----------------------------------------------------------------------------------
 
 class SimulatedDisk::Log : public EventLog {
@@ -62,6 +70,7 @@ class SimulatedDisk::Log : public EventLog {
 
   absl::Status Append(int64_t num_before, const std::vector<Event>& events) override {
     MEGASCALE_CHECK(num_before == NumEvents(disk_.log_));
+    RETURN_IF_ERROR(disk_.CheckSizes(events));
     RETURN_IF_ERROR(disk_.Do("append to the log"));
     disk_.unsynced_ = events;
     RETURN_IF_ERROR(disk_.Do("sync the log"));
@@ -71,6 +80,8 @@ class SimulatedDisk::Log : public EventLog {
   }
 
   absl::Status WriteSnapshot(const DriverState& state) override {
+    RETURN_IF_ERROR(disk_.CheckSizes(state.jobs()));
+    RETURN_IF_ERROR(disk_.CheckSizes(state.nodes()));
     RETURN_IF_ERROR(disk_.Do("write a snapshot"));
     LogContents& log = disk_.log_;
     const int64_t covered = state.num_events() - log.state.num_events();

@@ -37,6 +37,8 @@ class SimulatedDisk : public JobFiles {
   void SetFaults(FateOf fate, Remainder remainder);
   // From now on every effect whose name contains `part` fails; "" repairs everything.
   void FailOn(const std::string& part);
+  // From now on an event, a job or a node of more bytes cannot be written to the log.
+  void SetRecordBytesMax(size_t bytes_max) { record_bytes_max_ = bytes_max; }
 
   // Opens the log. A log that was opened before must not be used any more.
   std::unique_ptr<EventLog> OpenLog();
@@ -90,8 +92,13 @@ class SimulatedDisk : public JobFiles {
 
   absl::Status Do(const std::string& effect);
 
+  // Checks that no record is larger than the log takes.
+  template <typename Records>
+  absl::Status CheckSizes(const Records& records) const;
+
   FateOf fate_;
   Remainder remainder_;
+  size_t record_bytes_max_ = base::kMessageBytesMax;
   LogContents log_;
   std::vector<Event> unsynced_;           // written after log_
   std::optional<LogContents> undamaged_;  // set: the log is damaged

@@ -27,6 +27,7 @@
 #include "runtime/base/process/shared_memory.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/numerics.h"
+#include "runtime/job/data_digest.h"
 #include "runtime/telemetry/heartbeat.h"
 
 namespace megascale::actors {
@@ -36,6 +37,8 @@ using base::SharedMemory;
 using megascale::link::v1::FromHost;
 using megascale::link::v1::HostAssignment;
 using megascale::link::v1::ToHost;
+
+constexpr absl::Duration kFetchTimeout = absl::Seconds(10);
 
 struct HostRegions {
   std::unique_ptr<SharedMemory> heartbeats;
@@ -88,6 +91,23 @@ absl::StatusOr<device::Description> Describe(const MakeDevice& make_device,
   return last;
 }
 
+// Asks the agent, which asks the driver, for the list of files on which the job has trained. The
+// process is about to end, so other messages do not matter. Empty: no answer came.
+std::vector<std::string> FetchFiles(Link* link, const std::string& job_id) {
+  FromHost question;
+  question.mutable_fetch_data_files()->set_job_id(job_id);
+  if (!link->Send(question).ok()) return {};
+  const absl::Duration end = base::RealClock().Monotonic() + kFetchTimeout;
+  for (;;) {
+    ToHost answer;
+    const absl::Duration left = end - base::RealClock().Monotonic();
+    if (left <= absl::ZeroDuration() || !link->Receive(&answer, left).ok()) return {};
+    if (!answer.has_data_files()) continue;
+    const auto& files = answer.data_files().file_sha256();
+    return {files.begin(), files.end()};
+  }
+}
+
 int ReportPreflight(Link* link, const HostAssignment& assignment, const device::Description& device,
                     const MakeDevice& make_device) {
   FromHost message;
@@ -99,8 +119,10 @@ int ReportPreflight(Link* link, const HostAssignment& assignment, const device::
     const auto now = Describe(make_device, assignment, 0);
     return now.ok() ? now->free_bytes : device.free_bytes;
   };
-  auto preflight =
-      RunPreflight(assignment, device, {.on_progress = report, .free_bytes = free_bytes});
+  auto preflight = RunPreflight(
+      assignment, device, {.on_progress = report, .free_bytes = free_bytes, .fetch_files = [&] {
+                             return FetchFiles(link, assignment.job_id());
+                           }});
   if (!preflight.ok()) return Fail(link, FailureOf(preflight.status()));
   *message.mutable_preflight() = *std::move(preflight);
   for (const std::string& warning : message.preflight().warnings()) base::LogWarning(warning);
@@ -110,13 +132,18 @@ int ReportPreflight(Link* link, const HostAssignment& assignment, const device::
   return link->Send(message).ok() ? 0 : 1;
 }
 
-absl::StatusOr<std::shared_ptr<const data::Dataset>> OpenDataset(const HostAssignment& assignment) {
+// Opens the data and sets `assignment`'s fingerprint to the complete one, which checkpoints keep.
+absl::StatusOr<std::shared_ptr<const data::Dataset>> OpenDataset(Link* link,
+                                                                 HostAssignment* assignment) {
   // The preflight has encoded the text.
   ASSIGN_OR_RETURN(std::shared_ptr<const data::Dataset> dataset,
-                   data::Dataset::Open(assignment.spec(), {}));
+                   data::Dataset::Open(assignment->spec(), {}));
   ASSIGN_OR_RETURN(const checkpoint::v1::DataFingerprint now, dataset->Fingerprint());
-  const absl::Status same = checkpoint::CompareFingerprints(assignment.data(), now, {});
-  if (same.ok()) return dataset;
+  const checkpoint::v1::DataFingerprint kept = assignment->data();
+  *assignment->mutable_data() = now;
+  if (job::AreSameData(kept, now)) return dataset;
+  const absl::Status same = checkpoint::CompareFingerprints(
+      WithFiles(kept, [&] { return FetchFiles(link, assignment->job_id()); }), now, {});
   return base::Annotate(
       same, absl::StrCat("data.files changed since the job began (", dataset->PathsText(), ")"));
 }
@@ -139,12 +166,12 @@ void ServeLink(Link* link, int64_t attempt, const PersisterActor& persister) {
   }
 }
 
-int Serve(Link* link, const HostAssignment& assignment, const device::Description& device,
+int Serve(Link* link, HostAssignment assignment, const device::Description& device,
           HostRegions* regions) {
   telemetry::HeartbeatWriter heartbeat(regions->heartbeats.get(), assignment.heartbeat_slot());
   heartbeat.Start(::getpid());
   const telemetry::HeartbeatTimer timer(&heartbeat, &base::RealClock());
-  auto dataset = OpenDataset(assignment);
+  auto dataset = OpenDataset(link, &assignment);
   if (!dataset.ok()) return Fail(link, FailureOfInput(dataset.status()));
 
   caf::actor_system_config config;

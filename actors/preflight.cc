@@ -1,7 +1,6 @@
 #include "actors/preflight.h"
 
 #include <fcntl.h>
-#include <google/protobuf/util/message_differencer.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -29,6 +28,7 @@
 #include "runtime/checkpoint/shared_directory.h"
 #include "runtime/data/dataset/dataset.h"
 #include "runtime/hugging_face/initial_weights.h"
+#include "runtime/job/data_digest.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/job/known_fields.h"
 #include "runtime/layout/node_memory.h"
@@ -215,15 +215,20 @@ absl::StatusOr<int64_t> CheckStart(const HostAssignment& assignment,
 }
 
 // A job that has trained goes on from a checkpoint of its own, so only the data must be the same.
-absl::Status CheckSameData(const HostAssignment& assignment,
+absl::Status CheckSameData(const HostAssignment& assignment, const PreflightOptions& options,
                            const checkpoint::v1::DataFingerprint& data) {
-  if (google::protobuf::util::MessageDifferencer::Equals(assignment.data(), data)) {
-    return absl::OkStatus();
+  if (job::AreSameData(assignment.data(), data)) return absl::OkStatus();
+  const checkpoint::v1::DataFingerprint kept = WithFiles(assignment.data(), options.fetch_files);
+  std::string which;
+  for (int i = 0; i < std::min(kept.file_sha256_size(), data.file_sha256_size()); ++i) {
+    if (kept.file_sha256(i) == data.file_sha256(i)) continue;
+    which = absl::StrCat(" (files[", i, "] of ", data.file_sha256_size(), " is the first)");
+    break;
   }
   return absl::FailedPreconditionError(
       absl::StrCat("data.files: the text on node ", assignment.node_id(),
-                   " differs from that on which the job has trained; every machine needs the same "
-                   "files"));
+                   " differs from that on which the job has trained", which,
+                   "; every machine needs the same files"));
 }
 
 // Tells how far the encoding of text is, not more often than people read.
@@ -260,7 +265,7 @@ absl::Status Check(const HostAssignment& assignment, const device::Description& 
   ASSIGN_OR_RETURN(*result->mutable_data(), dataset->Fingerprint());
   *result->mutable_warnings() = {dataset->warnings().begin(), dataset->warnings().end()};
   if (assignment.has_data()) {
-    RETURN_IF_ERROR(CheckSameData(assignment, result->data()));
+    RETURN_IF_ERROR(CheckSameData(assignment, options, result->data()));
     return CheckShared(assignment);
   }
   if (!spec.model().from().empty()) {
@@ -276,6 +281,16 @@ absl::Status Check(const HostAssignment& assignment, const device::Description& 
 }
 
 }  // namespace
+
+checkpoint::v1::DataFingerprint WithFiles(checkpoint::v1::DataFingerprint data,
+                                          const std::function<std::vector<std::string>()>& fetch) {
+  if (!data.file_sha256().empty() || !fetch) return data;
+  const std::vector<std::string> files = fetch();
+  checkpoint::v1::DataFingerprint full = data;
+  *full.mutable_file_sha256() = {files.begin(), files.end()};
+  full.clear_files_sha256();
+  return job::DigestOf(full).files_sha256() == data.files_sha256() ? full : data;
+}
 
 bool IsAway(const absl::Status& status) {
   switch (base::ErrnoOf(status)) {

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -26,6 +28,9 @@ struct PreflightOptions {
   // free_bytes_patience. Empty: it does not ask again.
   std::function<std::optional<int64_t>()> free_bytes = {};
   absl::Duration free_bytes_patience = absl::Seconds(15);
+  // Fetches the list of the files on which the job has trained, to name one that differs; empty:
+  // the list cannot be had. May be empty itself.
+  std::function<std::vector<std::string>()> fetch_files = {};
   // For tests: another folder for ceilings and another way to measure. If this is unset, or a
   // function in it is empty, the real one is used.
   std::optional<CeilingSources> ceilings = std::nullopt;
@@ -39,6 +44,12 @@ struct PreflightOptions {
 absl::StatusOr<megascale::agent::v1::Preflight> RunPreflight(
     const megascale::link::v1::HostAssignment& assignment, const device::Description& device,
     PreflightOptions options = {});
+
+// Returns the fingerprint with its list of files, which `fetch` gets if it has only the digest;
+// unchanged if that fails.
+megascale::checkpoint::v1::DataFingerprint WithFiles(
+    megascale::checkpoint::v1::DataFingerprint data,
+    const std::function<std::vector<std::string>()>& fetch);
 
 // True if the error of a system call means that storage is unreachable, and not that a path is
 // wrong.

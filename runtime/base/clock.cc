@@ -10,12 +10,16 @@ namespace {
 
 class MachineClock : public Clock {
  public:
-  absl::Duration Monotonic() const override {
+  absl::Duration Monotonic() const override { return Read(CLOCK_MONOTONIC); }
+  absl::Duration SinceBoot() const override { return Read(CLOCK_BOOTTIME); }
+  absl::Time Wall() const override { return absl::Now(); }
+
+ private:
+  static absl::Duration Read(clockid_t clock) {
     timespec now;
-    ::clock_gettime(CLOCK_MONOTONIC, &now);
+    ::clock_gettime(clock, &now);
     return absl::DurationFromTimespec(now);
   }
-  absl::Time Wall() const override { return absl::Now(); }
 };
 
 }  // namespace

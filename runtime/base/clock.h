@@ -13,11 +13,14 @@ class Clock {
   // Returns the time since an arbitrary start. It never goes back, and is comparable between
   // processes of one machine.
   virtual absl::Duration Monotonic() const = 0;
+  // As Monotonic, with the time in which the machine was suspended.
+  virtual absl::Duration SinceBoot() const { return Monotonic(); }
   // Returns the wall time, which may jump.
   virtual absl::Time Wall() const = 0;
 };
 
-// The machine's clocks (CLOCK_MONOTONIC, CLOCK_REALTIME). Lives for ever; stateless.
+// The machine's clocks (CLOCK_MONOTONIC, CLOCK_BOOTTIME, CLOCK_REALTIME). Lives for ever;
+// stateless.
 const Clock& RealClock();
 
 // Returns `wait` as a timeout for poll(2): milliseconds, rounded up so that a last short wait does

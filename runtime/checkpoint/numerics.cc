@@ -15,6 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "runtime/base/check.h"
 #include "runtime/checkpoint/product_table.h"
+#include "runtime/job/data_digest.h"
 #include "runtime/job/job_spec.h"
 
 namespace megascale::checkpoint {
@@ -135,6 +136,10 @@ absl::Status Refuse(std::vector<Change> changes, const std::vector<std::string>&
       "; restore them, or go on with other bits by --allow-changed ", absl::StrJoin(areas, ",")));
 }
 
+int64_t NumFiles(const v1::DataFingerprint& fingerprint) {
+  return std::max<int64_t>(fingerprint.file_sha256_size(), fingerprint.num_files());
+}
+
 std::string ShortHash(const v1::DataFingerprint& fingerprint, int file) {
   return absl::StrCat("SHA-256 ", fingerprint.file_sha256(file).substr(0, 12), "...");
 }
@@ -232,7 +237,7 @@ absl::Status CompareFingerprints(const v1::DataFingerprint& kept, const v1::Data
     if (was != is) changes.push_back({absl::StrCat("data.", name), was, is});
   };
   add("tokenizer", kept.tokenizer(), now.tokenizer());
-  add("files", absl::StrCat(kept.file_sha256_size()), absl::StrCat(now.file_sha256_size()));
+  add("files", absl::StrCat(NumFiles(kept)), absl::StrCat(NumFiles(now)));
   add("total_bytes", absl::StrCat(kept.total_bytes()), absl::StrCat(now.total_bytes()));
   add("total_tokens", absl::StrCat(kept.total_tokens()), absl::StrCat(now.total_tokens()));
   add("held_out_bytes", absl::StrCat(kept.held_out_bytes()), absl::StrCat(now.held_out_bytes()));
@@ -241,7 +246,10 @@ absl::Status CompareFingerprints(const v1::DataFingerprint& kept, const v1::Data
     add(absl::StrCat("files[", i, "]"), ShortHash(kept, i), ShortHash(now, i));
     break;
   }
-  if (changes.empty()) add("tokens_sha256", kept.tokens_sha256(), now.tokens_sha256());
+  if (changes.empty()) {
+    add("files_sha256", job::DigestOf(kept).files_sha256(), job::DigestOf(now).files_sha256());
+    add("tokens_sha256", kept.tokens_sha256(), now.tokens_sha256());
+  }
   return Refuse(std::move(changes), allow_changed);
 }
 

@@ -44,7 +44,8 @@ absl::Status CompareFingerprints(const megascale::checkpoint::v1::NumericsFinger
                                  const megascale::checkpoint::v1::NumericsFingerprint& now,
                                  const std::vector<std::string>& allow_changed);
 
-// The same for the training text, whose area is "data".
+// The same for the training text, whose area is "data". Either may have a digest in place of the
+// list of files (runtime/job/data_digest.h); then no file is named.
 absl::Status CompareFingerprints(const megascale::checkpoint::v1::DataFingerprint& kept,
                                  const megascale::checkpoint::v1::DataFingerprint& now,
                                  const std::vector<std::string>& allow_changed);

@@ -75,7 +75,7 @@ absl::Status CheckDeviceMemory(const NodeMemory& needed, const base::MemoryLimit
 
 // Memory that belongs to one attempt. A restarted host process uses it again.
 struct AttemptMemory {
-  std::unique_ptr<base::SharedMemory> heartbeats;  // slots of the local ranks, then the host's
+  std::shared_ptr<base::SharedMemory> heartbeats;  // slots of the local ranks, then the host's
   // Rings and exchange boards of the local ranks, numbered alike.
   std::unique_ptr<base::SharedMemory> spans;
   std::unique_ptr<base::SharedMemory> comm;  // formatted for comm::Fabric

@@ -17,6 +17,7 @@ namespace {
 
 namespace core = megascale::agent;
 
+constexpr absl::Duration kRepeatInterval = absl::Milliseconds(250);
 constexpr absl::Duration kCoalesce = absl::Milliseconds(20);
 constexpr absl::Duration kLinkDelay = absl::Milliseconds(1);  // the same for all: links keep order
 constexpr absl::Duration kReapMax = absl::Milliseconds(60);
@@ -117,6 +118,7 @@ void AgentNode::EndAgent(absl::string_view why, Harm harm, absl::Duration away) 
   memory_.clear();
   deferred_.clear();
   stalled_until_ = absl::ZeroDuration();
+  repeater_ = {};
   core_.reset();
   forwarder_.reset();
   if (connection_ != nullptr) cluster_.network->Abandon(connection_);
@@ -189,12 +191,35 @@ void AgentNode::DieAll() {
   test_process_ = 0;
 }
 
-void AgentNode::Stall(absl::Duration how_long) {
+void AgentNode::Stall(absl::Duration how_long, bool repeats) {
   if (!up()) return;
   world_.Break({node_id_, Harm::kAway},
                absl::StrCat("stands still for ", absl::FormatDuration(how_long)));
   stalled_until_ = std::max(stalled_until_, world_.timeline.now() + how_long);
   world_.timeline.At(stalled_until_, [this] { WakeUp(); });
+  if (repeats) Repeat();
+}
+
+// As the thread beside the agent's loop.
+void AgentNode::Repeat() {
+  if (!up() || world_.timeline.now() >= stalled_until_) return;
+  const auto read =
+      [this](const std::string& job_id,
+             const telemetry::RankStatus& reported) -> std::optional<telemetry::RankStatus> {
+    for (const auto& [id, child] : children_) {
+      if (child.name.job_id == job_id && child.worker != nullptr && child.pid == reported.pid()) {
+        return child.worker->Heartbeat();
+      }
+    }
+    return std::nullopt;
+  };
+  const auto report = repeater_.Due(Now(), read);
+  if (report.has_value() && connection_ != nullptr) {
+    cluster_.network->Send(connection_, *report);
+  }
+  world_.timeline.After(kRepeatInterval, [this, incarnation = num_incarnations_] {
+    if (incarnation == num_incarnations_) Repeat();
+  });
 }
 
 void AgentNode::MakeForwarder() {
@@ -258,8 +283,7 @@ void AgentNode::Connect() {
     if (!up() || incarnation != num_incarnations_) return;
     Later(absl::ZeroDuration(), [this, reply] { forwarder_->OnDriverReply(reply); });
   };
-  connection_ = cluster_.network->Connect(
-      hello, std::move(events), {.certificate = absl::StrCat("agent ", node_id_), .address = ""});
+  connection_ = cluster_.network->Connect(hello, std::move(events));
   if (connection_ == nullptr) return reconnect();
   forwarder_->OnStreamOpened();
   forwarder_->FlushToDriver();
@@ -331,7 +355,9 @@ std::map<int64_t, telemetry::RankStatus> AgentNode::Heartbeats() const {
 void AgentNode::Report() {
   const auto heartbeats = Heartbeats();
   for (const int64_t id : core_->HungHosts(heartbeats)) Do(core::KillProcess{id});
-  if (connection_ != nullptr) cluster_.network->Send(connection_, core_->Report(heartbeats));
+  const agent::ActualState report = core_->Report(heartbeats);
+  repeater_.OnReport(report, core_->report_interval(), Now());
+  if (connection_ != nullptr) cluster_.network->Send(connection_, report);
   reported_ = Now();
   changed_ = false;
 }

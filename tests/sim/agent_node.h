@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "controlplane/agent/core/agent_core.h"
+#include "controlplane/agent/core/repeater.h"
 #include "controlplane/agent/service/store_forwarder.h"
 #include "runtime/base/process/shared_memory.h"
 #include "tests/sim/host_process.h"
@@ -72,8 +73,9 @@ class AgentNode {
   bool drains() const { return up() && drain_away_.has_value(); }
   // Changes bytes of all snapshots that the agent holds.
   void DamageMemory();
-  // Stops the agent for this long; its processes go on.
-  void Stall(absl::Duration how_long);
+  // Stops the agent for this long; its processes go on. `repeats`: only its loop is busy, and its
+  // newest report is repeated.
+  void Stall(absl::Duration how_long, bool repeats = false);
 
  private:
   struct Child {
@@ -103,6 +105,7 @@ class AgentNode {
   void EndAgent(absl::string_view why, Harm harm, absl::Duration away);
   bool Act();
   void Report();
+  void Repeat();
   void End(int64_t process_id, int status);
   void EndSoon(int64_t process_id, int status, absl::Duration within);
   void DieAll();
@@ -152,6 +155,7 @@ class AgentNode {
   int num_wakes_ = 0;  // since counting_since_
   absl::Duration wake_at_ = absl::InfiniteDuration();
   absl::Duration stalled_until_ = absl::ZeroDuration();
+  megascale::agent::Repeater repeater_;
   std::vector<std::function<void()>> deferred_;  // to run after the stall, in order
   absl::Duration kill_delay_ = absl::ZeroDuration();
   absl::Duration hung_kill_ = absl::ZeroDuration();

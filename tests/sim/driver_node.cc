@@ -9,6 +9,7 @@
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/epoch.h"
 #include "controlplane/driver/storage/counted_log.h"
+#include "controlplane/driver/storage/log_clock.h"
 #include "controlplane/driver/storage/loss_line.h"
 #include "runtime/base/check.h"
 
@@ -29,6 +30,7 @@ constexpr absl::Duration kRestartMax = absl::Seconds(4);
 
 DriverNode::DriverNode(World* world) : world_(*world) {
   clock_.timeline = &world_.timeline;
+  clock_.follows_wall = world_.tampering.log_follows_wall_clock;
   disk_.SetFaults(
       [this](absl::string_view effect) { return FateOf(effect); },
       [this](size_t unsynced) {
@@ -73,15 +75,18 @@ absl::StatusOr<std::unique_ptr<driver::DriverShell>> DriverNode::MakeShell() {
   options.machine_tests = MachineTests();
   if (world_.logs_take_turns) options.loss_log_interval = kLossLogInterval;
   if (world_.forgets_jobs) options.retention = {.newest = 1, .age = absl::Seconds(5)};
-  options.slots_max = kSlotsOfAgentMax;
-  options.new_nodes_per_hour = kNewNodesPerHour;
-  if (world_.tampering.options) world_.tampering.options(&options);
   options.on_attempts = [this](const auto& attempts) { store_->SetAttempts(attempts); };
   return driver::DriverShell::Create(std::move(options));
 }
 
+void DriverNode::LimitRecords() {
+  world_.Say("fault", "the driver's log takes small records only");
+  disk_.SetRecordBytesMax(static_cast<size_t>(world_.rng.Between(100, 2000)));
+}
+
 void DriverNode::Start() {
   MEGASCALE_CHECK(!up());
+  disk_.SetRecordBytesMax(base::kMessageBytesMax);
   dying_ = false;
   stalled_until_ = absl::ZeroDuration();
   store_ = std::make_unique<driver::AttemptStore>();
@@ -120,7 +125,9 @@ void DriverNode::CheckReplay() {
   }
   driver::Event started =
       driver::StartedEvent(expected, {clock_.Wall(), "secret", false, MachineTests()});
-  started.set_time_unix_nanos(absl::ToUnixNanos(clock_.Wall()));
+  const driver::LogClock log_clock(&clock_, expected);
+  started.set_time_unix_nanos(absl::ToUnixNanos(log_clock.Now()));
+  started.set_clock_ahead_seconds(absl::ToInt64Seconds(log_clock.Ahead()));
   driver::Apply(started, &expected);
   if (shell_->state().SerializeAsString() == expected.SerializeAsString()) return;
   world_.Violate("ReplayGivesTheSameState", "a driver that was started again knows something else");
@@ -311,7 +318,8 @@ void DriverNode::Restore(absl::Duration away, bool declared) {
   if (declared) {
     driver::Event started =
         driver::StartedEvent(state, {clock_.Wall(), "another", true, MachineTests()});
-    started.set_time_unix_nanos(absl::ToUnixNanos(clock_.Wall()));
+    started.set_time_unix_nanos(absl::ToUnixNanos(driver::LogTimeAtStart(state, clock_.Wall())));
+    started.set_clock_ahead_seconds(state.clock_ahead_seconds());
     driver::Apply(started, &state);
   } else if (is_first) {
     disk_.ReplaceFile(driver::CountPathOf(kStateDirectory), backup_->count);

@@ -38,6 +38,8 @@ class DriverNode {
   void CrashAtEffect(int64_t number) { effects_left_ = number; }
   // Makes the next write to the log or a file fail, which ends the process.
   void FailNextWrite() { fail_next_write_ = true; }
+  // Makes the log take no record of more than some bytes, until the process ends of that.
+  void LimitRecords();
   // Makes the files of all jobs fail for this long.
   void FailJobFiles(absl::Duration how_long);
   // Changes bytes of a job's loss log on the disk.
@@ -97,7 +99,11 @@ class DriverNode {
   struct Clock : base::Clock {
     const Timeline* timeline = nullptr;
     absl::Duration wall_offset = absl::Hours(500'000);
+    bool follows_wall = false;  // broken on purpose
     absl::Duration Monotonic() const override { return timeline->now() + absl::Seconds(1000); }
+    absl::Duration SinceBoot() const override {
+      return follows_wall ? Wall() - absl::UnixEpoch() : Monotonic();
+    }
     absl::Time Wall() const override { return absl::UnixEpoch() + timeline->now() + wall_offset; }
   };
 

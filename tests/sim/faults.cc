@@ -108,14 +108,17 @@ void Faults::CrashDriver() {
 
 void Faults::CrashDriverAtEffect() { driver_.CrashAtEffect(world_.rng.Between(1, 12)); }
 
-void Faults::FailDriverWrite() { driver_.FailNextWrite(); }
+// The disk fails, or a record of the log is too large to be written.
+void Faults::FailDriverWrite() {
+  world_.rng.Chance(0.5) ? driver_.FailNextWrite() : driver_.LimitRecords();
+}
 
 void Faults::StallDriver() {
   driver_.Stall(world_.rng.Between(absl::Milliseconds(500), absl::Seconds(15)));
 }
 
 void Faults::StepWallClock() {
-  driver_.StepWallClock(world_.rng.Between(-absl::Hours(2), absl::Hours(2)));
+  driver_.StepWallClock(world_.rng.Between(-absl::Hours(48), absl::Hours(48)));
 }
 
 // --- machines and agents ----------------------------------------------------------------------
@@ -157,8 +160,10 @@ void Faults::CopyAgent() {
                         [copy = copies_.back().get()] { copy->Remove(); });
 }
 
+// The whole agent stands still, or its loop is busy and its newest report is repeated.
 void Faults::StallAgent() {
-  AnyAgent().Stall(world_.rng.Between(absl::Milliseconds(500), absl::Seconds(10)));
+  AnyAgent().Stall(world_.rng.Between(absl::Milliseconds(500), absl::Seconds(10)),
+                   world_.rng.Chance(0.5));
 }
 
 AgentNode* Faults::FindAgent(const std::string& node_id) {

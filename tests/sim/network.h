@@ -31,9 +31,7 @@ class Network {
   Network(World* world, DriverNode* driver);
 
   // Opens a connection; null: the driver cannot be reached.
-  // `peer`: who is at the agent's end, as the driver sees it.
-  std::shared_ptr<Connection> Connect(const agent::Hello& hello, ConnectionEvents events,
-                                      driver::AgentPeer peer);
+  std::shared_ptr<Connection> Connect(const agent::Hello& hello, ConnectionEvents events);
   void Send(const std::shared_ptr<Connection>& connection, const agent::ActualState& report);
   void SendStore(const std::shared_ptr<Connection>& connection, const agent::StoreRequest& request);
   // Call when the agent's process has ended: no callback runs any more.
@@ -62,13 +60,9 @@ class Network {
 class Network::Connection : public driver::AgentLink,
                             public std::enable_shared_from_this<Network::Connection> {
  public:
-  Connection(Network* network, std::string node_id, ConnectionEvents events, driver::AgentPeer peer)
-      : network_(*network),
-        node_id_(std::move(node_id)),
-        events_(std::move(events)),
-        peer_(std::move(peer)) {}
+  Connection(Network* network, std::string node_id, ConnectionEvents events)
+      : network_(*network), node_id_(std::move(node_id)), events_(std::move(events)) {}
 
-  driver::AgentPeer peer() const override { return peer_; }
   void SendDesired(const agent::DesiredState& desired) override;
   void Close(const absl::Status& why) override;
 
@@ -80,7 +74,6 @@ class Network::Connection : public driver::AgentLink,
   Network& network_;
   const std::string node_id_;
   ConnectionEvents events_;
-  const driver::AgentPeer peer_;
   bool broken_ = false;
   absl::Duration hello_at_;                     // when Hello reaches the driver
   std::optional<agent::DesiredState> waiting_;  // not sent yet

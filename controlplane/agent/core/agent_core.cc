@@ -34,6 +34,7 @@ void AgentCore::OnDesired(const v1::DesiredState& desired, absl::Duration now) {
   version_ = desired.version();
   proof_ = desired.proof();
   drain_known_ = desired.draining();
+  driver_takes_digests_ = desired.data_digests();
   check_->SetWanted(desired.has_machine_test() ? &desired.machine_test() : nullptr);
   for (const auto& [job_id, job] : jobs_) job->SetUnwanted();
   is_understood_ = true;
@@ -47,6 +48,29 @@ void AgentCore::OnDesired(const v1::DesiredState& desired, absl::Duration now) {
     if (job == nullptr) job = std::make_unique<JobCore>(node_id_);
     job->SetDesired(wanted, now);
   }
+}
+
+v1::DataFiles AgentCore::DataFilesOf(const v1::FetchDataFiles& fetch) const {
+  v1::DataFiles files;
+  files.set_request_id(fetch.request_id());
+  files.set_job_id(fetch.job_id());
+  const auto job = jobs_.find(fetch.job_id());
+  if (job != jobs_.end()) *files.mutable_file_sha256() = job->second->files();
+  if (files.file_sha256().empty()) {
+    files.set_code(static_cast<int>(absl::StatusCode::kNotFound));
+  } else if (files.ByteSizeLong() > kReportBytesMax) {
+    files.clear_file_sha256();
+    files.set_code(static_cast<int>(absl::StatusCode::kResourceExhausted));
+  }
+  return files;
+}
+
+v1::KnownState AgentCore::known() const {
+  v1::KnownState known;
+  known.set_epoch(epoch_);
+  known.set_version(version_);
+  known.set_proof(proof_);
+  return known;
 }
 
 bool AgentCore::has_processes() const {
@@ -181,16 +205,22 @@ void CutRecent(size_t bytes_max, v1::ActualState* state) {
 
 }  // namespace
 
-v1::ActualState AgentCore::Report(
-    const std::map<int64_t, telemetry::v1::RankStatus>& heartbeats) const {
+v1::ActualState AgentCore::Report(const std::map<int64_t, telemetry::v1::RankStatus>& heartbeats,
+                                  size_t bytes_max) const {
   v1::ActualState state;
   state.set_incarnation(incarnation_);
-  state.set_applied_version(applied_version_);
   state.set_draining(draining_);
   state.set_epoch(epoch_);
   state.set_known_version(version_);
   state.set_known_proof(proof_);
-  for (const auto& [job_id, job] : jobs_) *state.add_jobs() = job->Report(heartbeats);
+  const v1::ActualState alive = state;
+  state.set_applied_version(applied_version_);
+  const int num_jobs = std::max(1, static_cast<int>(jobs_.size()));
+  const int steps_max = std::max(kStepsOfAJobMin, kStepsPerReportMax / num_jobs);
+  for (const auto& [job_id, job] : jobs_) {
+    *state.add_jobs() =
+        job->Report(heartbeats, {.steps_max = steps_max, .as_list = !driver_takes_digests_});
+  }
   if (keeper_silence_ >= kKeeperSilenceMin) {
     for (v1::ActualJob& job : *state.mutable_jobs()) {
       job.set_keeper_silent_seconds(absl::ToDoubleSeconds(keeper_silence_));
@@ -202,8 +232,12 @@ v1::ActualState AgentCore::Report(
   }
   check_->Report(&state);
   const double seconds = absl::ToDoubleSeconds(report_interval());
-  const int bytes_max = gpus_.has_gpus() ? kUnaskedBytesMax / 2 : kUnaskedBytesMax;
-  CutRecent(static_cast<size_t>(seconds * bytes_max), &state);
+  const int unasked_max = gpus_.has_gpus() ? kUnaskedBytesMax / 2 : kUnaskedBytesMax;
+  CutRecent(static_cast<size_t>(seconds * unasked_max), &state);
+  const size_t num_bytes = state.ByteSizeLong();
+  if (num_bytes <= bytes_max) return state;
+  state = alive;
+  state.set_too_large_bytes(static_cast<int64_t>(num_bytes));
   return state;
 }
 

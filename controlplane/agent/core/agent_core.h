@@ -12,6 +12,7 @@
 // stores shards. Threads: none; no I/O, no clock.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -113,6 +114,11 @@ class AgentCore {
   // job continues as before, and `desired` does not count as applied.
   void OnDesired(const v1::DesiredState& desired, absl::Duration now);
 
+  // Answers the driver, which asks for the list of files of a job's data.
+  v1::DataFiles DataFilesOf(const v1::FetchDataFiles& fetch) const;
+  // Returns what it knows of epochs, for Hello.
+  v1::KnownState known() const;
+
   // From now on the reports ask the driver to move the jobs elsewhere and to place no more here.
   void Drain() { draining_ = true; }
   // True when no job has anything left here, and the driver knows that this agent drains.
@@ -148,12 +154,18 @@ class AgentCore {
   // last, and samples of the GPUs. Everything else is fetched when somebody asks for it.
   static constexpr int kUnaskedBytesMax = 1024;
 
-  // Returns the whole actual state. `heartbeats`: of live processes, by process id. The report
-  // copies each rank's status from `heartbeats` (of a host process only the age of its last sign of
-  // life), and the core adds the rank and the pid. The texts of stalled ranks share
-  // kUnaskedBytesMax bytes for each second of report_interval(), or half as many if the machine has
-  // GPUs; each text is cut to an equal part.
-  v1::ActualState Report(const std::map<int64_t, telemetry::v1::RankStatus>& heartbeats) const;
+  // The maximum size of a report, below that of a gRPC message (64 MiB). A larger one could never
+  // be sent, and the machine would be taken for lost.
+  static constexpr size_t kReportBytesMax = size_t{60} << 20;
+
+  // Returns the whole actual state; one with ActualState.too_large_bytes in place of a state of
+  // more than `bytes_max`. `heartbeats`: of live processes, by process id. The report copies each
+  // rank's status from `heartbeats` (of a host process only the age of its last sign of life), and
+  // the core adds the rank and the pid. The texts of stalled ranks share kUnaskedBytesMax bytes for
+  // each second of report_interval(), or half as many if the machine has GPUs; each text is cut to
+  // an equal part.
+  v1::ActualState Report(const std::map<int64_t, telemetry::v1::RankStatus>& heartbeats,
+                         size_t bytes_max = kReportBytesMax) const;
 
   // Removes the texts of stalled ranks from a report if less than report_interval() has passed
   // since the last report with texts: changes of other jobs can cause many reports a second. The
@@ -192,6 +204,7 @@ class AgentCore {
   int64_t last_process_id_ = 0;
   bool draining_ = false;
   bool drain_known_ = false;
+  bool driver_takes_digests_ = false;
   std::map<std::string, std::unique_ptr<JobCore>> jobs_;
   std::unique_ptr<MachineCheckCore> check_;
   GpuTurns gpus_;

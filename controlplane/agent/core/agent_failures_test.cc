@@ -526,5 +526,54 @@ TEST_F(ExchangeTest, TheOtherMachineIsNotLeftToWaitForTheEndOfProcessesHere) {
   EXPECT_THAT(Settle(), ElementsAre("drop j")) << "it is too late";
 }
 
+// The list of thousands of files would be in each report.
+TEST_F(AgentCoreTest, TheDigestOfTheDataIsReportedAndTheListToADriverOfAnOlderVersion) {
+  Want(DesiredJob::PHASE_PREFLIGHT, 1);
+  Apply();
+  link::v1::FromHost answer;
+  answer.mutable_preflight()->set_state(v1::Preflight::STATE_PASSED);
+  for (const char* sha256 : {"a", "b"}) {
+    answer.mutable_preflight()->mutable_data()->add_file_sha256(sha256);
+  }
+  core_.OnHostMessage(1, answer);
+  EXPECT_EQ(Job().preflight().data().SerializeAsString(),
+            answer.preflight().data().SerializeAsString());
+  desired_.set_data_digests(true);
+  Apply();
+  EXPECT_EQ(Job().preflight().data().file_sha256_size(), 0);
+  EXPECT_EQ(Job().preflight().data().num_files(), 2);
+  EXPECT_NE(Job().preflight().data().files_sha256(), "");
+  v1::FetchDataFiles fetch;
+  fetch.set_job_id("j");
+  EXPECT_THAT(core_.DataFilesOf(fetch).file_sha256(), testing::ElementsAre("a", "b"));
+  fetch.set_job_id("another");
+  EXPECT_EQ(core_.DataFilesOf(fetch).code(), static_cast<int>(absl::StatusCode::kNotFound));
+}
+
+TEST_F(AgentCoreTest, AReportThatIsTooLargeToBeSentSaysSo) {
+  Want(DesiredJob::PHASE_RUN, 1);
+  Apply();
+  const v1::ActualState whole = core_.Report({});
+  const v1::ActualState report = core_.Report({}, whole.ByteSizeLong() - 1);
+  EXPECT_EQ(report.too_large_bytes(), static_cast<int64_t>(whole.ByteSizeLong()));
+  EXPECT_EQ(report.jobs_size(), 0);
+  EXPECT_EQ(report.incarnation(), whole.incarnation());
+  EXPECT_EQ(report.known_version(), whole.known_version());
+  EXPECT_EQ(core_.Report({}, whole.ByteSizeLong()).too_large_bytes(), 0);
+}
+
+TEST_F(AgentCoreTest, WhatIsKnownOfEpochsIsThatOfTheNewestDesiredState) {
+  EXPECT_EQ(core_.known().epoch(), 0);
+  Want(DesiredJob::PHASE_RUN, 1);
+  desired_.set_epoch(7);
+  desired_.set_proof("proof");
+  Apply();
+  desired_.set_epoch(6);  // of another driver: ignored
+  Apply();
+  EXPECT_EQ(core_.known().epoch(), 7);
+  EXPECT_EQ(core_.known().version(), core_.Report({}).known_version());
+  EXPECT_EQ(core_.known().proof(), "proof");
+}
+
 }  // namespace
 }  // namespace megascale::agent

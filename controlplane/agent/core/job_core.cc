@@ -6,6 +6,7 @@
 #include "controlplane/agent/core/exit_class.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
+#include "runtime/job/data_digest.h"
 #include "runtime/job/job_spec.h"
 
 namespace megascale::agent {
@@ -262,6 +263,10 @@ void JobCore::OnHostMessage(int64_t process_id, const link::v1::FromHost& messag
     case link::v1::FromHost::kPreflight:
       if (preflight_.has_value() && preflight_->state() == v1::Preflight::STATE_REFUSED) break;
       preflight_ = message.preflight();
+      if (preflight_->has_data()) {
+        files_ = preflight_->data().file_sha256();
+        *preflight_->mutable_data() = job::DigestOf(preflight_->data());
+      }
       break;
     case link::v1::FromHost::kShard:
       OnShard(message.shard());
@@ -339,6 +344,7 @@ void JobCore::Adopt() {
   prepared_ = launched_ = false;
   outcomes_.clear();
   preflight_.reset();
+  files_.Clear();
   store_check_sent_ = store_checked_ = false;
   host_starts_ = host_failures_ = 0;
   host_start_after_ = -absl::InfiniteDuration();

@@ -17,9 +17,11 @@ namespace megascale::agent {
 
 // The maximum number of restarts of the host process in a row without progress.
 inline constexpr int kHostRestartsMax = 5;
-// The maximum number of step records in one report, which keeps a report below gRPC's limit. The
-// other records follow when these are acknowledged.
+// The maximum number of step records in one report, which keeps a report below gRPC's limit; its
+// jobs have equal parts, of at least kStepsOfAJobMin. The other records follow when these are
+// acknowledged.
 inline constexpr int kStepsPerReportMax = 8192;
+inline constexpr int kStepsOfAJobMin = 64;
 
 class JobCore {
  public:
@@ -69,7 +71,15 @@ class JobCore {
   // Returns the host processes whose timer thread stopped longer ago than the job's heartbeat
   // timeout.
   std::vector<int64_t> HungHosts(const Heartbeats& heartbeats) const;
-  v1::ActualJob Report(const Heartbeats& heartbeats) const;
+  // `as_list`: the driver is of an older version, so the fingerprint of the data is a list.
+  struct ReportOptions {
+    int steps_max = kStepsPerReportMax;
+    bool as_list = false;
+  };
+  v1::ActualJob Report(const Heartbeats& heartbeats, const ReportOptions& options) const;
+  // The SHA-256 of each file of the data, which this attempt's preflight here found; empty: it has
+  // not passed.
+  const google::protobuf::RepeatedPtrField<std::string>& files() const { return files_; }
 
  private:
   using AttemptStep = std::pair<int64_t, int64_t>;
@@ -147,7 +157,8 @@ class JobCore {
 
   // The preflight passes when the host process has passed it and the store, if it is a Redis
   // server, works.
-  std::optional<v1::Preflight> preflight_;
+  std::optional<v1::Preflight> preflight_;  // with the digest of the data
+  google::protobuf::RepeatedPtrField<std::string> files_;
   bool store_check_sent_ = false;
   bool store_checked_ = false;
 

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/agent/core/job_core.h"
 #include "runtime/base/version.h"
+#include "runtime/job/data_digest.h"
 #include "runtime/job/job_spec.h"
 
 namespace megascale::agent {
@@ -52,7 +53,7 @@ void JobCore::ReportSaved(v1::ActualJob* report) const {
   for (const auto& [key, manifest] : manifests_) *report->add_manifests() = manifest;
 }
 
-v1::ActualJob JobCore::Report(const Heartbeats& heartbeats) const {
+v1::ActualJob JobCore::Report(const Heartbeats& heartbeats, const ReportOptions& options) const {
   v1::ActualJob report;
   report.set_job_id(desired_.job_id());
   if (abandoned_) {  // nothing else of an older epoch counts
@@ -61,6 +62,10 @@ v1::ActualJob JobCore::Report(const Heartbeats& heartbeats) const {
   }
   report.set_attempt(attempt_ > 0 ? attempt_ : desired_.attempt());
   if (preflight_.has_value()) *report.mutable_preflight() = *preflight_;
+  if (options.as_list && report.preflight().has_data()) {
+    *report.mutable_preflight()->mutable_data() = job::ListOf(preflight_->data());
+    *report.mutable_preflight()->mutable_data()->mutable_file_sha256() = files_;
+  }
   if (report.preflight().state() == v1::Preflight::STATE_PASSED && store_check_sent_ &&
       !store_checked_) {
     report.mutable_preflight()->set_state(v1::Preflight::STATE_RUNNING);
@@ -101,9 +106,8 @@ v1::ActualJob JobCore::Report(const Heartbeats& heartbeats) const {
   // A host that is about to be restarted counts, because the job is not gone from this agent.
   report.set_num_processes(static_cast<int>(processes_.size()) + (HostIsDue() ? 1 : 0));
   ReportSaved(&report);
-  const int steps_max = ReportsSteps() ? kStepsPerReportMax : 0;
   for (const auto& [step, record] : steps_) {
-    if (report.steps_size() >= steps_max) break;
+    if (!ReportsSteps() || report.steps_size() >= options.steps_max) break;
     *report.add_steps() = record;
   }
   *report.mutable_warnings() = {warnings_.begin(), warnings_.end()};

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "controlplane/agent/service/agent_loop.h"
 #include "runtime/base/clock.h"
@@ -96,7 +97,7 @@ absl::Status AgentLoop::StartStacks(const v1::FetchEvidence& fetch) {
                    ChildProcess::Start(keeper_, name, options_.log_directory, {}));
   link::v1::StackAssignment assignment;
   assignment.set_pid(child->second->pid());
-  reader->Send(assignment.SerializeAsString(), {}).IgnoreError();  // its end is reported
+  reader->Send(assignment, {}).IgnoreError();  // its end is reported
   children_[name.process_id] = std::move(reader);
   stack_requests_[name.process_id] = fetch.request_id();
   return absl::OkStatus();
@@ -127,6 +128,20 @@ void AgentLoop::SendEvidence(const std::string& request_id,
   if (told->monotonic_nanos() == 0)
     told->set_monotonic_nanos(absl::ToInt64Nanoseconds(base::RealClock().Monotonic()));
   stream_->Send(std::move(message));
+}
+
+void AgentLoop::AnswerFetchDataFiles(const v1::FetchDataFiles& fetch) {
+  v1::AgentUp answer;
+  *answer.mutable_data_files() = core_.DataFilesOf(fetch);
+  stream_->Send(std::move(answer));
+}
+
+void AgentLoop::OnDataFiles(const v1::DataFiles& files) {
+  int64_t process_id = 0;
+  if (!absl::SimpleAtoi(files.request_id(), &process_id)) return;
+  link::v1::ToHost message;
+  *message.mutable_data_files() = files;
+  SendToChild(process_id, message);
 }
 
 }  // namespace megascale::agent

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
-#include <set>
 #include <system_error>
 #include <utility>
 #include <variant>
@@ -16,7 +15,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "controlplane/agent/core/exit_class.h"
-#include "controlplane/agent/service/kept_logs.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/base/process/resource_limit.h"
@@ -32,6 +30,8 @@ constexpr absl::Duration kCoalesce = absl::Milliseconds(20);
 // (SOSP 2025).
 constexpr absl::Duration kSampleInterval = absl::Milliseconds(100);
 constexpr absl::Duration kPingInterval = absl::Seconds(1);
+constexpr absl::Duration kWarningInterval = absl::Minutes(1);  // of lines that would repeat
+constexpr size_t kAttemptLogsKept = 16;                        // per job
 // Far above the ids that AgentCore gives.
 constexpr int64_t kFirstStackProcess = int64_t{1} << 40;
 
@@ -49,6 +49,20 @@ std::string Describe(const ChildName& name) {
 
 }  // namespace
 
+void PruneDirectory(const std::string& directory, size_t count) {
+  std::vector<std::pair<std::filesystem::file_time_type, std::filesystem::path>> entries;
+  std::error_code error;
+  for (auto it = std::filesystem::directory_iterator(directory, error);
+       !error && it != std::filesystem::directory_iterator(); it.increment(error)) {
+    entries.push_back({it->last_write_time(error), it->path()});
+  }
+  if (entries.size() <= count) return;
+  std::sort(entries.begin(), entries.end());
+  for (size_t i = 0; i + count < entries.size(); ++i) {
+    std::filesystem::remove_all(entries[i].second, error);
+  }
+}
+
 AgentLoop::AgentLoop(AgentLoopOptions options, launch::ProcessKeeper* keeper, DriverStream* stream)
     : options_(std::move(options)),
       keeper_(keeper),
@@ -61,11 +75,11 @@ AgentLoop::AgentLoop(AgentLoopOptions options, launch::ProcessKeeper* keeper, Dr
             if (child != children_.end() && child->second->name().rank == kTestRank) {
               link::v1::ToTest message;
               *message.mutable_store() = reply;
-              return SendToChild(process_id, message.SerializeAsString());
+              return SendToChild(process_id, message);
             }
             link::v1::ToWorker message;
             *message.mutable_store() = reply;
-            SendToChild(process_id, message.SerializeAsString());
+            SendToChild(process_id, message);
           }),
       gpus_(options_.read_gpus),
       machine_(options_.run_directory),
@@ -163,6 +177,8 @@ absl::Status AgentLoop::TakeStream() {
     if (message.has_fetch_log()) AnswerFetchLog(message.fetch_log());
     if (message.has_fetch_spans()) AnswerFetchSpans(message.fetch_spans());
     if (message.has_fetch_evidence()) AnswerFetchEvidence(message.fetch_evidence());
+    if (message.has_fetch_data_files()) AnswerFetchDataFiles(message.fetch_data_files());
+    if (message.has_data_files()) OnDataFiles(message.data_files());
   }
   return absl::OkStatus();
 }
@@ -177,6 +193,18 @@ void AgentLoop::WarnOfUnknown() {
 
 void AgentLoop::OnDesired(const v1::DesiredState& desired) {
   core_.OnDesired(desired, Now());
+  const v1::KnownState known = core_.known();
+  stream_->SetKnown(known);
+  if (desired.epoch() < known.epoch() && Now() >= next_epoch_warning_) {
+    next_epoch_warning_ = Now() + kWarningInterval;
+    base::LogWarning(absl::StrCat(
+        "ignores the driver: its epoch (", desired.epoch(),
+        ") is older than the one that this "
+        "agent serves (",
+        known.epoch(),
+        "), so it is another driver, or one on an older log; give this agent the address of its "
+        "own driver, or end it and start it again, so that it serves this one"));
+  }
   changed_ = true;
 }
 
@@ -248,6 +276,13 @@ void AgentLoop::OnMessage(const ChildProcess& child, const std::string& message)
     base::LogError(absl::StrCat(Describe(child.name()), " sent a malformed message; ignored it"));
     return;
   }
+  if (from_host.has_fetch_data_files()) {
+    v1::AgentUp question;
+    *question.mutable_fetch_data_files() = from_host.fetch_data_files();
+    question.mutable_fetch_data_files()->set_request_id(absl::StrCat(process_id));
+    stream_->Send(std::move(question));
+    return;
+  }
   core_.OnHostMessage(process_id, from_host);
 }
 
@@ -305,9 +340,6 @@ void AgentLoop::Do(const PrepareMemory& action) {
   const ChildName any = {0, job_id, action.job->attempt(), kHostRank};
   const std::filesystem::path logs(LogNameOf(options_.log_directory, any).directory);
   PruneDirectory(logs.parent_path().string(), kAttemptLogsKept - 1);
-  std::set<std::string> present = {kTestLogs};
-  for (const auto& [id, memory] : memory_) present.insert(id);
-  PruneJobLogs(options_.log_directory, present);
 }
 
 void AgentLoop::Do(const StartProcess& action) {
@@ -341,15 +373,13 @@ absl::StatusOr<int> AgentLoop::StartChild(const StartProcess& action) {
   const JobMemory& memory = MemoryOf(name.job_id);
   if (name.rank == kHostRank) {
     const auto introduction = memory.IntroduceHost(*action.job, action.preflight_only);
-    introduced = child->Send(introduction.message.SerializeAsString(), introduction.fds);
+    introduced = child->Send(introduction.message, introduction.fds);
   } else {
     auto introduction = memory.IntroduceWorker(*action.job, name.rank);
     introduction.message.mutable_assignment()->set_interface(options_.interface);
-    introduced = child->Send(introduction.message.SerializeAsString(), introduction.fds);
+    introduced = child->Send(introduction.message, introduction.fds);
   }
-  children_[name.process_id] = std::move(child);
-  // The keeper reports a process that has already ended. A process that does not read is killed.
-  if (absl::IsDeadlineExceeded(introduced)) Do(KillProcess{name.process_id});
+  KillUnlessTold(*(children_[name.process_id] = std::move(child)), introduced);
   return pid;
 }
 
@@ -362,13 +392,9 @@ void AgentLoop::Do(const KillProcess& action) {
   keeper_->Kill(action.process_id, SIGKILL).IgnoreError();
 }
 
-void AgentLoop::Do(const SendToWorker& action) {
-  SendToChild(action.process_id, action.message.SerializeAsString());
-}
+void AgentLoop::Do(const SendToWorker& action) { SendToChild(action.process_id, action.message); }
 
-void AgentLoop::Do(const SendToHost& action) {
-  SendToChild(action.process_id, action.message.SerializeAsString());
-}
+void AgentLoop::Do(const SendToHost& action) { SendToChild(action.process_id, action.message); }
 
 void AgentLoop::Do(const MarkPersisted& action) {
   MemoryOf(action.job_id).MarkPersisted(action.snapshot);
@@ -416,20 +442,22 @@ absl::StatusOr<int> AgentLoop::StartTestChild(const StartTest& action) {
   assignment.set_own_directory(options_.log_directory);
   assignment.set_socket_directory(sockets);
   assignment.set_interface(options_.interface);
-  const absl::Status introduced = child->Send(message.SerializeAsString(), {});
-  children_[name.process_id] = std::move(child);
-  if (absl::IsDeadlineExceeded(introduced)) Do(KillProcess{name.process_id});
+  const absl::Status introduced = child->Send(message, {});
+  KillUnlessTold(*(children_[name.process_id] = std::move(child)), introduced);
   return pid;
 }
 
-void AgentLoop::SendToChild(int64_t process_id, const std::string& message) {
+void AgentLoop::SendToChild(int64_t process_id, const google::protobuf::MessageLite& message) {
   const auto child = children_.find(process_id);
   if (child == children_.end()) return;
-  const absl::Status sent = child->second->Send(message, {});
-  if (!absl::IsDeadlineExceeded(sent)) return;  // an end of it is on its way
-  base::LogError(
-      absl::StrCat(Describe(child->second->name()), " does not read its link; killing it"));
-  Do(KillProcess{process_id});
+  KillUnlessTold(*child->second, child->second->Send(message, {}));
+}
+
+void AgentLoop::KillUnlessTold(const ChildProcess& child, const absl::Status& sent) {
+  if (sent.ok() || absl::IsUnavailable(sent)) return;  // an end of it is on its way
+  base::LogError(absl::StrCat(Describe(child.name()), " cannot be told anything (", sent.message(),
+                              "); killing it"));
+  Do(KillProcess{child.name().process_id});
 }
 
 void AgentLoop::RefreshSnapshots(const std::string& job_id) {
@@ -508,16 +536,35 @@ void AgentLoop::PingKeeper() {
   keeper_->Ping(now);
 }
 
+namespace {
+
+Heartbeat::ReadRank ReaderOf(std::map<std::pair<std::string, int>, JobMemory::ReadSlot> slots) {
+  return [slots = std::move(slots)](
+             const std::string& job_id, const telemetry::v1::RankStatus& reported,
+             absl::Duration now) -> std::optional<telemetry::v1::RankStatus> {
+    const auto slot = slots.find({job_id, reported.rank()});
+    if (slot == slots.end() || slot->second == nullptr) return std::nullopt;
+    telemetry::v1::RankStatus status = slot->second(now);
+    if (status.pid() != reported.pid()) return std::nullopt;
+    return status;
+  };
+}
+
+}  // namespace
+
 void AgentLoop::ReportWhenDue() {
   const absl::Duration now = Now();
   if (now < NextReport()) return;
   NoteHostProgress();
   for (const auto& [job_id, memory] : memory_) memory->DrainSpans();
   std::map<int64_t, telemetry::v1::RankStatus> heartbeats;
+  std::map<std::pair<std::string, int>, JobMemory::ReadSlot> slots;  // by job and rank
   for (const auto& [id, child] : children_) {
-    const auto memory = memory_.find(child->name().job_id);
+    const ChildName& name = child->name();
+    const auto memory = memory_.find(name.job_id);
     if (memory == memory_.end()) continue;
-    heartbeats[id] = memory->second->ReadStatus(child->name().rank, child->pid(), now);
+    heartbeats[id] = memory->second->ReadStatus(name.rank, child->pid(), now);
+    slots[{name.job_id, name.rank}] = memory->second->SlotOf(name.rank);
   }
   for (const int64_t id : core_.HungHosts(heartbeats)) {
     base::LogWarning(absl::StrCat("kills a host process whose heartbeat stopped: process ",
@@ -525,9 +572,16 @@ void AgentLoop::ReportWhenDue() {
     Do(KillProcess{id});
   }
   v1::ActualState report = core_.Report(heartbeats);
+  if (report.too_large_bytes() > 0 && now >= next_size_warning_) {
+    next_size_warning_ = now + kWarningInterval;
+    base::LogError(absl::StrCat(
+        "its report for the driver would have ", report.too_large_bytes(), " bytes, at most ",
+        AgentCore::kReportBytesMax,
+        " can be sent: the driver learns that this agent lives, and nothing of its jobs"));
+  }
   core_.SpaceTexts(now, &report);
   for (telemetry::v1::GpuSample& gpu : core_.NextGpus(now)) *report.add_gpus() = std::move(gpu);
-  heartbeat_.Report(std::move(report), core_.report_interval());
+  heartbeat_.Report(std::move(report), core_.report_interval(), ReaderOf(std::move(slots)));
   reported_ = now;
   changed_ = false;
 }

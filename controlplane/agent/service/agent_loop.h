@@ -75,7 +75,10 @@ class AgentLoop {
   void Do(const StartTest& action);
   absl::StatusOr<int> StartTestChild(const StartTest& action);
   absl::StatusOr<int> StartChild(const StartProcess& action);
-  void SendToChild(int64_t process_id, const std::string& message);
+  // Kills a process that does not read its link, or for which a message was too large. `sent`: of
+  // ChildProcess::Send.
+  void KillUnlessTold(const ChildProcess& child, const absl::Status& sent);
+  void SendToChild(int64_t process_id, const google::protobuf::MessageLite& message);
   void RefreshSnapshots(const std::string& job_id);
   JobMemory& MemoryOf(const std::string& job_id);
 
@@ -84,6 +87,9 @@ class AgentLoop {
   void AnswerFetchSpans(const v1::FetchSpans& fetch);
   absl::StatusOr<v1::SpanChunk> ReadSpans(const v1::FetchSpans& fetch);
   void AnswerFetchEvidence(const v1::FetchEvidence& fetch);
+  void AnswerFetchDataFiles(const v1::FetchDataFiles& fetch);
+  // Passes the driver's list to the host process that asked for it.
+  void OnDataFiles(const v1::DataFiles& files);
   void SendEvidence(const std::string& request_id, absl::StatusOr<telemetry::v1::Evidence> read);
   // Starts a process that reads the stacks of a rank's process. It ends by itself in time.
   absl::Status StartStacks(const v1::FetchEvidence& fetch);
@@ -111,6 +117,8 @@ class AgentLoop {
 
   bool stopping_ = false;
   bool warned_of_unknown_ = false;
+  absl::Duration next_size_warning_ = -absl::InfiniteDuration();
+  absl::Duration next_epoch_warning_ = -absl::InfiniteDuration();
   absl::Duration drain_deadline_ = absl::InfiniteDuration();  // finite: the agent drains
   bool changed_ = true;                                       // since the last report
   absl::Duration reported_ = -absl::InfiniteDuration();
@@ -122,5 +130,8 @@ class AgentLoop {
   std::map<int64_t, std::string> stack_requests_;  // by process: the request that it answers
   int64_t last_stack_process_;
 };
+
+// Deletes all but the newest `count` entries of a directory, by modification time.
+void PruneDirectory(const std::string& directory, size_t count);
 
 }  // namespace megascale::agent

@@ -13,6 +13,7 @@
 #include "controlplane/agent/core/agent_core.h"
 #include "runtime/base/frame.h"
 #include "runtime/base/log.h"
+#include "runtime/base/serialize.h"
 #include "runtime/base/status.h"
 
 namespace megascale::agent {
@@ -141,9 +142,11 @@ std::string ChildProcess::LastLines() const {
   return log_ == nullptr ? std::string() : log_->LastLines(kLastLines);
 }
 
-absl::Status ChildProcess::Send(const std::string& message, const std::vector<int>& fds) {
+absl::Status ChildProcess::Send(const google::protobuf::MessageLite& message,
+                                const std::vector<int>& fds) {
   if (!link_.valid()) return absl::UnavailableError("the link is closed");
-  return base::SendFrame(link_.get(), message, fds, kSendTimeout);
+  ASSIGN_OR_RETURN(const std::string bytes, base::Serialize(message, base::kFrameBytesMax));
+  return base::SendFrame(link_.get(), bytes, fds, kSendTimeout);
 }
 
 }  // namespace megascale::agent

@@ -2,6 +2,8 @@
 // Private to this folder. Threads: one at a time; only Send blocks.
 #pragma once
 
+#include <google/protobuf/message_lite.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -53,8 +55,9 @@ class ChildProcess {
   std::string LastLines() const;
 
   // Sends a message and descriptors. Blocking: at most 2 s. Errors: Unavailable - the process is
-  // about to end; DeadlineExceeded - the process does not read, and the link is broken for good.
-  absl::Status Send(const std::string& message, const std::vector<int>& fds);
+  // about to end; DeadlineExceeded - the process does not read, and the link is broken for good;
+  // ResourceExhausted - the message is too large for the link.
+  absl::Status Send(const google::protobuf::MessageLite& message, const std::vector<int>& fds);
 
  private:
   ChildProcess(ChildName name, base::UniqueFd link, base::UniqueFd output)

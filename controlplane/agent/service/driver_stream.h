@@ -63,6 +63,9 @@ class DriverStream {
   void Maintain(absl::Duration now);
   absl::Duration NextWake() const;
 
+  // Sets what the agent knows of epochs. The next stream tells it to the driver.
+  void SetKnown(const v1::KnownState& known) { *options_.hello.mutable_known() = known; }
+
   void SendActual(v1::ActualState state);
   void Send(v1::AgentUp message);
 
@@ -73,7 +76,7 @@ class DriverStream {
   DriverStream(DriverStreamOptions options, std::unique_ptr<Channel> channel);
   bool Connect(absl::Duration now);
 
-  const DriverStreamOptions options_;
+  DriverStreamOptions options_;
   std::unique_ptr<Channel> channel_;
   std::shared_ptr<Shared> shared_;
   void LogRefusal(absl::Duration now);

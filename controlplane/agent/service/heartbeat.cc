@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "controlplane/protocol/recent_texts.h"
 #include "runtime/base/clock.h"
 
 namespace megascale::agent {
@@ -11,22 +10,6 @@ namespace {
 constexpr absl::Duration kLookInterval = absl::Milliseconds(250);
 
 }  // namespace
-
-void Repeater::OnReport(const v1::ActualState& report, absl::Duration interval,
-                        absl::Duration now) {
-  report_ = report;
-  report_.clear_gpus();                  // each sample is sent once
-  protocol::ClearRecentTexts(&report_);  // the driver keeps them
-  interval_ = interval;
-  reported_ = sent_ = now;
-}
-
-std::optional<v1::ActualState> Repeater::Due(absl::Duration now) {
-  // The loop may be late by a part of its interval.
-  if (now - sent_ <= 1.5 * interval_ || now - reported_ > kBusyMax) return std::nullopt;
-  sent_ = now;
-  return report_;
-}
 
 Heartbeat::Heartbeat(Send send) : send_(std::move(send)), thread_([this] { Run(); }) {}
 
@@ -40,8 +23,9 @@ Heartbeat::~Heartbeat() {
 }
 
 // The lock keeps a repeated report from following a newer one.
-void Heartbeat::Report(v1::ActualState report, absl::Duration interval) {
+void Heartbeat::Report(v1::ActualState report, absl::Duration interval, ReadRank read) {
   std::lock_guard<std::mutex> lock(mutex_);
+  read_ = std::move(read);
   repeater_.OnReport(report, interval, base::RealClock().Monotonic());
   send_(std::move(report));
 }
@@ -50,8 +34,11 @@ void Heartbeat::Run() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (
       !wake_.wait_for(lock, absl::ToChronoMilliseconds(kLookInterval), [&] { return stopping_; })) {
-    if (std::optional<v1::ActualState> report = repeater_.Due(base::RealClock().Monotonic()))
-      send_(*std::move(report));
+    const absl::Duration now = base::RealClock().Monotonic();
+    const auto read = [&](const std::string& job_id, const telemetry::v1::RankStatus& reported) {
+      return read_(job_id, reported, now);
+    };
+    if (std::optional<v1::ActualState> report = repeater_.Due(now, read)) send_(*std::move(report));
   }
 }
 

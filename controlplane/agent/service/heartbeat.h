@@ -10,42 +10,28 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 
 #include "absl/time/time.h"
+#include "controlplane/agent/core/repeater.h"
 #include "proto/agent.pb.h"
 
 namespace megascale::agent {
 
-// Decides when to repeat a report. Pure; one thread at a time.
-class Repeater {
- public:
-  static constexpr absl::Duration kBusyMax = absl::Seconds(30);
-
-  // The loop has made this report, and makes the next one within `interval` unless it is busy.
-  void OnReport(const v1::ActualState& report, absl::Duration interval, absl::Duration now);
-  // Returns the report to send now; nullopt: the loop reports in time, or has been busy for too
-  // long.
-  // A repeated report has the same content as the loop's newest one. So a rank that hangs while the
-  // loop is busy is noticed later, and a rank that works is not blamed for the busy agent.
-  std::optional<v1::ActualState> Due(absl::Duration now);
-
- private:
-  v1::ActualState report_;
-  absl::Duration interval_ = absl::InfiniteDuration();
-  absl::Duration reported_ = absl::ZeroDuration();
-  absl::Duration sent_ = absl::ZeroDuration();
-};
-
 class Heartbeat {
  public:
   using Send = std::function<void(v1::ActualState)>;
+  // As Repeater::ReadRank, at `now`. Called by the thread, also while the loop changes its memory.
+  using ReadRank = std::function<std::optional<telemetry::v1::RankStatus>(
+      const std::string& job_id, const telemetry::v1::RankStatus& reported, absl::Duration now)>;
 
   // `send` is called with a lock held, by this thread or the caller of Report.
   explicit Heartbeat(Send send);
   ~Heartbeat();
 
-  void Report(v1::ActualState report, absl::Duration interval);
+  // `read`: reads the slots of the ranks in this report.
+  void Report(v1::ActualState report, absl::Duration interval, ReadRank read);
 
  private:
   void Run();
@@ -55,6 +41,7 @@ class Heartbeat {
   std::condition_variable wake_;
   bool stopping_ = false;
   Repeater repeater_;
+  ReadRank read_;  // of the newest report
   std::thread thread_;
 };
 

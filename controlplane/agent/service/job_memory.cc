@@ -165,6 +165,14 @@ telemetry::v1::RankStatus JobMemory::ReadStatus(int rank, int pid, absl::Duratio
   return status;
 }
 
+JobMemory::ReadSlot JobMemory::SlotOf(int rank) const {
+  const layout::LocalRank* const local = FindRank(rank);
+  if (!attempt_.has_value() || local == nullptr) return nullptr;
+  return [slots = attempt_->heartbeats, slot = local->heartbeat_slot](absl::Duration now) {
+    return telemetry::ReadHeartbeat(*slots, slot, now);
+  };
+}
+
 void JobMemory::DrainSpans() {
   for (auto& [rank, spans] : spans_) spans.Drain();
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -53,6 +54,10 @@ class JobMemory {
   // Returns the status in the heartbeat slot of a rank (or kHostRank), if the process `pid` already
   // writes it. `recent` is filled for a rank without progress.
   telemetry::v1::RankStatus ReadStatus(int rank, int pid, absl::Duration now) const;
+  // Returns a function that reads the slot of the local rank, as ReadStatus without `recent`, until
+  // the function is deleted, in any thread; null: the rank has no slot.
+  using ReadSlot = std::function<telemetry::v1::RankStatus(absl::Duration now)>;
+  ReadSlot SlotOf(int rank) const;
   // Reads the ranks' new spans from their rings; call often.
   void DrainSpans();
   // Returns RecentSpans::SharesOf the rank; zeros for the host.

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/exchanges/exchanges.h"
 #include "runtime/base/checksum.h"
+#include "runtime/job/data_digest.h"
 
 namespace megascale::driver {
 namespace {
@@ -64,6 +65,14 @@ agent::DesiredJob AttemptOf(const JobRecord& job) {
   return desired;
 }
 
+// Returns the fingerprint that the job's preflights must find; null: none is known yet.
+const megascale::checkpoint::v1::DataFingerprint* DataOf(const JobRecord& job) {
+  if (job.has_data()) return &job.data();
+  // As an older driver left it.
+  const bool is_known = job.has_restore() && job.preflights_size() > 0;
+  return is_known ? &job.preflights(0).preflight().data() : nullptr;
+}
+
 // The other fields that are equal for all agents of the job.
 agent::DesiredJob CommonOf(const JobRecord& job) {
   agent::DesiredJob desired;
@@ -78,11 +87,7 @@ agent::DesiredJob CommonOf(const JobRecord& job) {
     *desired.mutable_stop_grace() = job.submitted().spec().fault().progress_timeout();
     desired.set_stop_with_checkpoint(true);
   }
-  if (job.has_data()) {
-    *desired.mutable_data() = job.data();
-  } else if (job.has_restore() && job.preflights_size() > 0) {  // as an older driver left it
-    *desired.mutable_data() = job.preflights(0).preflight().data();
-  }
+  if (const auto* data = DataOf(job)) *desired.mutable_data() = job::DigestOf(*data);
   for (const auto& manifest : job.committed()) {
     auto* id = desired.add_committed();
     id->set_attempt(manifest.attempt());
@@ -198,6 +203,7 @@ agent::DesiredState DesiredStates::For(const std::string& node_id,
   if (node == nullptr) return desired;
   desired.set_incarnation(node->hello().incarnation());
   desired.set_draining(node->draining());
+  desired.set_data_digests(true);
   if (WantsTest(*node)) {
     auto* test = desired.mutable_machine_test();
     test->set_id(node->test().test().id());
@@ -210,6 +216,9 @@ agent::DesiredState DesiredStates::For(const std::string& node_id,
     const DesiredParts::Part& part = parts_.Of(*record);
     agent::DesiredJob* job = desired.add_jobs();
     *job = part.common;
+    if (job->has_data() && !node->hello().data_digests()) {
+      *job->mutable_data() = job::ListOf(*DataOf(*record));
+    }
     const auto attempt = known.find(job->job_id());
     if (attempt != known.end() && attempt->second == job->attempt()) {
       job->set_as_before(true);

@@ -20,6 +20,8 @@ namespace telemetry = megascale::telemetry::v1;
 bool Transition::Run() {
   // Counted first, so that a stage that this event begins is newer than every version sent before.
   state_.set_num_events(state_.num_events() + 1);
+  state_.set_newest_unix_nanos(std::max(state_.newest_unix_nanos(), event_.time_unix_nanos()));
+  state_.set_clock_ahead_seconds(event_.clock_ahead_seconds());
   const bool accepted = [&] {
     switch (event_.event_case()) {
       case Event::kJobSubmitted:
@@ -180,6 +182,7 @@ bool Transition::OnDriverStarted(const pb::DriverStarted& started) {
   while (state_.exchanges_size() > 0) DropExchange(state_.exchanges_size() - 1);
   for (JobRecord& job : *state_.mutable_jobs()) {  // an older driver did not note it
     const bool waits = job.stage() == pb::STAGE_QUEUED || job.stage() == pb::STAGE_WAIT_FOR_SLOTS;
+    if (state_.rules() >= 10 && job.has_data() && !IsTerminal(job)) KeepFiles(&job);
     if (state_.rules() < 5 || !waits || job.waiting_since_unix_nanos() != 0) continue;
     job.set_waiting_since_unix_nanos(event_.time_unix_nanos());
   }

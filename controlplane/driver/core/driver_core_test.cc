@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "controlplane/driver/core/testing/test_core.h"
+#include "runtime/job/data_digest.h"
 
 namespace megascale::driver {
 namespace {
@@ -185,6 +186,34 @@ TEST_F(DriverCoreTest, DifferentTextOnTwoNodesIsRefused) {
   Do(Passed("j", 1, "n1"));
   EXPECT_EQ(job().state(), control::JOB_STATE_FAILED);
   EXPECT_THAT(job().message(), HasSubstr("the text on node n1 differs from that on node n0"));
+}
+
+// n0 has an older version: its report has the list, and it must get it.
+TEST_F(DriverCoreTest, AgentsAreToldADigestOfTheDataAndOlderOnesTheList) {
+  Event started;
+  started.mutable_driver_started()->set_rules(kRules);
+  Do(started);
+  Do(Submitted("j", SpecOf(2, 1, 30)));
+  Do(Joined("n0", "a", 1));
+  Event joined = Joined("n1", "a", 1);
+  joined.mutable_node_joined()->mutable_hello()->set_data_digests(true);
+  Do(joined);
+  Event passed = Passed("j", 1, "n1");
+  auto* data = passed.mutable_preflight_passed()->mutable_preflight()->mutable_data();
+  for (const char* sha256 : {"a", "b"}) data->add_file_sha256(sha256);
+  const auto list = *data;
+  *data = job::DigestOf(list);
+  Do(passed);
+  passed.mutable_preflight_passed()->set_node_id("n0");
+  *data = list;
+  Do(passed);
+  ASSERT_EQ(job().stage(), pb::STAGE_RUN) << job().message();
+  EXPECT_EQ(Desired("n0").data().SerializeAsString(), list.SerializeAsString());
+  EXPECT_EQ(Desired("n1").data().SerializeAsString(), job::DigestOf(list).SerializeAsString());
+  EXPECT_EQ(job().data().file_sha256_size(), 2) << "for agents of older versions";
+  for (const auto& preflight : job().preflights()) {
+    EXPECT_EQ(preflight.preflight().data().file_sha256_size(), 0);
+  }
 }
 
 TEST_F(DriverCoreTest, FromACheckpointThatHasAllStepsIsRefused) {

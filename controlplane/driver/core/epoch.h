@@ -1,6 +1,9 @@
 // Epochs: the order of desired states across copies of the driver's log. A desired state carries
 // (epoch, version), and versions grow within an epoch. A log that is restored from a copy begins a
-// new epoch, so that agents take its desired states although their versions are lower. If two
+// new epoch, so that agents take its desired states although their versions are lower. The first
+// epoch of a log comes from the wall clock. If that clock was behind, agents that served another
+// driver ignore this one; then a driver that has not begun any job yet goes above their epoch, and
+// another one tells them that it is the wrong one. If two
 // drivers run on copies of one log, and no restore declared either copy, a driver stops when an
 // agent has served a newer desired state than this driver has sent. Pure; threads: plain functions.
 #pragma once
@@ -9,6 +12,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "controlplane/driver/core/driver_state.h"
 
@@ -40,5 +44,18 @@ bool IsOfThisEpoch(const DriverState& state, const megascale::agent::v1::ActualS
 // has sent (`newest_version`), and can prove it. OK: it need not stop.
 absl::Status CheckIsNewest(const DriverState& state,
                            const megascale::agent::v1::ActualState& report, int64_t newest_version);
+
+// Epochs come from wall clocks, in nanoseconds: an agent that claims a later one than this (in the
+// year 2200) is not believed.
+inline constexpr int64_t kEpochMax = 7'258'118'400'000'000'000;
+
+// Returns whether the driver must begin a newer epoch, because the agent has served a newer epoch
+// of another log, and this driver has begun no job yet. Errors: FailedPrecondition - the same, but
+// this driver has begun jobs, which a newer epoch would end: for this agent it is the wrong driver.
+absl::StatusOr<bool> IsBehind(const DriverState& state,
+                              const megascale::agent::v1::ActualState& report);
+
+// Returns the begin of an epoch that is newer than `above`.
+Event NewerEpochEvent(const DriverState& state, int64_t above, absl::Time now);
 
 }  // namespace megascale::driver

@@ -166,5 +166,43 @@ TEST_F(EpochTest, AReportOfAnotherEpochDoesNotCount) {
   EXPECT_FALSE(IsOfThisEpoch(state_, Knows(state_.epoch() - 1, 1)));
 }
 
+// An agent that served a driver with another log.
+megascale::agent::v1::ActualState ServesAnother(int64_t epoch) {
+  megascale::agent::v1::ActualState report;
+  report.set_epoch(epoch);
+  report.set_known_version(3);
+  report.set_known_proof("of another log");
+  return report;
+}
+
+TEST_F(EpochTest, AFreshDriverWhoseClockIsBehindGoesAboveTheEpochThatAnAgentKnows) {
+  Do(StartedEvent(state_, {kNow, "secret", false}));
+  const int64_t later = absl::ToUnixNanos(kNow + absl::Hours(24 * 365));
+  EXPECT_FALSE(*IsBehind(state_, ServesAnother(state_.epoch() - 1)))
+      << "the agent takes its states";
+  EXPECT_FALSE(*IsBehind(state_, Knows(later, 1))) << "of this log: CheckIsNewest";
+  EXPECT_TRUE(*IsBehind(state_, ServesAnother(later)));
+  Do(Submitted("j", SpecOf(2, 2, 30)));
+  EXPECT_TRUE(*IsBehind(state_, ServesAnother(later))) << "the job has not begun";
+  Do(NewerEpochEvent(state_, later, kNow));
+  EXPECT_EQ(state_.epoch(), later + 1);
+  EXPECT_EQ(state_.secret(), "secret");
+  EXPECT_FALSE(*IsBehind(state_, ServesAnother(later)));
+}
+
+TEST_F(EpochTest, ADriverThatHasBegunAJobTellsTheAgentOfANewerEpochThatItIsTheWrongOne) {
+  Do(StartedEvent(state_, {kNow, "secret", false}));
+  Run();
+  const auto behind = IsBehind(state_, ServesAnother(state_.epoch() + 1));
+  EXPECT_EQ(behind.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(behind.status().message().find("this is the wrong driver for it"), std::string::npos);
+}
+
+TEST_F(EpochTest, AnEpochThatNoClockGivesIsNotBelieved) {
+  Do(StartedEvent(state_, {kNow, "secret", false}));
+  EXPECT_FALSE(IsBehind(state_, ServesAnother(kEpochMax + 1)).ok());
+  EXPECT_TRUE(IsBehind(state_, ServesAnother(kEpochMax)).ok());
+}
+
 }  // namespace
 }  // namespace megascale::driver

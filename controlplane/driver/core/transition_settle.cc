@@ -1,6 +1,4 @@
 // The part of driver_core.h that needs no further event: it begins and ends attempts.
-#include <google/protobuf/util/message_differencer.h>
-
 #include <algorithm>
 #include <limits>
 #include <set>
@@ -13,6 +11,7 @@
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/transition.h"
 #include "runtime/base/text/shortlist.h"
+#include "runtime/job/data_digest.h"
 
 namespace megascale::driver {
 
@@ -20,7 +19,6 @@ namespace agent = megascale::agent::v1;
 namespace control = megascale::control::v1;
 namespace pb = megascale::driver::v1;
 namespace telemetry = megascale::telemetry::v1;
-using google::protobuf::util::MessageDifferencer;
 
 namespace {
 
@@ -394,14 +392,13 @@ namespace {
 PreflightRefusal JudgePreflights(const JobRecord& job) {
   const auto& first = job.preflights(0);
   for (const auto& other : job.preflights()) {
-    if (!job.has_data() || MessageDifferencer::Equals(job.data(), other.preflight().data()))
-      continue;
+    if (!job.has_data() || job::AreSameData(job.data(), other.preflight().data())) continue;
     return {other.node_id(), absl::StrCat("data.files: the text on node ", other.node_id(),
                                           " differs from that on which the job has trained; every "
                                           "machine needs the same files")};
   }
   for (const auto& other : job.preflights()) {
-    if (MessageDifferencer::Equals(first.preflight().data(), other.preflight().data())) continue;
+    if (job::AreSameData(first.preflight().data(), other.preflight().data())) continue;
     return {other.node_id(), absl::StrCat("data.files: the text on node ", other.node_id(),
                                           " differs from that on node ", first.node_id(),
                                           "; every machine needs the same files")};
@@ -417,6 +414,18 @@ PreflightRefusal JudgePreflights(const JobRecord& job) {
 
 }  // namespace
 
+void Transition::KeepFiles(JobRecord* job) {
+  auto* data = job->mutable_data();
+  for (auto& preflight : *job->mutable_preflights()) {
+    auto* found = preflight.mutable_preflight()->mutable_data();
+    if (data->file_sha256().empty()) *data->mutable_file_sha256() = found->file_sha256();
+    *found = job::DigestOf(*found);
+  }
+  const auto digest = job::DigestOf(*data);
+  data->set_files_sha256(digest.files_sha256());
+  data->set_num_files(digest.num_files());
+}
+
 void Transition::SettlePreflight(JobRecord* job) {
   // Thousands of nodes pass one after the other.
   const size_t num_nodes = index_.NodesAt(index_.PlaceOf(JobId(*job))).size();
@@ -425,9 +434,11 @@ void Transition::SettlePreflight(JobRecord* job) {
   const bool is_first = !job->has_restore();
   const PreflightRefusal refusal = JudgePreflights(*job);
   if (!refusal.message.empty()) return is_first ? Refuse(job, refusal) : RefuseNode(job, refusal);
+  if (!is_first && state_.rules() >= 10) KeepFiles(job);
   if (!is_first) return StartRun(job, job->restore());
   if (state_.rules() >= 4) {
     *job->mutable_data() = job->preflights(0).preflight().data();
+    if (state_.rules() >= 10) KeepFiles(job);
     job->set_first_step(job->preflights(0).preflight().first_step());
   }
   StartRun(job, ChooseRestore(*job, {job->placements().begin(), job->placements().end()}));

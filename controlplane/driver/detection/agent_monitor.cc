@@ -14,20 +14,18 @@ namespace pb = megascale::driver::v1;
 }  // namespace
 
 std::vector<Event> AgentMonitor::OnHello(const DriverState& state, const agent::Hello& hello,
-                                         absl::Duration now, const AgentPeer& peer) {
+                                         absl::Duration now, const std::string& certificate) {
   reports_.Advance(now);
   reports_.TakeHello(hello);
   const NodeRecord* known = FindNode(state, hello.node_id());
   if (known != nullptr && known->alive() &&
       known->hello().SerializeAsString() == hello.SerializeAsString() &&
-      (peer.certificate.empty() || known->certificate() == peer.certificate) &&
-      (peer.address.empty() || known->address() == peer.address)) {
+      (certificate.empty() || known->certificate() == certificate)) {
     return {};
   }
   Event event;
   *event.mutable_node_joined()->mutable_hello() = hello;
-  event.mutable_node_joined()->set_certificate(peer.certificate);
-  event.mutable_node_joined()->set_address(peer.address);
+  event.mutable_node_joined()->set_certificate(certificate);
   return {event};
 }
 
@@ -54,7 +52,7 @@ std::vector<Event> AgentMonitor::OnReport(const IndexedState& state, const std::
     *event.mutable_node_joined()->mutable_hello() = reports_.HelloOf(node_id);
     return {event};
   }
-  if (!counts) return {};
+  if (!counts || taken->too_large_bytes() > 0) return {};
   for (const agent::ActualJob& actual : taken->jobs()) {
     const JobRecord* job = state.Find(actual.job_id());
     if (job == nullptr || !HoldsSlots(*job) || !reports_.IsOn(*job, node_id)) continue;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/epoch.h"
 #include "controlplane/protocol/recent_texts.h"
 #include "runtime/job/job_spec.h"
@@ -12,6 +13,8 @@ namespace megascale::driver {
 namespace agent = megascale::agent::v1;
 
 namespace {
+
+constexpr absl::Duration kReportAgeMax = absl::Minutes(1);
 
 // Returns the place of the node in a sorted list, or where it would be.
 size_t PlaceOf(const std::vector<std::string>& nodes, const std::string& node_id) {
@@ -26,6 +29,26 @@ std::shared_ptr<const agent::ActualState> WithKnownTexts(
   auto changed = std::make_shared<agent::ActualState>(*report);
   protocol::KeepRecentTexts(*before, changed.get());
   return changed;
+}
+
+}  // namespace
+
+namespace {
+
+// Returns what is known of an agent that cannot send its report: what it said last, with a warning
+// for each of its jobs.
+std::shared_ptr<const agent::ActualState> WithWarning(const std::string& node_id,
+                                                      const agent::ActualState* before,
+                                                      const agent::ActualState& too_large) {
+  auto known = std::make_shared<agent::ActualState>();
+  if (before != nullptr) *known = *before;
+  known->MergeFrom(too_large);
+  for (agent::ActualJob& job : *known->mutable_jobs()) {
+    job.add_warnings(absl::StrCat("the report of node ", node_id, " is too large to be sent (",
+                                  too_large.too_large_bytes(),
+                                  " bytes): what runs there now is not known"));
+  }
+  return known;
 }
 
 }  // namespace
@@ -56,8 +79,15 @@ bool AgentReports::TakeReport(const std::string& node_id,
     return false;
   }
   Agent& taken = found->second;
-  taken.punctual = awake_ - taken.heard < node_timeout_;
+  const bool is_too_large = report->too_large_bytes() > 0;
+  // What is known of the ranks is old, so they are not judged by it.
+  taken.punctual = !is_too_large && awake_ - taken.heard < node_timeout_;
   taken.heard = awake_;
+  if (is_too_large) {
+    const bool is_known = taken.report != nullptr && taken.report->too_large_bytes() > 0;
+    if (!is_known) taken.report = WithWarning(node_id, taken.report.get(), *report);
+    return true;
+  }
   KeepGpus(*report, &taken);
   taken.report = WithKnownTexts(taken.report.get(), std::move(report));
   return true;
@@ -176,6 +206,13 @@ bool AgentReports::IsPunctual(const std::string& node_id) const {
 Contact AgentReports::ContactWith(const std::string& node_id) const {
   if (agents_.count(node_id) == 0) return Contact::kUnknown;
   return SilenceOf(node_id) < node_timeout_ ? Contact::kHeard : Contact::kGone;
+}
+
+absl::Duration AgentReports::AgeOf(const std::string& node_id) const {
+  const auto report = ReportOf(node_id);
+  if (report == nullptr) return absl::ZeroDuration();
+  // An agent repeats no report that is older.
+  return std::clamp(absl::Seconds(report->age_seconds()), absl::ZeroDuration(), kReportAgeMax);
 }
 
 google::protobuf::Duration AgentReports::NoticedAt(absl::Duration age) const {

@@ -53,7 +53,8 @@ class AgentReports {
   void TakeHello(const megascale::agent::v1::Hello& hello);
   // Takes a report. Returns false, and ignores it, unless it comes from the incarnation that said
   // hello last. What a stalled rank did last stays known until the rank makes progress, even if a
-  // report leaves it out.
+  // report leaves it out. A report that was too large to be sent leaves what the agent said last,
+  // with a warning for each of its jobs.
   bool TakeReport(const std::string& node_id,
                   std::shared_ptr<const megascale::agent::v1::ActualState> report);
   // Requires: TakeHello was called for the node.
@@ -114,6 +115,8 @@ class AgentReports {
   absl::Duration node_timeout() const { return node_timeout_; }
   // Returns the time `age` ago on the driver's monotonic clock, as events have it.
   google::protobuf::Duration NoticedAt(absl::Duration age) const;
+  // Returns how old the node's newest report was when it came (ActualState.age_seconds).
+  absl::Duration AgeOf(const std::string& node_id) const;
   // The elapsed time without the driver's own stalls. Limits are counted in it.
   absl::Duration awake() const { return awake_; }
   // Returns true if the driver itself stood still for kLongStall or longer within the last

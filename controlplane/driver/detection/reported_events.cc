@@ -8,11 +8,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "controlplane/driver/exchanges/exchanges.h"
-#include "runtime/base/repeated.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/job/data_digest.h"
 
 namespace megascale::driver {
 namespace {
@@ -68,31 +66,13 @@ void AddManifests(const JobRecord& job, const std::string& node_id, const agent:
   }
 }
 
-// An agent's texts stay in the log, in snapshots and in answers, and agents are not trusted: they
-// are cut and made printable first.
-constexpr size_t kFailureBytesMax = 8 << 10;  // with the last lines of a log
-constexpr size_t kPreflightBytesMax = 1 << 10;
-constexpr int kWarningsMax = 16;
-constexpr double kAgeSecondsMax = 24 * 3600;
-
-// Returns the text with its lines, each printable.
-std::string PrintableLines(absl::string_view text, size_t bytes_max) {
-  std::vector<std::string> lines;
-  for (const absl::string_view line : absl::StrSplit(text.substr(0, bytes_max), '\n')) {
-    lines.push_back(base::Printable(line));
-  }
-  return absl::StrCat(absl::StrJoin(lines, "\n"), text.size() > bytes_max ? "…" : "");
-}
-
-agent::Preflight CheckedPreflight(const agent::Preflight& reported) {
-  agent::Preflight preflight = reported;
-  preflight.DiscardUnknownFields();
-  preflight.set_message(base::Printable(reported.message(), kPreflightBytesMax));
-  base::KeepNewest(kWarningsMax, preflight.mutable_warnings());
-  for (std::string& warning : *preflight.mutable_warnings()) {
-    warning = base::Printable(warning, kPreflightBytesMax);
-  }
-  return preflight;
+// Returns whether the job's record still lacks the list of its files, which agents of older
+// versions need. Only they send it.
+bool NeedsFiles(const JobRecord& job) {
+  return job.data().file_sha256().empty() &&
+         std::all_of(job.preflights().begin(), job.preflights().end(), [](const auto& preflight) {
+           return preflight.preflight().data().file_sha256().empty();
+         });
 }
 
 void AddPreflight(const JobRecord& job, const NodeRecord& node, const agent::Preflight& preflight,
@@ -104,17 +84,28 @@ void AddPreflight(const JobRecord& job, const NodeRecord& node, const agent::Pre
     passed->set_job_id(JobId(job));
     passed->set_attempt(job.attempt());
     passed->set_node_id(node_id);
-    *passed->mutable_preflight() = CheckedPreflight(preflight);
+    *passed->mutable_preflight() = preflight;
+    if (preflight.has_data() && (node.hello().data_digests() || !NeedsFiles(job))) {
+      *passed->mutable_preflight()->mutable_data() = job::DigestOf(preflight.data());
+    }
   } else if (preflight.state() == agent::Preflight::STATE_REFUSED) {
     auto* refused = event.mutable_preflight_refused();
     refused->set_job_id(JobId(job));
     refused->set_attempt(job.attempt());
     refused->set_node_id(node_id);
-    refused->set_message(CheckedPreflight(preflight).message());
+    refused->set_message(preflight.message());
   } else {
     return;
   }
   events->push_back(std::move(event));
+}
+
+// Returns the failure, with its age now: the report may be a repeated one.
+agent::RankFailure WithAgeOf(const std::string& node_id, agent::RankFailure failure,
+                             const AgentReports& reports) {
+  const double age = absl::ToDoubleSeconds(reports.AgeOf(node_id));
+  failure.set_age_seconds(failure.age_seconds() + age);
+  return failure;
 }
 
 // Returns the ends and failures of ranks, and the failure of the host, in the order of the report.
@@ -133,7 +124,8 @@ std::vector<Event> EndsOf(const JobRecord& job, const std::string& node_id,
     if (!stopped && !failed && !finished) continue;
     if (NodeOfRank(job, number) != node_id || index.HasEnded(job, number)) continue;
     if (failed && may_fail) {
-      ends.push_back(RankFailedEvent(job, number, node_id, rank.failure(), reports));
+      ends.push_back(RankFailedEvent(job, number, node_id,
+                                     WithAgeOf(node_id, rank.failure(), reports), reports));
     } else if (!failed && runs) {
       Event event;
       auto* ended = event.mutable_rank_ended();
@@ -146,7 +138,8 @@ std::vector<Event> EndsOf(const JobRecord& job, const std::string& node_id,
     }
   }
   if (report.host().has_failure() && !job.host_failed() && may_fail) {
-    ends.push_back(RankFailedEvent(job, -1, node_id, report.host().failure(), reports));
+    ends.push_back(RankFailedEvent(job, -1, node_id,
+                                   WithAgeOf(node_id, report.host().failure(), reports), reports));
   }
   return ends;
 }
@@ -379,12 +372,8 @@ Event RankFailedEvent(const JobRecord& job, int rank, const std::string& node_id
   failed->set_rank(rank);
   failed->set_node_id(node_id);
   *failed->mutable_failure() = failure;
-  failed->mutable_failure()->DiscardUnknownFields();
-  failed->mutable_failure()->set_message(PrintableLines(failure.message(), kFailureBytesMax));
   failed->mutable_failure()->clear_age_seconds();
-  // The comparison also makes no number zero.
-  const double age = failure.age_seconds() > 0 ? failure.age_seconds() : 0;
-  *failed->mutable_noticed_at() = reports.NoticedAt(absl::Seconds(std::min(age, kAgeSecondsMax)));
+  *failed->mutable_noticed_at() = reports.NoticedAt(absl::Seconds(failure.age_seconds()));
   return event;
 }
 

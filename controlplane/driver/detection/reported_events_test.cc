@@ -3,13 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <string>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
-#include "controlplane/driver/detection/new_nodes.h"
 #include "controlplane/driver/detection/testing/test_agents.h"
 
 namespace megascale::driver {
@@ -46,65 +42,70 @@ TEST_F(ReportedEventsTest, AFailureIsDatedByTheAgeThatItsAgentGivesIt) {
             now - absl::Milliseconds(2500));
 }
 
-// What an agent says of a failure stays in the log, in snapshots and in answers.
-TEST_F(ReportedEventsTest, AFailureIsCutAndMadePrintableBeforeItIsLogged) {
+// A repeated report is as old as it says, and so is what it tells.
+TEST_F(ReportedEventsTest, AFailureInARepeatedReportIsDatedByTheAgeOfTheReportToo) {
   Train();
-  agent::ActualRank* rank = JobOn("n0")->mutable_ranks(0);
-  rank->set_state(agent::ActualRank::STATE_FAILED);
-  rank->mutable_failure()->set_failure_class(telemetry::FAILURE_CLASS_EXITED);
-  rank->mutable_failure()->set_message("killed\nlast \x1b[2Jline\n" + std::string(1 << 20, 'x'));
-  rank->mutable_failure()->set_age_seconds(std::nan(""));
-  rank->mutable_failure()
-      ->GetReflection()
-      ->MutableUnknownFields(rank->mutable_failure())
-      ->AddLengthDelimited(1000, std::string(1 << 20, 'x'));
+  const absl::Duration now = now_;
+  RankOf(0)->set_state(agent::ActualRank::STATE_FAILED);
+  RankOf(0)->mutable_failure()->set_failure_class(telemetry::FAILURE_CLASS_EXITED);
+  RankOf(0)->mutable_failure()->set_age_seconds(2.5);
+  reports_["n0"].set_age_seconds(20);
   const std::vector<Event> events = Report("n0", reports_["n0"]);
   ASSERT_TRUE(!events.empty() && events.back().has_rank_failed());
-  const std::string& message = events.back().rank_failed().failure().message();
-  EXPECT_TRUE(absl::StartsWith(message, "killed\nlast \\x1b[2Jline\nxxx")) << message.substr(0, 99);
-  EXPECT_LE(events.back().ByteSizeLong(), size_t{9} << 10);
+  const auto& noticed = events.back().rank_failed().noticed_at();
+  EXPECT_EQ(absl::Seconds(noticed.seconds()) + absl::Nanoseconds(noticed.nanos()),
+            now - absl::Milliseconds(22'500));
 }
 
-TEST_F(ReportedEventsTest, APreflightIsCutAndMadePrintableBeforeItIsLogged) {
-  agent::Preflight* preflight = JobOn("n0")->mutable_preflight();
-  preflight->set_state(agent::Preflight::STATE_PASSED);
-  for (int i = 0; i < 1000; ++i) preflight->add_warnings("\x1b" + std::string(10'000, 'x'));
-  std::vector<Event> events = Report("n0", reports_["n0"]);
-  ASSERT_TRUE(!events.empty() && events[0].has_preflight_passed());
-  EXPECT_EQ(events[0].preflight_passed().preflight().warnings_size(), 16);
-  EXPECT_TRUE(absl::StartsWith(events[0].preflight_passed().preflight().warnings(0), "\\x1bxxx"));
-  EXPECT_LE(events[0].ByteSizeLong(), size_t{20} << 10);
-  preflight = JobOn("n1")->mutable_preflight();
-  preflight->set_state(agent::Preflight::STATE_REFUSED);
-  preflight->set_message("/data\nis empty" + std::string(1 << 20, 'x'));
-  events = Report("n1", reports_["n1"]);
-  ASSERT_TRUE(!events.empty() && events[0].has_preflight_refused());
-  EXPECT_TRUE(absl::StartsWith(events[0].preflight_refused().message(), "/data\\nis empty"));
-  EXPECT_LE(events[0].ByteSizeLong(), size_t{2} << 10);
+// Its machine is not lost, its ranks are not judged by old reports, and people learn of it.
+TEST_F(ReportedEventsTest, AReportThatIsTooLargeShowsThatItsAgentLives) {
+  Train();
+  const agent::ActualState whole = reports_["n0"];
+  agent::ActualState too_large;
+  too_large.set_incarnation(whole.incarnation());
+  too_large.set_too_large_bytes(70 << 20);
+  reports_["n0"] = too_large;
+  EXPECT_THAT(Pass(absl::Minutes(3)), IsEmpty());
+  EXPECT_TRUE(FindNode(state_, "n0")->alive());
+  EXPECT_EQ(job().state(), control::JOB_STATE_RUNNING);
+  const auto report = monitor_.reports().ReportOf("n0");
+  ASSERT_EQ(report->jobs_size(), 1);
+  EXPECT_THAT(report->jobs(0).warnings(),
+              testing::ElementsAre("the report of node n0 is too large to be sent (73400320 "
+                                   "bytes): what runs there now is not known"));
+  reports_["n0"] = whole;
+  EXPECT_THAT(Pass(absl::Seconds(3)), IsEmpty());
+  EXPECT_THAT(monitor_.reports().ReportOf("n0")->jobs(0).warnings(), IsEmpty());
 }
 
-TEST(NewNodesTest, ACertificateMakesABoundedNumberAnHour) {
-  NewNodes nodes(2);
-  absl::Duration now = absl::Hours(100);
-  EXPECT_TRUE(nodes.Admit("a", now).ok());
-  EXPECT_TRUE(nodes.Admit("a", now += absl::Minutes(30)).ok());
-  for (int i = 0; i < 10; ++i) {
-    EXPECT_EQ(nodes.Admit("a", now),
-              absl::ResourceExhaustedError(
-                  "agents with the certificate 'a' have joined under 2 new node ids within an "
-                  "hour, which is the driver's --new-nodes-per-hour; start agents with the ids "
-                  "that they had before, or raise the limit"));
+// Of thousands of files a list has a megabyte.
+class DataFilesTest : public AgentMonitorTest {
+ protected:
+  // Returns how many lists of files the preflights of both agents add to the log.
+  int NumListsLogged(bool are_old) {
+    int num_lists = 0;
+    for (const char* node : {"n0", "n1"}) {
+      agent::Hello hello = HelloOf(node, "a", 2);
+      hello.set_data_digests(!are_old);
+      Take(monitor_.OnHello(state_, hello, now_));
+      agent::Preflight* preflight = JobOn(node)->mutable_preflight();
+      preflight->set_state(agent::Preflight::STATE_PASSED);
+      for (const char* sha256 : {"a", "b"}) preflight->mutable_data()->add_file_sha256(sha256);
+    }
+    for (const Event& event : Pass(absl::Seconds(1))) {
+      if (!event.has_preflight_passed()) continue;
+      const auto& data = event.preflight_passed().preflight().data();
+      num_lists += data.file_sha256().empty() ? 0 : 1;
+      EXPECT_TRUE(data.num_files() == 2 || data.file_sha256_size() == 2);
+    }
+    EXPECT_EQ(job().stage(), pb::STAGE_RUN) << "both have the same data";
+    return num_lists;
   }
-  EXPECT_TRUE(nodes.Admit("b", now).ok()) << "another certificate is not to blame";
-  EXPECT_TRUE(nodes.Admit("a", now + absl::Minutes(30)).ok());
-  EXPECT_FALSE(nodes.Admit("a", now + absl::Minutes(30)).ok());
-}
+};
 
-// A fleet that shares one certificate starts at once.
-TEST(NewNodesTest, TheDefaultLetsAFleetOfOneCertificateStart) {
-  NewNodes nodes(NewNodes::kPerHour);
-  for (int i = 0; i < 1536; ++i) EXPECT_TRUE(nodes.Admit("fleet", absl::Hours(1)).ok());
-}
+TEST_F(DataFilesTest, ADigestIsLoggedInPlaceOfTheList) { EXPECT_EQ(NumListsLogged(false), 0); }
+
+TEST_F(DataFilesTest, OlderAgentsNeedTheListAndOneIsLogged) { EXPECT_EQ(NumListsLogged(true), 1); }
 
 TEST_F(ReportedEventsTest, ReportOfAnotherIncarnationIsIgnored) {
   Train();

@@ -213,6 +213,21 @@ void DriverLoop::OnGone(const std::string& node_id, const AgentLink* link) {
   });
 }
 
+void DriverLoop::OnDataFiles(agent::DataFiles files) {
+  Post([this, files = std::move(files)]() -> Output {
+    shell_->OnDataFiles(files);
+    return [] {};
+  });
+}
+
+void DriverLoop::OnFetchDataFiles(const agent::FetchDataFiles& fetch,
+                                  std::shared_ptr<AgentLink> link) {
+  Post([this, fetch, link = std::move(link)]() -> Output {
+    shell_->OnFetchDataFiles(fetch, link.get());
+    return [] {};
+  });
+}
+
 // --- the loop ---------------------------------------------------------------------------------
 
 void DriverLoop::Run() {

@@ -78,6 +78,10 @@ class DriverLoop {
   void OnReport(const std::string& node_id, megascale::agent::v1::ActualState report,
                 std::function<void()> done);
   void OnGone(const std::string& node_id, const AgentLink* link);
+  // Take the list of a job's files, and answer an agent that asks for it.
+  void OnDataFiles(megascale::agent::v1::DataFiles files);
+  void OnFetchDataFiles(const megascale::agent::v1::FetchDataFiles& fetch,
+                        std::shared_ptr<AgentLink> link);
 
  private:
   using Output = DriverShell::Output;

@@ -23,7 +23,7 @@ namespace pb = megascale::driver::v1;
 constexpr absl::Duration kTickInterval = absl::Milliseconds(100);
 constexpr absl::Duration kStallMax = absl::Seconds(2);  // between two ticks
 constexpr absl::Duration kForgetInterval = absl::Minutes(1);
-constexpr absl::Duration kRefusalLogInterval = absl::Minutes(1);
+constexpr absl::Duration kLineInterval = absl::Minutes(1);
 constexpr size_t kSummaryBytesMax = 300;
 // Larger submits are not copied, to bound the memory of what waits to be written.
 constexpr size_t kSmallSubmitBytes = 64 << 10;
@@ -64,10 +64,10 @@ std::string Summary(const Event& event) {
 
 DriverShell::DriverShell(Options options)
     : options_(std::move(options)),
-      new_nodes_(options_.new_nodes_per_hour),
       monitor_(options_.clock->Monotonic()),
       loss_logs_(options_.files, options_.loss_log_interval),
       tensorboard_logs_(options_.files),
+      data_files_(options_.files),
       evidences_(options_.files) {}
 
 absl::StatusOr<std::unique_ptr<DriverShell>> DriverShell::Create(Options options) {
@@ -91,13 +91,14 @@ absl::Status DriverShell::Replay() {
     to_describe_.push_back(JobId(job));
   }
   keeps_evidence_ = state_.rules() >= 5;
+  log_clock_ = std::make_unique<const LogClock>(options_.clock, state_);
   Feed(StartedEvent(state_, {options_.clock->Wall(), options_.secret, false, options_.machine_tests,
                              options_.exchange_rate}));
   if (options_.agents_ended) LoseAllNodes();
   // Newer than every version that a driver before this one sent.
   version_ = VersionOfEvent(state_.num_events());
-  publisher_ = std::make_unique<ViewPublisher>(
-      ViewPublisher::Sources{&state_, &index_, &monitor_, &loss_logs_, &counts_, options_.files});
+  publisher_ = std::make_unique<ViewPublisher>(ViewPublisher::Sources{
+      &state_, &index_, &monitor_, &loss_logs_, &counts_, options_.files, log_clock_.get()});
   return absl::OkStatus();
 }
 
@@ -205,7 +206,7 @@ absl::Status DriverShell::Suspect(const pb::SuspectFound& found) {
   const megascale::control::v1::Suspicion& suspicion = found.suspicion();
   const bool stands_still = counts_.StandsStill(*job, monitor_.reports().awake());
   if (stands_still != IsOfStall(suspicion)) return absl::OkStatus();
-  if (!stands_still && !MayReplaceSuspicion(*job, suspicion, options_.clock->Wall())) {
+  if (!stands_still && !MayReplaceSuspicion(*job, suspicion, log_clock_->Now())) {
     return absl::OkStatus();
   }
   Event event;
@@ -215,7 +216,8 @@ absl::Status DriverShell::Suspect(const pb::SuspectFound& found) {
 }
 
 absl::Status DriverShell::Report(pb::SuspectFound found) {
-  ASSIGN_OR_RETURN(const bool is_new, IsNewReport(indexed(), options_.clock->Wall(), &found));
+  MoveTimes(-log_clock_->Ahead(), &found);
+  ASSIGN_OR_RETURN(const bool is_new, IsNewReport(indexed(), log_clock_->Now(), &found));
   if (!is_new) return absl::OkStatus();
   Event event;
   *event.mutable_suspect_found() = std::move(found);
@@ -223,42 +225,49 @@ absl::Status DriverShell::Report(pb::SuspectFound found) {
   return absl::OkStatus();
 }
 
-absl::Status DriverShell::Admit(const agent::Hello& hello, const AgentPeer& peer) {
-  if (hello.num_slots() > options_.slots_max) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "node ", hello.node_id(), ": offers ", hello.num_slots(),
-        " slots, and the driver takes at ", "most ", options_.slots_max,
-        " of an agent; give the agent fewer --slots, or the driver a ", "higher --slots-max"));
-  }
-  if (FindNode(state_, hello.node_id()) == nullptr) {
-    return new_nodes_.Admit(peer.certificate, options_.clock->Monotonic());
-  }
+absl::Status DriverShell::MayJoin(const agent::Hello& hello, const AgentLink& link) const {
   Contact contact = monitor_.reports().ContactWith(hello.node_id());
   // An agent whose stream has ended is out of contact, however fresh its last report is.
   if (contact == Contact::kHeard && links_.count(hello.node_id()) == 0) contact = Contact::kGone;
-  return CheckJoin(state_, hello, peer.certificate, contact);
+  return CheckJoin(state_, hello, link.certificate(), contact);
 }
 
-// Limits the log lines, because a refused agent asks again and again.
-void DriverShell::LogRefusal(const std::string& node_id, const AgentPeer& peer,
-                             const absl::Status& why) {
-  // Made-up ids count as one, so that the map stays small.
-  const bool is_known = FindNode(state_, node_id) != nullptr;
+// Limits the lines about a node, because a refused agent asks again and again. The map stays small:
+// only the ids of known nodes can be refused.
+void DriverShell::LogSeldom(const std::string& node_id, const std::string& line) {
   const absl::Duration now = options_.clock->Monotonic();
-  const auto [logged, first] = refusals_logged_.try_emplace(
-      is_known ? node_id : absl::StrCat("\n", peer.certificate), now);  // no id has a newline
-  if (!first && now - logged->second < kRefusalLogInterval) return;
+  const auto [logged, first] = lines_logged_.try_emplace(node_id, now);
+  if (!first && now - logged->second < kLineInterval) return;
   logged->second = now;
-  base::LogWarning(absl::StrCat("refused an agent: ", why.message()));
+  base::LogWarning(line);
 }
 
-bool DriverShell::OnHello(const agent::Hello& hello, std::shared_ptr<AgentLink> link) {
-  const AgentPeer peer = link->peer();
-  if (const absl::Status admitted = Admit(hello, peer); !admitted.ok()) {
-    LogRefusal(hello.node_id(), peer, admitted);
-    link->Close(admitted);
+absl::Status DriverShell::CompareEpochs(const agent::ActualState& known) {
+  if (stop_.ok()) stop_ = CheckIsNewest(state_, known, version_);
+  ASSIGN_OR_RETURN(const bool is_behind, IsBehind(state_, known));
+  if (!is_behind) return absl::OkStatus();
+  base::LogWarning(absl::StrCat("an agent has served another driver, whose epoch is later (",
+                                known.epoch(),
+                                "): this machine's clock is or was behind; this driver, which is "
+                                "new, goes above that epoch"));
+  Feed(NewerEpochEvent(state_, known.epoch(), options_.clock->Wall()));
+  return absl::OkStatus();
+}
+
+bool DriverShell::OnHello(agent::Hello hello, std::shared_ptr<AgentLink> link) {
+  agent::ActualState served;
+  served.set_epoch(hello.known().epoch());
+  served.set_known_version(hello.known().version());
+  served.set_known_proof(hello.known().proof());
+  hello.clear_known();
+  absl::Status may_join = MayJoin(hello, *link);
+  if (may_join.ok()) may_join = CompareEpochs(served);
+  if (!may_join.ok()) {
+    LogSeldom(hello.node_id(), absl::StrCat("refused an agent: ", may_join.message()));
+    link->Close(may_join);
     return false;
   }
+  const std::string certificate = link->certificate();
   Link& entry = links_[hello.node_id()];
   const NodeRecord* known = FindNode(state_, hello.node_id());
   if (entry.link != nullptr && entry.link != link) {
@@ -272,16 +281,21 @@ bool DriverShell::OnHello(const agent::Hello& hello, std::shared_ptr<AgentLink> 
   listeners_.insert(hello.node_id());
   publisher_->TouchAgent(hello.node_id());
   state_changed_ = true;
-  std::vector<Event> events = monitor_.OnHello(state_, hello, options_.clock->Monotonic(), peer);
-  for (Event& event : events) {
-    event.mutable_node_joined()->set_unnamed(known == nullptr && options_.names_nodes);
-  }
-  FeedAll(std::move(events));
+  FeedAll(monitor_.OnHello(state_, hello, options_.clock->Monotonic(), certificate));
   return true;
 }
 
 void DriverShell::OnReport(const std::string& node_id, agent::ActualState report) {
-  if (stop_.ok()) stop_ = CheckIsNewest(state_, report, version_);
+  if (report.too_large_bytes() > 0) {
+    LogSeldom(node_id,
+              absl::StrCat("the report of node ", node_id, " has ", report.too_large_bytes(),
+                           " bytes, more than a message may have: its agent lives, but "
+                           "what its jobs do is not known"));
+  }
+  // An older agent does not tell what it knows when it joins.
+  if (const absl::Status right = CompareEpochs(report); !right.ok()) {
+    LogSeldom(node_id, absl::StrCat("node ", node_id, ": ", right.message()));
+  }
   publisher_->TouchAgent(node_id);
   if (Counts(node_id, report)) {
     TakeSteps(node_id, report);
@@ -322,6 +336,7 @@ absl::Status DriverShell::Round(const std::vector<Input>& inputs) {
     if (const JobRecord* job = index_.Find(state_, job_id)) Describe(*job);
   }
   if (changed || tick) CutLossLogs();
+  if (tick) AskForDataFiles(now);
   if (changed) {
     KeepTimers(now);
     TellAttempts(touched.jobs);
@@ -347,6 +362,7 @@ void DriverShell::ForgetEnded(const std::set<std::string>& job_ids) {
     tensorboard_logs_.Forget(job_id);
     counts_.Forget(job_id);
     monitor_.ForgetJob(job_id);
+    data_files_.Forget(job_id);
     cut_attempts_.erase(job_id);
     acknowledged_.erase(job_id);
   }
@@ -384,18 +400,17 @@ void DriverShell::Forget(absl::Duration now) {
 
 void DriverShell::ForgetNodes() {
   Event event;
-  for (const std::string& node_id : NodesToForget(state_, options_.clock->Wall())) {
+  for (const std::string& node_id : NodesToForget(state_, log_clock_->Now())) {
     if (links_.count(node_id) > 0) continue;
     event.mutable_nodes_forgotten()->add_node_ids(node_id);
     monitor_.ForgetNode(node_id);
-    refusals_logged_.erase(node_id);
+    lines_logged_.erase(node_id);
   }
   if (event.has_nodes_forgotten()) Feed(std::move(event));
 }
 
 void DriverShell::ForgetJobs() {
-  const std::vector<std::string> ids =
-      JobsToForget(state_, options_.retention, options_.clock->Wall());
+  const std::vector<std::string> ids = JobsToForget(state_, options_.retention, log_clock_->Now());
   Event event;
   for (const std::string& id : ids) {
     // Written before the job is forgotten: without this mark a folder that the log does not know
@@ -424,7 +439,8 @@ void DriverShell::Feed(Event event) {
   for (Event& steps : counts_.EventsBefore(event, options_.clock->Monotonic())) {
     Feed(std::move(steps));
   }
-  event.set_time_unix_nanos(absl::ToUnixNanos(options_.clock->Wall()));
+  event.set_time_unix_nanos(absl::ToUnixNanos(log_clock_->Now()));
+  event.set_clock_ahead_seconds(absl::ToInt64Seconds(log_clock_->Ahead()));
   const bool accepted = Apply(event, &state_, &index_);
   if (accepted && event.event_case() != Event::kAttemptProgressed &&
       event.event_case() != Event::kStepsTaken) {

@@ -27,17 +27,17 @@
 #include "controlplane/driver/core/desired_states.h"
 #include "controlplane/driver/core/job_index.h"
 #include "controlplane/driver/detection/agent_monitor.h"
-#include "controlplane/driver/detection/new_nodes.h"
 #include "controlplane/driver/retention/job_retention.h"
 #include "controlplane/driver/shell/driver_view.h"
 #include "controlplane/driver/shell/job_evidence.h"
 #include "controlplane/driver/shell/job_logs.h"
 #include "controlplane/driver/shell/step_counts.h"
+#include "controlplane/driver/storage/data_file_lists.h"
 #include "controlplane/driver/storage/event_log.h"
 #include "controlplane/driver/storage/job_files.h"
+#include "controlplane/driver/storage/log_clock.h"
 #include "controlplane/driver/storage/loss_log.h"
 #include "controlplane/driver/storage/tensorboard_log.h"
-#include "controlplane/protocol/protocol.h"
 #include "proto/control.pb.h"
 #include "runtime/base/clock.h"
 
@@ -50,8 +50,10 @@ class AgentLink {
   // Sends a desired state; it replaces an earlier one that is not sent yet.
   virtual void SendDesired(const megascale::agent::v1::DesiredState& desired) = 0;
   virtual void Close(const absl::Status& why) = 0;
-  // Who is at the other end, as far as the driver itself knows.
-  virtual AgentPeer peer() const { return {}; }
+  // Sends a message after those that wait.
+  virtual void Send(megascale::agent::v1::AgentDown message) {}
+  // The name in the agent's certificate; empty: the connection has no TLS.
+  virtual std::string certificate() const { return ""; }
 };
 
 // The present attempt of a job that holds slots.
@@ -89,12 +91,6 @@ class DriverShell {
     bool agents_ended = false;
     // The rate that two machines should reach, bytes per second; 0: as measured (exchanges.h).
     double exchange_rate = 0;
-    // The maximum number of slots that an agent may offer.
-    int slots_max = protocol::kSlotsMax;
-    // How many new nodes agents with one certificate may make in an hour.
-    int64_t new_nodes_per_hour = NewNodes::kPerHour;
-    // True: a new node gets ranks only once an operator has named it (UncordonNode).
-    bool names_nodes = false;
   };
   // An input runs before the commit of its round; the output that it returns runs after the commit.
   using Output = std::function<void()>;
@@ -130,10 +126,13 @@ class DriverShell {
   absl::Status Report(megascale::driver::v1::SuspectFound found);
   // Takes over an agent that connected. Returns false when the agent may not join: then its link is
   // closed with the reason.
-  bool OnHello(const megascale::agent::v1::Hello& hello, std::shared_ptr<AgentLink> link);
+  bool OnHello(megascale::agent::v1::Hello hello, std::shared_ptr<AgentLink> link);
   // Take an agent's report, and an agent's disconnection.
   void OnReport(const std::string& node_id, megascale::agent::v1::ActualState report);
   void OnGone(const std::string& node_id, const AgentLink* link);
+  // Take the list of a job's files, which an agent found, and answer an agent that asks for it.
+  void OnDataFiles(const megascale::agent::v1::DataFiles& files);
+  void OnFetchDataFiles(const megascale::agent::v1::FetchDataFiles& fetch, AgentLink* link);
 
  private:
   // What an agent is told about the step records of a job.
@@ -189,14 +188,19 @@ class DriverShell {
   // Writes job.json, soon, if it is missing. A failure is ignored.
   void Describe(const JobRecord& job);
   void KeepEvidence(const JobRecord& job);
-  // Returns OK if the agent may join; counts a new node.
-  absl::Status Admit(const megascale::agent::v1::Hello& hello, const AgentPeer& peer);
-  void LogRefusal(const std::string& node_id, const AgentPeer& peer, const absl::Status& why);
+  // Asks agents for the lists of files that are missing in the folders of jobs.
+  void AskForDataFiles(absl::Duration now);
+  absl::Status MayJoin(const megascale::agent::v1::Hello& hello, const AgentLink& link) const;
+  // Compares this driver's epoch with what an agent knows. Begins a newer epoch, or stops this
+  // driver after the round, where epoch.h says so. Errors: as IsBehind.
+  absl::Status CompareEpochs(const megascale::agent::v1::ActualState& known);
+  // Logs a line about the node, at most one a minute.
+  void LogSeldom(const std::string& node_id, const std::string& line);
 
   Options options_;
   DriverState state_;
+  std::unique_ptr<const LogClock> log_clock_;
   JobIndex index_{state_};
-  NewNodes new_nodes_;
   AgentMonitor monitor_;
   std::vector<Event> pending_;  // applied, not yet durable
   int64_t num_snapshot_ = 0;    // state_.num_events() at the last snapshot
@@ -212,10 +216,10 @@ class DriverShell {
   std::set<std::string> listeners_;              // nodes whose desired state may have changed
   bool all_listen_ = true;                       // every node's may have
   std::map<std::string, int64_t> acknowledged_;  // by job, at the last tick
-  // Time of the last log line, by node; new nodes of a certificate count as one.
-  std::map<std::string, absl::Duration> refusals_logged_;
+  std::map<std::string, absl::Duration> lines_logged_;  // by node: time of the last line
   std::map<std::string, RunningAttempt> told_attempts_;
   std::set<std::string> told_exchanges_;  // groups that are among them
+  DataFileLists data_files_;
   JobEvidences evidences_;
   std::unique_ptr<ViewPublisher> publisher_;
   bool keeps_evidence_ = false;  // the driver before this one kept evidence, too

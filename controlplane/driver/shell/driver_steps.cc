@@ -1,5 +1,5 @@
-// The part of driver_shell.h about step records: from reports to loss logs, and what agents are
-// told about them.
+// The part of driver_shell.h about what agents keep of a job until the driver has it: step records,
+// from reports to loss logs and what agents are told about them; and lists of files.
 #include <algorithm>
 #include <utility>
 
@@ -39,7 +39,7 @@ void DriverShell::TakeSteps(const std::string& node_id, const agent::ActualState
     Describe(*job);
     const absl::Duration now = options_.clock->Monotonic();
     const int64_t newest = loss_logs_.Append(*job, actual.steps(), now);
-    counts_.Count(*job, actual, newest, {now, options_.clock->Wall(), monitor_.reports().awake()});
+    counts_.Count(*job, actual, newest, {now, log_clock_->Now(), monitor_.reports().awake()});
     monitor_.NoteStep(actual.job_id(), newest);
     if (!actual.steps().empty()) publisher_->TouchSteps(actual.job_id());
     const LossLog* log = loss_logs_.Find(actual.job_id());
@@ -114,6 +114,33 @@ std::map<std::string, DriverShell::StepWord> DriverShell::StepWordsFor(const std
     word.acked = loss_logs_.Acknowledged(JobId(job)).value_or(0);
   }
   return words;
+}
+
+void DriverShell::AskForDataFiles(absl::Duration now) {
+  for (const int place : index_.open()) {
+    const JobRecord& job = state_.jobs(place);
+    if (!HoldsSlots(job) || !data_files_.IsDue(job, now)) continue;
+    for (const std::string& node_id : monitor_.reports().Nodes(job)) {
+      const auto link = links_.find(node_id);
+      const NodeRecord* node = FindNode(state_, node_id);
+      if (link == links_.end() || node == nullptr || !node->hello().data_digests()) continue;
+      agent::AgentDown question;
+      question.mutable_fetch_data_files()->set_job_id(JobId(job));
+      link->second.link->Send(std::move(question));
+      break;
+    }
+  }
+}
+
+void DriverShell::OnDataFiles(const agent::DataFiles& files) {
+  const JobRecord* job = index_.Find(state_, files.job_id());
+  if (job != nullptr && !IsTerminal(*job)) data_files_.Take(*job, files);
+}
+
+void DriverShell::OnFetchDataFiles(const agent::FetchDataFiles& fetch, AgentLink* link) {
+  agent::AgentDown answer;
+  *answer.mutable_data_files() = data_files_.Read(index_.Find(state_, fetch.job_id()), fetch);
+  link->Send(std::move(answer));
 }
 
 }  // namespace megascale::driver

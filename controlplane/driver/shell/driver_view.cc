@@ -39,9 +39,11 @@ RecentSteps LastStepsOf(const JobRecord& job, JobFiles* files) {
   return steps;
 }
 
-void AddEvidence(const JobRecord& job, JobFiles* files, control::Job* view) {
+void AddEvidence(const JobRecord& job, JobFiles* files, absl::Duration clock_ahead,
+                 control::Job* view) {
   auto evidence = ReadEvidence(job, files);
   if (evidence.ok()) {
+    MoveTimes(clock_ahead, &*evidence);
     *view->mutable_evidence() = *std::move(evidence);
     view->mutable_warnings()->MergeFrom(view->evidence().warnings());
   } else if (!absl::IsNotFound(evidence.status())) {
@@ -66,7 +68,8 @@ control::Job DriverView::ViewOf(const JobPart& part, const RecentSteps& steps, i
                                 absl::Time now, bool is_summary) const {
   const JobRecord& job = part.record->Whole();
   JobSources sources;
-  sources.now = now;
+  sources.now = now - clock_ahead_;
+  sources.clock_ahead = clock_ahead_;
   sources.is_summary = is_summary;
   sources.steps = &steps;
   if (part.new_steps.num_steps() > 0) sources.new_steps = &part.new_steps;
@@ -78,6 +81,7 @@ control::Job DriverView::ViewOf(const JobPart& part, const RecentSteps& steps, i
   sources.report = LookupOfReports(job);
   control::Job view = ViewJob(job, sources);
   if (!is_summary && !part.log_warning.empty()) view.add_warnings(part.log_warning);
+  MoveTimes(clock_ahead_, &view);
   return view;
 }
 
@@ -125,7 +129,7 @@ absl::StatusOr<control::Job> DriverView::Job(const std::string& job_id, absl::Ti
   }
   const bool has_all = part->steps.size() > kEndedStepsMax;
   control::Job view = ViewOf(*part, has_all ? part->steps : LastStepsOf(job, files_), 0, now);
-  AddEvidence(job, files_, &view);
+  AddEvidence(job, files_, clock_ahead_, &view);
   return view;
 }
 
@@ -149,7 +153,7 @@ std::vector<std::string> DriverView::EndedSince(absl::Time since) const {
   for (const JobPart* part : jobs_.Values()) {
     const JobRecord& job = part->record->Head();
     if (!IsTerminal(job) || job.attempt() == 0) continue;
-    if (absl::FromUnixNanos(job.ended_unix_nanos()) < since) continue;
+    if (absl::FromUnixNanos(job.ended_unix_nanos()) + clock_ahead_ < since) continue;
     if (job.state() == control::JOB_STATE_SUCCEEDED) {
       succeeded.emplace(job.ended_unix_nanos(), JobId(job));
     } else {
@@ -272,6 +276,7 @@ control::GetClusterResponse DriverView::Nodes() const {
     *view = ViewNode(*node, use[node_id], SilenceOf(node_id));
     AddGpus(view);
   }
+  MoveTimes(clock_ahead_, &response);
   return response;
 }
 
@@ -283,6 +288,7 @@ absl::StatusOr<control::NodeView> DriverView::Node(const std::string& node_id) c
   }
   control::NodeView view = ViewNode(*node, UseNow()[node_id], SilenceOf(node_id));
   AddGpus(&view);
+  MoveTimes(clock_ahead_, &view);
   return view;
 }
 
@@ -299,6 +305,7 @@ ViewPublisher::ViewPublisher(const Sources& sources) : sources_(sources) {
   empty->queue_ = std::make_shared<const std::vector<std::string>>();
   empty->storage_fails_ = std::make_shared<const std::map<std::string, absl::Duration>>();
   empty->files_ = sources.files;
+  empty->clock_ahead_ = sources.clock->Ahead();
   empty->start_ = sources.state->num_events();
   for (const JobRecord& job : sources.state->jobs()) PublishJob(JobId(job), true, empty.get());
   PublishNodes(empty.get());
@@ -437,6 +444,7 @@ void ViewPublisher::Publish(const JobIndex::Touched& touched, absl::Duration now
   agents_.clear();
   forgotten_.clear();
   view->awake_ = sources_.monitor->reports().awake();
+  view->clock_ahead_ = sources_.clock->Ahead();
   ++view->round_;
   std::shared_ptr<const DriverView> next = std::move(view);
   {

@@ -27,6 +27,7 @@
 #include "controlplane/driver/shell/shared_record.h"
 #include "controlplane/driver/shell/step_counts.h"
 #include "controlplane/driver/storage/job_files.h"
+#include "controlplane/driver/storage/log_clock.h"
 #include "controlplane/driver/storage/recent_steps.h"
 #include "proto/control.pb.h"
 
@@ -34,7 +35,8 @@ namespace megascale::driver {
 
 class DriverView {
  public:
-  // `now`: wall time, for ages. Blocking: for a job that has ended, the disk. Errors: NotFound.
+  // `now`: wall time, for ages. Moments in the answers are moments of the wall clock, also here and
+  // below. Blocking: for a job that has ended, the disk. Errors: NotFound.
   absl::StatusOr<megascale::control::v1::Job> Job(const std::string& job_id, absl::Time now) const;
   // Returns all jobs in the order of submission. Reads no files: a job that has ended comes without
   // its evidence, and may lack the figures of its last step.
@@ -103,6 +105,7 @@ class DriverView {
   std::shared_ptr<const std::map<std::string, absl::Duration>> storage_fails_;
   double exchange_rate_min_ = 0;  // MinimumExchangeRate
   absl::Duration awake_ = absl::ZeroDuration();
+  absl::Duration clock_ahead_ = absl::ZeroDuration();  // LogClock::Ahead
   int64_t round_ = 0;
   int64_t start_ = 0;  // of the driver: the events before it
   JobFiles* files_ = nullptr;
@@ -118,6 +121,7 @@ class ViewPublisher {
     const JobLogs* logs = nullptr;
     const StepCounts* counts = nullptr;
     JobFiles* files = nullptr;
+    const LogClock* clock = nullptr;
   };
   explicit ViewPublisher(const Sources& sources);
 

@@ -93,7 +93,8 @@ void AddCeiling(const JobRecord& job, const std::vector<std::string>& nodes,
   const FlopsCeiling ceiling = CeilingOf(job, nodes, sources.node);
   view->set_flops_ceiling(ceiling.flops_per_second);
   if (ceiling.measured_unix_seconds == 0) return;
-  const absl::Duration age = sources.now - absl::FromUnixSeconds(ceiling.measured_unix_seconds);
+  const absl::Time wall = sources.now + sources.clock_ahead;
+  const absl::Duration age = wall - absl::FromUnixSeconds(ceiling.measured_unix_seconds);
   view->set_flops_ceiling_age_seconds(std::max(1.0, absl::ToDoubleSeconds(age)));
 }
 
@@ -417,9 +418,6 @@ control::NodeView ViewNode(const NodeRecord& node, const NodeUse& use, absl::Dur
   view.set_evicted(node.evicted());
   view.set_evicted_why(node.evicted_why());
   view.set_draining(node.draining());
-  view.set_unnamed(node.unnamed());
-  view.set_certificate(node.certificate());
-  view.set_address(node.address());
   view.set_pool(node.has_quarantine() ? control::POOL_QUARANTINED
                 : node.spare()        ? control::POOL_SPARE
                                       : control::POOL_ACTIVE);

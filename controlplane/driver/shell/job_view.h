@@ -24,7 +24,8 @@ using ReportLookup =
 
 // What a view of a job needs beside its record.
 struct JobSources {
-  absl::Time now;                      // wall time
+  absl::Time now;                      // of the log (log_clock.h)
+  absl::Duration clock_ahead;          // LogClock::Ahead
   const RecentSteps* steps = nullptr;  // null: the loss log cannot be read
   // Steps that the job's time account does not know yet; null: there are none.
   const megascale::driver::v1::StepsTaken* new_steps = nullptr;

@@ -15,6 +15,7 @@
 #include "controlplane/driver/storage/counted_log.h"
 #include "controlplane/driver/storage/event_log.h"
 #include "controlplane/driver/storage/job_files.h"
+#include "controlplane/driver/storage/log_clock.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
@@ -127,7 +128,8 @@ absl::StatusOr<int> RestoreLog(const std::string& copy, const std::string& state
   ASSIGN_OR_RETURN(DriverState state, ReadState(copy));
   RETURN_IF_ERROR(CheckIsWhole(state, copy));
   Event started = StartedEvent(state, {.now = now, .secret = "", .restored = true});
-  started.set_time_unix_nanos(absl::ToUnixNanos(now));
+  started.set_time_unix_nanos(absl::ToUnixNanos(LogTimeAtStart(state, now)));
+  started.set_clock_ahead_seconds(state.clock_ahead_seconds());
   Apply(started, &state);
   RETURN_IF_ERROR(CheckHasNoLog(state_directory));
   // Before the log is written: with the log, unknown folders would end the driver's start.

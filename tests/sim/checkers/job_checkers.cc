@@ -430,25 +430,25 @@ void TimeChecker::OnStatus(const control::Job& job, const DriverState& durable) 
                                             job.time_account().ShortDebugString()));
 }
 
-// --- ClaimsAreBounded, NamesStay --------------------------------------------------------------
+// --- DurationsAreReal -------------------------------------------------------------------------
 
-void StrangerChecker::OnState(const DriverState& before, const DriverState& after) {
-  int64_t num_made_up = 0;
-  for (const auto& node : after.nodes()) {
-    const std::string& node_id = node.hello().node_id();
-    const bool is_made_up = absl::StartsWith(node_id, kMadeUpNode);
-    num_made_up += is_made_up ? 1 : 0;
-    if (node.hello().num_slots() > kSlotsOfAgentMax) {
-      world_.Violate("ClaimsAreBounded",
-                     absl::StrCat(node_id, " offers ", node.hello().num_slots(), " slots"));
-    }
-    if (node.hello().key() == kLiarsKey && !is_made_up) {
-      world_.Violate("NamesStay", absl::StrCat("the liar holds the node id ", node_id));
-    }
-  }
-  if (num_made_up > kNewNodesPerHour) {
-    world_.Violate("ClaimsAreBounded", absl::StrCat("the liar has made ", num_made_up, " nodes"));
-  }
+void DurationChecker::OnSubmitAcknowledged(const std::string& job_id) {
+  submitted_.try_emplace(job_id, world_.timeline.now());
+}
+
+void DurationChecker::OnFault(const Fault& fault) {
+  if (fault.harm == Harm::kDriver) submitted_.clear();
+}
+
+void DurationChecker::OnStatus(const control::Job& job, const DriverState& durable) {
+  const auto submitted = submitted_.find(job.job_id());
+  if (submitted == submitted_.end() || job.has_ended_at()) return;
+  const absl::Duration real = world_.timeline.now() - submitted->second;
+  const absl::Duration counted = absl::Nanoseconds(job.time_account().wall_nanos());
+  if (absl::AbsDuration(counted - real) <= kErrorMax) return;
+  world_.Violate("DurationsAreReal",
+                 absl::StrCat("job ", job.job_id(), " has existed for ", absl::FormatDuration(real),
+                              ", and its account has ", absl::FormatDuration(counted)));
 }
 
 // --- RunsOrEnds -------------------------------------------------------------------------------

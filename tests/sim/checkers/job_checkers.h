@@ -183,18 +183,6 @@ class StarvationChecker : public Observer {
   World& world_;
 };
 
-// ClaimsAreBounded: no node offers more slots than the driver lets an agent offer, and the liar
-// (liar.h) has made no more nodes than a certificate may make in an hour, which no run exceeds.
-// NamesStay: the liar never holds a node id that another agent's certificate is bound to.
-class StrangerChecker : public Observer {
- public:
-  explicit StrangerChecker(World* world) : world_(*world) {}
-  void OnState(const DriverState& before, const DriverState& after) override;
-
- private:
-  World& world_;
-};
-
 // TimeAddsUp: the parts of a job's time account add up to the time since its submit, or until its
 // end, to the nanosecond, also after the driver was away; and no part ever shrinks but the kept
 // one.
@@ -209,6 +197,23 @@ class TimeChecker : public Observer {
 
   World& world_;
   std::map<std::string, control::TimeAccount> last_;  // by job
+};
+
+// DurationsAreReal: the time account of a job that has not ended has the time that really passed
+// since its submit, whatever the driver's wall clock did meanwhile. How long no driver ran, only
+// the wall clock can tell, so a job is not checked any more once the driver has ended.
+class DurationChecker : public Observer {
+ public:
+  static constexpr absl::Duration kErrorMax = absl::Seconds(2);
+
+  explicit DurationChecker(World* world) : world_(*world) {}
+  void OnSubmitAcknowledged(const std::string& job_id) override;
+  void OnFault(const Fault& fault) override;
+  void OnStatus(const control::Job& job, const DriverState& durable) override;
+
+ private:
+  World& world_;
+  std::map<std::string, absl::Duration> submitted_;  // when, by job
 };
 
 // RunsOrEnds: once all faults are over, every job is RUNNING or has ended in bounded time.

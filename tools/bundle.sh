@@ -26,7 +26,7 @@ for program in "${list[@]}"; do
     xargs -r -I{} cp -Lu {} "$folder/$name/lib/"
 done
 strip --strip-debug "$folder/$name"/bin/* 
-for file in "$@"; do cp -r "$file" "$folder/$name/"; done
+for file in "$@"; do cp -rL "$file" "$folder/$name/"; done
 
 # Every library must now come from the bundle.
 for program in "$folder/$name"/bin/*; do

@@ -2,14 +2,21 @@
 // device can reach: the bandwidth of its own copies, measured in the same run, and the peak rate of
 // its products.
 //
-//   gpu_benchmark [--precision bf16|fp32] [--small] [-o text|json]
+//   gpu_benchmark [--precision bf16|fp32] [--small] [--json FILE]
+//   gpu_benchmark --libraries           opens CUDA's libraries instead, and says which files they are
 //   gpu_benchmark --check [--small]     tests the device instead (runtime/device/check)
 //   gpu_benchmark --weights [--small]   times the initial weights of such a model instead
+#include <dlfcn.h>
+
 #include <cstdio>
+#include <fstream>
 #include <string>
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "gpu/cuda/cublas_lt_api.h"
+#include "gpu/cuda/cuda_api.h"
+#include "gpu/cuda/nccl_api.h"
 #include "nlohmann/json.hpp"
 #include "runtime/device/check/device_check.h"
 #include "runtime/device/testing/test_devices.h"
@@ -39,11 +46,35 @@ constexpr OperatorSizes kSmallSizes = {.tokens = 32,
 
 struct Options {
   std::string precision = "bf16";
-  std::string format = "text";
+  std::string json;  // a file that gets a line for each operator as soon as it was measured
   bool small = false;
   bool check = false;
+  bool libraries = false;
   bool weights = false;
 };
+
+// Prints the file of a library, from one of its functions, or why it was not opened.
+template <typename Function>
+void PrintLibrary(const char* name, const absl::Status& opened, Function* function) {
+  Dl_info info = {};
+  if (!opened.ok() || ::dladdr(reinterpret_cast<void*>(function), &info) == 0) {
+    std::printf("%s: absent: %s\n", name, std::string(opened.message()).c_str());
+  } else {
+    std::printf("%s: %s\n", name, info.dli_fname);
+  }
+}
+
+// Needs no driver. Returns 1 if a library is missing without which there is no job on one GPU.
+int ShowLibraries() {
+  const auto cuda = cuda::LoadCudaFrom(cuda::ToolkitFiles("libcudart.so.13"));
+  const auto cublas_lt = cuda::LoadCublasLt();
+  const auto nccl = cuda::LoadNccl();
+  PrintLibrary("CUDA runtime", cuda.status(), cuda.ok() ? cuda->cudaMalloc : nullptr);
+  PrintLibrary("cuBLASLt", cublas_lt.status(),
+               cublas_lt.ok() ? (*cublas_lt)->cublasLtMatmul : nullptr);
+  PrintLibrary("NCCL", nccl.status(), nccl.ok() ? (*nccl)->ncclAllReduce : nullptr);
+  return cuda.ok() && cublas_lt.ok() ? 0 : 1;
+}
 
 device::check::CheckOptions SmallCheck() {
   device::check::CheckOptions options = device::check::QuickDeviceCheck();
@@ -96,10 +127,9 @@ int Run(const Options& options) {
   const auto device = device::AllDevices().front().make(/*seed=*/1);
   const device::Description description = device->Describe();
   const auto dtype = options.precision == "bf16" ? tensor::DType::kBF16 : tensor::DType::kF32;
-  const bool json = options.format == "json";
-  if (!json) std::printf("%s, %s\n", description.name.c_str(), options.precision.c_str());
+  std::printf("%s, %s\n", description.name.c_str(), options.precision.c_str());
+  std::ofstream json(options.json);
   double copy_rate = 0;
-  nlohmann::json rows = nlohmann::json::array();
   const absl::Status measured = MeasureOperators(
       {.device = device.get(),
        .dtype = dtype,
@@ -109,14 +139,14 @@ int Run(const Options& options) {
         if (rate.name == "copy") copy_rate = rate.per_second();
         const double share = ShareOf(rate, description.peak, dtype, copy_rate);
         const bool is_flops = rate.unit == OperatorRate::Unit::kFlops;
-        if (json) {
-          rows.push_back({{"name", rate.name},
-                          {"seconds", rate.seconds},
-                          {"per_second", rate.per_second()},
-                          {"unit", is_flops ? "FLOP" : "byte"},
-                          {"share", share}});
-          return;
-        }
+        json << nlohmann::json({{"device", description.name},
+                                {"precision", options.precision},
+                                {"name", rate.name},
+                                {"seconds", rate.seconds},
+                                {"per_second", rate.per_second()},
+                                {"unit", is_flops ? "FLOP" : "byte"},
+                                {"share", share}})
+             << std::endl;
         std::printf("  %-34s %10.1f us %9.1f %s %6.1f %% of %s\n", rate.name.c_str(),
                     rate.seconds * 1e6, rate.per_second() / (is_flops ? 1e12 : 1e9),
                     is_flops ? "TFLOP/s" : "GB/s   ", 100 * share,
@@ -126,14 +156,9 @@ int Run(const Options& options) {
     std::fprintf(stderr, "gpu_benchmark: %s\n", std::string(measured.message()).c_str());
     return 1;
   }
-  if (json) {
-    std::printf("%s\n", nlohmann::json({{"device", description.name},
-                                        {"precision", options.precision},
-                                        {"operators", rows}})
-                            .dump(1)
-                            .c_str());
-  }
-  return 0;
+  if (options.json.empty() || json.good()) return 0;
+  std::fprintf(stderr, "gpu_benchmark: --json %s could not be written\n", options.json.c_str());
+  return 1;
 }
 
 }  // namespace
@@ -144,11 +169,14 @@ int main(int argc, char** argv) {
   CLI::App app("Every operator of the GPU, beside what the device can reach.");
   app.option_defaults()->always_capture_default();
   app.add_option("--precision", options.precision)->check(CLI::IsMember({"bf16", "fp32"}));
-  app.add_option("-o,--output", options.format)->check(CLI::IsMember({"text", "json"}));
+  app.add_option("--json", options.json, "a file that gets a line of JSON for each operator");
   app.add_flag("--small", options.small, "sizes that an emulator can compute");
   app.add_flag("--check", options.check, "test memory, copies and products of the device instead");
   app.add_flag("--weights", options.weights, "time the initial weights of a model instead");
+  app.add_flag("--libraries", options.libraries, "open CUDA's libraries, and name their files");
   CLI11_PARSE(app, argc, argv);
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what is stopped has shown what it measured
+  if (options.libraries) return megascale::bench::ShowLibraries();
   if (options.weights) return megascale::bench::RunWeights(options);
   if (options.check) return megascale::bench::RunCheck(options);
   return megascale::bench::Run(options);

@@ -11,6 +11,7 @@ absl::StatusOr<std::unique_ptr<megascale::device::Device>> MakeDevice(
   if (spec.device() != megascale::job::v1::DEVICE_CUDA) return megascale::device::MakeCpuDevice();
   megascale::gpu::GpuRequest request = {.local_rank = place.local_rank,
                                         .may_share = spec.device_sharing(),
+                                        .is_alone = megascale::job::WorldSize(spec) == 1,
                                         .allow_tf32 = spec.train().allow_tf32(),
                                         .uses_graphs = megascale::job::UsesCudaGraphs(spec),
                                         .interface = place.interface};

@@ -136,20 +136,24 @@ absl::StatusOr<std::unique_ptr<device::Device>> AssembleGpuDevice(const GpuTable
       return cuda::FreeBytes(*nvml, bus_id);
     };
   }
-  if (tables.nccl == nullptr || request.may_share) {
+  if (tables.open_nccl == nullptr || request.may_share) {
     options.numerics += ", exchanges through the host";
   } else {
-    int version = 0;
-    if (tables.nccl->ncclGetVersion(&version) != ncclSuccess) {
-      return absl::FailedPreconditionError("device: cuda: NCCL does not tell its version");
+    const cuda::NcclApi* nccl = nullptr;
+    if (!request.is_alone) {
+      ASSIGN_OR_RETURN(nccl, tables.open_nccl());
+      int version = 0;
+      if (nccl->ncclGetVersion(&version) != ncclSuccess) {
+        return absl::FailedPreconditionError("device: cuda: NCCL does not tell its version");
+      }
+      absl::StrAppend(&options.numerics, ", NCCL ", version);
     }
-    absl::StrAppend(&options.numerics, ", NCCL ", version);
-    options.make_communicator = [tables, request](device::Device* /*device*/,
-                                                  comm::HostCommunicator* host,
-                                                  CudaStream* stream) {
+    options.make_communicator = [nccl, cuda = tables.cuda, request](device::Device* /*device*/,
+                                                                    comm::HostCommunicator* host,
+                                                                    CudaStream* stream) {
       return cuda::MakeNcclCommunicator(
-          {.nccl = tables.nccl,
-           .cuda = tables.cuda,
+          {.nccl = nccl,
+           .cuda = cuda,
            .host = host,
            .stream = stream->handle(),
            .start_timeout = request.start_timeout,

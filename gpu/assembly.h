@@ -24,7 +24,9 @@ namespace megascale::gpu {
 struct GpuTables {
   const cuda::CudaApi* cuda = nullptr;
   const cuda::CublasLtApi* cublas_lt = nullptr;
-  const cuda::NcclApi* nccl = nullptr;  // null: ranks exchange through pinned host memory
+  // Opens NCCL, for a rank that exchanges with others through it. Empty: ranks exchange through
+  // pinned host memory.
+  std::function<absl::StatusOr<const cuda::NcclApi*>()> open_nccl = nullptr;
   const cuda::NvmlApi* nvml = nullptr;  // null: the free memory of GPUs is unknown
   absl::Span<const cuda::KernelImage> images = {};
   // Measured algorithms of products, by kind of GPU; see ops/products/device_table.h.

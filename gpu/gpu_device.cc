@@ -43,9 +43,7 @@ absl::StatusOr<std::unique_ptr<device::Device>> MakeGpuDevice(const GpuRequest& 
                                             .ib_retry_count = request.nccl_ib_retry_count,
                                             .address = request.interface}));
   ASSIGN_OR_RETURN(GpuTables tables, LoadTables());
-  if (!request.may_share) {
-    ASSIGN_OR_RETURN(tables.nccl, cuda::LoadNccl());
-  }
+  tables.open_nccl = &cuda::LoadNccl;
   return AssembleGpuDevice(tables, request);
 }
 
@@ -59,7 +57,7 @@ absl::StatusOr<std::vector<std::unique_ptr<device::Device>>> MakeAllGpuDevices()
   if (count > 1) {
     const auto nccl = cuda::LoadNccl();
     if (nccl.ok()) {
-      tables.nccl = *nccl;
+      tables.open_nccl = &cuda::LoadNccl;
     } else {
       base::LogWarning(absl::StrCat("GPUs are tested without NCCL: ", nccl.status().message()));
     }

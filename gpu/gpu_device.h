@@ -17,6 +17,7 @@ namespace megascale::gpu {
 struct GpuRequest {
   int local_rank = 0;       // index of the rank among the ranks of this machine
   bool may_share = false;   // whether several ranks may use one GPU
+  bool is_alone = false;    // whether the job has no other rank, so that it needs no NCCL
   bool allow_tf32 = false;  // see TrainSpec::allow_tf32
   bool uses_graphs = true;  // see JobSpec::enable_cuda_graph
   // For NCCL: the address that its sockets bind, empty on one machine; and FaultSpec's fields.

@@ -7,6 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "gpu/assembly.h"
 #include "gpu/emulator/assembled/emulated_gpu.h"
 #include "runtime/device/device.h"
 #include "runtime/engine/testing/test_job.h"
@@ -92,6 +95,22 @@ TEST(NcclJobTest, ASnapshotBesideAStepIsThatOfTheStepBefore) {
   RunOptions beside = OnGpus({.data = 2}, /*through_nccl=*/true);
   beside.snapshot_beside_step_after = 1;
   EXPECT_EQ(RunJob(beside).digest, wanted);
+}
+
+TEST(NcclJobTest, AJobOfOneRankNeedsNoNccl) {
+  const std::string expected = RunJob(OnGpus({}, /*through_nccl=*/false)).digest;
+  ASSERT_NE(expected, "");
+  const absl::Status absent = absl::FailedPreconditionError("there is no libnccl.so.2");
+  gpu::GpuTables tables = emulator::EmulatedTables();
+  tables.open_nccl = [&] { return absent; };
+  RunOptions alone = OnGpus({}, /*through_nccl=*/true);
+  alone.make_device = [&](int /*rank*/) {
+    auto device = gpu::AssembleGpuDevice(tables, {.is_alone = true}).value();
+    EXPECT_FALSE(absl::StrContains(device->Describe().numerics, "through the host"));
+    return device;
+  };
+  EXPECT_EQ(RunJob(alone).digest, expected);
+  EXPECT_EQ(gpu::AssembleGpuDevice(tables, {}).status(), absent) << "a rank with peers needs it";
 }
 
 // As the test of a machine before it gets ranks.

@@ -42,7 +42,7 @@ absl::StatusOr<std::unique_ptr<device::Device>> MakeEmulatedNcclGpu(const gpu::G
     gpu::GpuTables made = EmulatedTables();
     [[gnu::used]] static const auto* const nccl =
         new EmulatedNccl({.in_progress_polls = 1, .holds_device = true});
-    made.nccl = &EmulatedNccl::api();
+    made.open_nccl = [] { return &EmulatedNccl::api(); };
     return made;
   }();
   return gpu::AssembleGpuDevice(tables, request);

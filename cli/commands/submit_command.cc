@@ -48,15 +48,14 @@ void AddRow(std::vector<std::string> row, std::vector<std::vector<std::string>>*
 
 // Returns the memory of machines with `slots` slots each, as the driver fills them; 0: one machine
 // runs all ranks.
-absl::StatusOr<std::vector<layout::NodeMemory>> MachinesOf(const job::v1::JobSpec& spec,
-                                                           int64_t slots) {
-  const int world = job::WorldSize(spec);
+absl::StatusOr<std::vector<layout::NodeMemory>> MachinesOf(int world, int64_t slots,
+                                                           layout::JobMemory* of_job) {
   const int step = static_cast<int>(slots == 0 ? world : std::min<int64_t>(slots, world));
   std::vector<layout::NodeMemory> machines;
   for (int first = 0; first < world; first += step) {
     std::vector<int> here(static_cast<size_t>(std::min(step, world - first)));
     std::iota(here.begin(), here.end(), first);
-    ASSIGN_OR_RETURN(layout::NodeMemory memory, layout::MemoryOfNode(spec, here));
+    ASSIGN_OR_RETURN(layout::NodeMemory memory, of_job->OfMachine(here));
     machines.push_back(std::move(memory));
   }
   return machines;
@@ -126,16 +125,21 @@ std::string MachineTable(const std::vector<layout::NodeMemory>& machines) {
 }
 
 absl::StatusOr<std::string> MemoryTables(const job::v1::JobSpec& spec, int64_t slots) {
-  ASSIGN_OR_RETURN(const std::vector<layout::NodeMemory> machines, MachinesOf(spec, slots));
-  ASSIGN_OR_RETURN(const layout::NodeMemory all, layout::MemoryOfJob(spec));
+  const int world = job::WorldSize(spec);
+  ASSIGN_OR_RETURN(layout::JobMemory of_job, layout::JobMemory::Create(spec));
+  ASSIGN_OR_RETURN(const std::vector<layout::NodeMemory> machines,
+                   MachinesOf(world, slots, &of_job));
+  ASSIGN_OR_RETURN(const std::vector<layout::NodeMemory> together,
+                   MachinesOf(world, /*slots=*/0, &of_job));
   std::string text = absl::StrCat("memory of each rank:\n", RankTable(machines),
                                   "memory of each machine:\n", MachineTable(machines));
   const std::optional<base::MemoryLimit> limit = base::LeastMemoryLimit();
   if (limit.has_value()) {
     absl::StrAppend(&text, "here ", base::FormatBytes(limit->available_bytes), " of ",
                     base::FormatBytes(limit->limit_bytes), " are free (", limit->source, ")",
-                    layout::CheckMemory(all, limit).ok() ? ": the whole job fits"
-                                                         : ": too little for the whole job");
+                    layout::CheckMemory(together.front(), limit).ok()
+                        ? ": the whole job fits"
+                        : ": too little for the whole job");
   }
   return absl::StrCat("# ", absl::StrReplaceAll(text, {{"\n", "\n# "}}), "\n");
 }

@@ -13,7 +13,6 @@
 #include "runtime/data/batches/batch_ring.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/layout/groups.h"
-#include "runtime/layout/rank_layout.h"
 #include "runtime/telemetry/exchange_board.h"
 #include "runtime/telemetry/heartbeat.h"
 #include "runtime/telemetry/span_ring.h"
@@ -87,39 +86,79 @@ int64_t NodeMemory::sum() const {
   return sum;
 }
 
-absl::StatusOr<NodeMemory> MemoryOfNode(const job::v1::JobSpec& spec,
-                                        const std::vector<int>& here) {
-  NodeRequest request;
-  request.spec = &spec;
-  request.node_id = "here";
-  for (int rank = 0; rank < job::WorldSize(spec); ++rank) {
-    const bool is_here = std::find(here.begin(), here.end(), rank) != here.end();
-    request.placements.emplace_back();
-    request.placements.back().set_rank(rank);
-    request.placements.back().set_node_id(is_here ? request.node_id : "elsewhere");
-  }
+JobMemory::JobMemory(const job::v1::JobSpec& spec, const plan::Mesh& mesh)
+    : spec_(&spec), mesh_(mesh) {
+  for (const plan::Channel& channel : ChannelsOf(spec, mesh)) ++num_channels_[channel.group];
+}
+
+absl::StatusOr<JobMemory> JobMemory::Create(const job::v1::JobSpec& spec) {
   ASSIGN_OR_RETURN(const plan::Mesh mesh, MeshOf(spec));
-  std::vector<LocalRank> ranks = LocalRanks(request);
-  const comm::RegionSpec region = RegionOf(request, mesh);
-  RETURN_IF_ERROR(comm::ValidateGroups(region.groups, region.placements));
-  NodeMemory memory;
-  memory.device_is_host = spec.device() != job::v1::DEVICE_CUDA;
-  std::map<int, RankMemory> of_stage;  // but for communicators, all ranks of a stage need the same
-  for (const LocalRank& local : ranks) {
-    const auto [of_rank, is_new] = of_stage.try_emplace(mesh.CoordinateOf(local.rank).pipeline);
-    if (is_new) {
-      ASSIGN_OR_RETURN(of_rank->second, MemoryOf(spec, local.rank));
-    }
-    memory.ranks.push_back({local.rank, of_rank->second});
-    memory.ranks.back().memory.communicators =
-        static_cast<int64_t>(comm::StreamBytes(region.groups, region.placements, local.rank));
-    ASSIGN_OR_RETURN(const int64_t payload, SnapshotPayloadBytes(spec, local.rank));
-    memory.snapshots += static_cast<int64_t>(
-        checkpoint::SnapshotBytes(payload, ProductTableBytes(spec, local.rank)));
+  return JobMemory(spec, mesh);
+}
+
+absl::StatusOr<RankMemory> JobMemory::OfRank(int rank) {
+  const auto [of_stage, is_new] = of_stage_.try_emplace(mesh_.CoordinateOf(rank).pipeline);
+  if (is_new) {
+    ASSIGN_OR_RETURN(of_stage->second, MemoryOf(*spec_, rank));
   }
-  memory.collectives =
-      static_cast<int64_t>(comm::RegionBytes(region.groups, region.placements, request.node_id));
-  const data::BatchRingShape ring = RingOf(spec, mesh, &ranks);
+  return of_stage->second;
+}
+
+absl::StatusOr<int64_t> JobMemory::SnapshotBytesOf(int rank) {
+  const auto [bytes, is_new] = snapshot_bytes_.try_emplace(rank);
+  if (!is_new) return bytes->second;
+  const plan::Coordinate at = mesh_.CoordinateOf(rank);
+  const auto [layout, is_new_role] = layouts_.try_emplace({at.pipeline, at.tensor});
+  if (is_new_role) {
+    ASSIGN_OR_RETURN(layout->second, RankLayoutOf(*spec_, mesh_, rank));
+  }
+  // Replicas differ in which part of each chunk's state they hold.
+  layout->second.coordinate = at;
+  for (optim::OptimizerShard& shard : layout->second.shards) shard.shard_index = at.data;
+  ASSIGN_OR_RETURN(const int64_t payload, SnapshotPayloadBytes(layout->second, rank));
+  bytes->second =
+      static_cast<int64_t>(checkpoint::SnapshotBytes(payload, ProductTableBytes(*spec_, rank)));
+  return bytes->second;
+}
+
+void JobMemory::AddExchanges(NodeMemory* memory) const {
+  memory->collectives = static_cast<int64_t>(comm::kRegionHeaderBytes);
+  for (const auto& [kind, channels] : num_channels_) {
+    const auto first_rank = [this, kind = kind](int rank) {
+      return mesh_.RankInGroup(kind, rank, 0);
+    };
+    std::map<int, size_t> num_local;  // by the first rank of the group
+    for (const NodeMemory::Rank& rank : memory->ranks) ++num_local[first_rank(rank.rank)];
+    const auto sizes = [this, kind = kind](size_t local) {
+      return comm::GroupSizes{.num_members = static_cast<size_t>(mesh_.GroupSize(kind)),
+                              .num_local = local};
+    };
+    for (const auto& [first, local] : num_local) {
+      memory->collectives += static_cast<int64_t>(channels * comm::GroupBytes(sizes(local)));
+    }
+    for (NodeMemory::Rank& rank : memory->ranks) {
+      rank.memory.communicators += static_cast<int64_t>(
+          channels * comm::GroupStreamBytes(sizes(num_local[first_rank(rank.rank)])));
+    }
+  }
+}
+
+absl::StatusOr<NodeMemory> JobMemory::OfMachine(const std::vector<int>& here) {
+  std::vector<LocalRank> ranks;
+  NodeMemory memory;
+  memory.device_is_host = spec_->device() != job::v1::DEVICE_CUDA;
+  for (const int rank : here) {
+    if (!mesh_.Contains(rank)) {
+      return absl::InvalidArgumentError(absl::StrCat("the job has no rank ", rank));
+    }
+    ranks.push_back({.rank = rank});
+    ASSIGN_OR_RETURN(const RankMemory of_rank, OfRank(rank));
+    memory.ranks.push_back({rank, of_rank});
+    ASSIGN_OR_RETURN(const int64_t snapshots, SnapshotBytesOf(rank));
+    memory.snapshots += snapshots;
+  }
+  AddExchanges(&memory);
+  const data::BatchRingShape ring = RingOf(*spec_, mesh_, &ranks);
   if (ring.num_readers > 0) memory.batch_ring = static_cast<int64_t>(data::BatchRingBytes(ring));
   const int num_ranks = static_cast<int>(ranks.size());
   memory.telemetry =
@@ -127,6 +166,12 @@ absl::StatusOr<NodeMemory> MemoryOfNode(const job::v1::JobSpec& spec,
                            telemetry::SpanBytes(num_ranks) + telemetry::ExchangeBytes(num_ranks));
   memory.host = kHostBytes;
   return memory;
+}
+
+absl::StatusOr<NodeMemory> MemoryOfNode(const job::v1::JobSpec& spec,
+                                        const std::vector<int>& here) {
+  ASSIGN_OR_RETURN(JobMemory memory, JobMemory::Create(spec));
+  return memory.OfMachine(here);
 }
 
 absl::StatusOr<NodeMemory> MemoryOfJob(const job::v1::JobSpec& spec) {

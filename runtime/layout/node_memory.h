@@ -5,9 +5,11 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -15,7 +17,9 @@
 #include "proto/job.pb.h"
 #include "runtime/base/process/resource_limit.h"
 #include "runtime/base/process/shared_memory.h"
+#include "runtime/layout/rank_layout.h"
 #include "runtime/layout/rank_memory.h"
+#include "runtime/plan/mesh.h"
 
 namespace megascale::layout {
 
@@ -53,6 +57,40 @@ struct NodeMemory {
   int64_t host = 0;         // the host process: an upper bound, without cached files
 
   int64_t sum() const;  // of the machine's memory
+};
+
+// The memory of a job's machines, computed before anything starts. What the ranks of a role share
+// is computed once: a plan for each pipeline stage, and a layout for each tensor rank of a stage.
+// So many replicas cost little more than one. Threads: one at a time.
+class JobMemory {
+ public:
+  // Requires: `spec` outlives this object. Errors: InvalidArgument - the specification cannot be
+  // run.
+  static absl::StatusOr<JobMemory> Create(const megascale::job::v1::JobSpec& spec);
+
+  // As MemoryOfNode.
+  absl::StatusOr<NodeMemory> OfMachine(const std::vector<int>& ranks);
+
+  // Returns how many plans of a step, layouts, and lists of a shard's slices were made.
+  size_t num_plans() const { return of_stage_.size(); }
+  size_t num_layouts() const { return layouts_.size(); }
+  size_t num_shards() const { return snapshot_bytes_.size(); }
+
+ private:
+  JobMemory(const megascale::job::v1::JobSpec& spec, const plan::Mesh& mesh);
+
+  // Returns the rank's memory but for its communicators: all ranks of its stage need the same.
+  absl::StatusOr<RankMemory> OfRank(int rank);
+  absl::StatusOr<int64_t> SnapshotBytesOf(int rank);
+  // Fills in the communicators of the ranks, and the memory that they share for collectives.
+  void AddExchanges(NodeMemory* memory) const;
+
+  const megascale::job::v1::JobSpec* spec_;
+  plan::Mesh mesh_;
+  std::map<plan::GroupKind, size_t> num_channels_;
+  std::map<int, RankMemory> of_stage_;
+  std::map<std::pair<int, int>, RankLayout> layouts_;  // by stage and tensor rank, of any replica
+  std::map<int, int64_t> snapshot_bytes_;              // by rank
 };
 
 // Computes the memory of a machine that runs `ranks`. How the other ranks are placed on the other

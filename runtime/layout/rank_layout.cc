@@ -278,8 +278,9 @@ absl::StatusOr<RankLayout> RankLayoutOf(const JobSpec& spec, const plan::Mesh& m
   return mine;
 }
 
-absl::StatusOr<std::vector<optim::StateSlice>> StateLayoutOf(const JobSpec& spec, int rank) {
-  ASSIGN_OR_RETURN(const RankLayout mine, RankLayoutOf(spec, rank));
+namespace {
+
+std::vector<optim::StateSlice> StateLayoutOf(const RankLayout& mine) {
   std::vector<optim::StateSlice> state;
   for (const optim::OptimizerShard& shard : mine.shards) {
     const auto of_chunk = optim::ShardedOptimizer::StateLayout(shard, mine.compute);
@@ -288,11 +289,23 @@ absl::StatusOr<std::vector<optim::StateSlice>> StateLayoutOf(const JobSpec& spec
   return state;
 }
 
+}  // namespace
+
+absl::StatusOr<std::vector<optim::StateSlice>> StateLayoutOf(const JobSpec& spec, int rank) {
+  ASSIGN_OR_RETURN(const RankLayout mine, RankLayoutOf(spec, rank));
+  return StateLayoutOf(mine);
+}
+
 absl::StatusOr<int64_t> SnapshotPayloadBytes(const JobSpec& spec, int rank) {
-  ASSIGN_OR_RETURN(const std::vector<optim::StateSlice> state, StateLayoutOf(spec, rank));
+  ASSIGN_OR_RETURN(const RankLayout mine, RankLayoutOf(spec, rank));
+  return SnapshotPayloadBytes(mine, rank);
+}
+
+absl::StatusOr<int64_t> SnapshotPayloadBytes(const RankLayout& mine, int rank) {
+  const std::vector<optim::StateSlice> state = StateLayoutOf(mine);
   if (state.empty()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("parallel.data_parallel_size: ", spec.parallel().data_parallel_size(),
+        absl::StrCat("parallel.data_parallel_size: ", mine.mesh.data_size(),
                      " replicas share the state of a model so small that nothing is left for rank ",
                      rank, "; use fewer replicas, or a larger model"));
   }

@@ -127,5 +127,7 @@ absl::StatusOr<std::vector<optim::StateSlice>> StateLayoutOf(
 // Returns the bytes of the rank's checkpoint shard, which a snapshot buffer must hold. Errors: as
 // RankLayoutOf; InvalidArgument, too, if the shard would be empty.
 absl::StatusOr<int64_t> SnapshotPayloadBytes(const megascale::job::v1::JobSpec& spec, int rank);
+// The same for a rank whose part is known.
+absl::StatusOr<int64_t> SnapshotPayloadBytes(const RankLayout& mine, int rank);
 
 }  // namespace megascale::layout

@@ -50,6 +50,7 @@ struct RankMemory {
   int64_t sum() const { return on_device() + on_host(); }
 
   RankMemory& operator+=(const RankMemory& other);
+  bool operator==(const RankMemory&) const = default;
 };
 
 // Computes the memory of `rank` on the kind of device that the job asks for. Processors are assumed

@@ -22,7 +22,7 @@ struct RegionHeader {
   uint64_t spec_hash;  // over job, node, placements and groups
   uint64_t size_bytes;
 };
-static_assert(sizeof(RegionHeader) <= kPageBytes);
+static_assert(sizeof(RegionHeader) <= kRegionHeaderBytes);
 
 size_t RoundUp(size_t value, size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -43,6 +43,28 @@ Ring MakeRing(std::byte* start, size_t capacity, size_t num_readers) {
 
 void FormatRing(std::byte* start, size_t num_readers) {
   for (size_t i = 0; i <= num_readers; ++i) new (start + i * sizeof(RingCounter)) RingCounter();
+}
+
+// Where the parts of a group lie, counted from the group's start.
+struct GroupParts {
+  size_t rings = 0;
+  size_t windows = 0;
+  size_t end = 0;
+  size_t ring_bytes = 0;  // of one ring or window
+  bool has_windows = false;
+};
+
+GroupParts PartsOf(const GroupSizes& group) {
+  const size_t num_others = group.num_local - 1;
+  GroupParts parts;
+  parts.has_windows = group.num_local == group.num_members && group.num_local > 1;
+  parts.ring_bytes =
+      parts.has_windows ? RoundUp(group.ring_bytes / 2, kRingAlignment) : group.ring_bytes;
+  parts.rings = RoundUp(group.num_local * kSlotBytes, kPageBytes);
+  parts.windows = parts.rings + group.num_local * num_others * RingBytes(parts.ring_bytes, 1);
+  parts.end = parts.windows;
+  if (parts.has_windows) parts.end += group.num_local * RingBytes(parts.ring_bytes, num_others);
+  return parts;
 }
 
 uint64_t SpecHash(const RegionSpec& spec) {
@@ -97,7 +119,7 @@ RegionLayout RegionLayout::Compute(const std::vector<GroupSpec>& groups,
                                    const std::vector<std::string>& placements,
                                    const std::string& node_id) {
   RegionLayout layout;
-  size_t offset = kPageBytes;
+  size_t offset = kRegionHeaderBytes;
   for (const GroupSpec& spec : groups) {
     Group group;
     group.ring_bytes = spec.ring_bytes;
@@ -107,15 +129,15 @@ RegionLayout RegionLayout::Compute(const std::vector<GroupSpec>& groups,
       if (is_local) ++group.num_local;
     }
     if (group.num_local > 0) {
+      const GroupParts parts = PartsOf({.num_members = spec.ranks.size(),
+                                        .num_local = group.num_local,
+                                        .ring_bytes = spec.ring_bytes});
+      group.ring_bytes = parts.ring_bytes;
+      group.has_windows = parts.has_windows;
       group.slots_offset = offset;
-      group.has_windows = group.num_local == spec.ranks.size() && group.num_local > 1;
-      if (group.has_windows) group.ring_bytes = RoundUp(spec.ring_bytes / 2, kRingAlignment);
-      const size_t num_others = group.num_local - 1;
-      group.rings_offset = RoundUp(offset + group.num_local * kSlotBytes, kPageBytes);
-      group.windows_offset =
-          group.rings_offset + group.num_local * num_others * RingBytes(group.ring_bytes, 1);
-      offset = group.windows_offset;
-      if (group.has_windows) offset += group.num_local * RingBytes(group.ring_bytes, num_others);
+      group.rings_offset = offset + parts.rings;
+      group.windows_offset = offset + parts.windows;
+      offset += parts.end;
     }
     layout.groups_.push_back(std::move(group));
   }
@@ -134,12 +156,20 @@ size_t StreamBytes(const std::vector<GroupSpec>& groups, const std::vector<std::
   size_t bytes = 0;
   for (const GroupSpec& group : groups) {
     if (std::find(group.ranks.begin(), group.ranks.end(), rank) == group.ranks.end()) continue;
-    const auto num_remote = std::count_if(group.ranks.begin(), group.ranks.end(), [&](int member) {
-      return placements.at(static_cast<size_t>(member)) != node;
+    const auto num_local = std::count_if(group.ranks.begin(), group.ranks.end(), [&](int member) {
+      return placements.at(static_cast<size_t>(member)) == node;
     });
-    bytes += static_cast<size_t>(num_remote) * 2 * PrivateRing::BytesFor(group.ring_bytes);
+    bytes += GroupStreamBytes({.num_members = group.ranks.size(),
+                               .num_local = static_cast<size_t>(num_local),
+                               .ring_bytes = group.ring_bytes});
   }
   return bytes;
+}
+
+size_t GroupBytes(const GroupSizes& group) { return PartsOf(group).end; }
+
+size_t GroupStreamBytes(const GroupSizes& group) {
+  return (group.num_members - group.num_local) * 2 * PrivateRing::BytesFor(group.ring_bytes);
 }
 
 absl::Status FormatRegion(const RegionSpec& spec, const base::SharedMemory& memory) {

@@ -53,6 +53,18 @@ size_t RegionBytes(const std::vector<GroupSpec>& groups, const std::vector<std::
 size_t StreamBytes(const std::vector<GroupSpec>& groups, const std::vector<std::string>& placements,
                    int rank);
 
+// The same by the number of a group's members, for those who need no names: the bytes of one group
+// in the region of a node that has `num_local` >= 1 of its members (a region has a header of
+// kRegionHeaderBytes besides its groups), and those that each of these members allocates itself.
+struct GroupSizes {
+  size_t num_members = 0;
+  size_t num_local = 0;
+  size_t ring_bytes = GroupSpec().ring_bytes;
+};
+inline constexpr size_t kRegionHeaderBytes = kPageBytes;
+size_t GroupBytes(const GroupSizes& group);
+size_t GroupStreamBytes(const GroupSizes& group);
+
 // Identifies a region. Ranks refuse one that was formatted for another spec.
 struct RegionSpec {
   std::vector<GroupSpec> groups;

@@ -343,7 +343,7 @@ TEST_F(ModelsTest, WhatMayDifferFromACheckpointIsChecked) {
   const Outcome unknown = Run(submit + "data,nonsense");
   EXPECT_EQ(unknown.code, 2);
   EXPECT_TRUE(absl::StrContains(unknown.error,
-                                "--allow-changed: unknown area 'nonsense'; expected data, model, "))
+                                "--allow-changed: unknown area 'nonsense'; expected one of all, "))
       << unknown.error;
   const Outcome alone = Run("submit examples/tiny.yaml --dry-run --allow-changed data");
   EXPECT_EQ(alone.code, 2);

@@ -1,11 +1,9 @@
 #include "cli/commands/submit.h"
 
-#include <algorithm>
 #include <random>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "cli/command_line/report.h"
 #include "cli/job_file/job_file.h"
@@ -42,18 +40,10 @@ absl::Status CheckFrom(const std::string& path, JobPlace place) {
                                         "from; begin with them by model.from"));
 }
 
-absl::Status CheckArea(const std::string& area) {
-  const std::vector<absl::string_view> known = checkpoint::NumericsAreas();
-  if (area == "all" || std::find(known.begin(), known.end(), area) != known.end()) return {};
-  return Mistake("--allow-changed",
-                 absl::StrCat("unknown area '", base::Printable(area, kShownBytesMax),
-                              "'; expected ", absl::StrJoin(known, ", "), " or all"));
-}
-
 }  // namespace
 
 void AddJobOptions(Command* command, JobFlags* flags) {
-  command->Positional("FILE", &flags->file, "job file (YAML); examples/ has some");
+  command->PathPositional("FILE", &flags->file, "job file (YAML); examples/ has some");
   command->Repeated("--set", &flags->overrides,
                     "FIELD=VALUE instead of the file's, such as train.steps=100");
   command->Words(
@@ -117,7 +107,7 @@ absl::StatusOr<control::v1::SubmitJobRequest> MakeSubmitRequest(const JobFlags& 
     }
     for (const absl::string_view word : absl::StrSplit(words, ',', absl::SkipEmpty())) {
       request.add_allow_changed(std::string(word));
-      RETURN_IF_ERROR(CheckArea(std::string(word)));
+      RETURN_IF_ERROR(checkpoint::CheckAllowed("--allow-changed", word));
     }
   }
   return request;

@@ -14,6 +14,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "runtime/base/check.h"
+#include "runtime/base/text/nearest_name.h"
+#include "runtime/base/text/printable.h"
 #include "runtime/checkpoint/product_table.h"
 #include "runtime/job/data_digest.h"
 #include "runtime/job/job_spec.h"
@@ -160,6 +162,18 @@ std::vector<absl::string_view> NumericsAreas() {
           "onednn",
           "megascale_numerics",
           kProductTableField};
+}
+
+absl::Status CheckAllowed(absl::string_view field, absl::string_view name) {
+  std::vector<std::string> known = {"all"};
+  for (const absl::string_view area : NumericsAreas()) known.emplace_back(area);
+  if (std::find(known.begin(), known.end(), name) != known.end()) return absl::OkStatus();
+  constexpr size_t kShownBytesMax = 60;
+  const std::string nearest = base::NearestName(name, known);
+  return absl::InvalidArgumentError(absl::StrCat(
+      field, ": unknown area '", base::Printable(name, kShownBytesMax), "'; ",
+      nearest.empty() ? absl::StrCat("expected one of ", absl::StrJoin(known, ", "))
+                      : absl::StrCat("did you mean '", nearest, "'?")));
 }
 
 v1::NumericsFingerprint MakeNumericsFingerprint(const job::v1::JobSpec& spec,

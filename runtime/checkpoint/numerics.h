@@ -29,6 +29,10 @@ megascale::checkpoint::v1::NumericsFingerprint MakeNumericsFingerprint(
 // Returns what a user may allow to change: the areas, and "data".
 std::vector<absl::string_view> NumericsAreas();
 
+// Checks one of the names by which a user allows a change: an area, "data" or "all". `field` names
+// where it was given. Errors: InvalidArgument - with the nearest name.
+absl::Status CheckAllowed(absl::string_view field, absl::string_view name);
+
 // Whether the user allows the job to differ in `area` from the checkpoint that it begins from.
 // `names`: areas, or "all".
 template <typename Names>

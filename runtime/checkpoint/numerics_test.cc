@@ -61,6 +61,18 @@ TEST(NumericsTest, EveryFieldIsInAnAreaThatCanBeAllowed) {
   }
 }
 
+TEST(NumericsTest, WhatAUserAllowsIsAnAreaOrAll) {
+  EXPECT_TRUE(CheckAllowed("f", "all").ok());
+  for (const absl::string_view area : NumericsAreas()) EXPECT_TRUE(CheckAllowed("f", area).ok());
+  EXPECT_EQ(CheckAllowed("f", "layuot"),
+            absl::InvalidArgumentError("f: unknown area 'layuot'; did you mean 'layout'?"));
+  EXPECT_EQ(CheckAllowed("f", "\n"),
+            absl::InvalidArgumentError(
+                "f: unknown area '\\n'; expected one of all, data, model, optimizer, batch, "
+                "precision, seed, layout, device, threads_per_rank, instruction_set, onednn, "
+                "megascale_numerics, products"));
+}
+
 TEST(NumericsTest, TheDeviceCountsUnlessItIsTheProcessor) {
   const auto older = MakeNumericsFingerprint(Spec(), "avx2");  // no device
   job::v1::JobSpec spec = Spec();

@@ -44,6 +44,12 @@ absl::Status CheckPath(absl::string_view field, absl::string_view path) {
                   [](unsigned char c) { return absl::ascii_iscntrl(c); })) {
     return refuse("has control characters; expected a path without, rename the file");
   }
+  const size_t scheme = path.find("://");
+  if (scheme != absl::string_view::npos && scheme + 1 == path.find('/')) {
+    return refuse(
+        absl::StrCat("begins with ", path.substr(0, scheme),
+                     "://, which is not supported; expected a path in a mounted file system"));
+  }
   if (!absl::StartsWith(path, "/")) return refuse("is not an absolute path");
   return absl::OkStatus();
 }

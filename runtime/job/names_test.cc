@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 
 namespace megascale::job {
@@ -53,6 +54,11 @@ TEST(NamesTest, RefusesPathsThatNoMessageCarries) {
   EXPECT_TRUE(CheckPath("f", "/a b/ü/../c").ok());
   EXPECT_EQ(PathError("text"), "data.files: 'text' is not an absolute path");
   EXPECT_EQ(PathError(""), "data.files: '' is not an absolute path");
+  for (const char* scheme : {"s3://", "gs://", "hdfs://", "file://"}) {
+    EXPECT_EQ(PathError(absl::StrCat(scheme, "bucket/x")),
+              absl::StrCat("data.files: '", scheme, "bucket/x' begins with ", scheme,
+                           ", which is not supported; expected a path in a mounted file system"));
+  }
   EXPECT_EQ(
       PathError("/a\n/b"),
       "data.files: '/a\\n/b' has control characters; expected a path without, rename the file");

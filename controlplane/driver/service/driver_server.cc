@@ -18,6 +18,7 @@
 #include "controlplane/address/address.h"
 #include "controlplane/driver/listen/listen_address.h"
 #include "controlplane/driver/listen/own_port.h"
+#include "controlplane/driver/listen/reflection.h"
 #include "controlplane/driver/listen/server_limits.h"
 #include "controlplane/driver/listen/steady_poller.h"
 #include "controlplane/driver/service/agent_streams.h"
@@ -35,6 +36,8 @@
 #include "controlplane/security/credentials.h"
 #include "controlplane/security/grpc_log.h"
 #include "controlplane/security/tls_check.h"
+#include "proto/agent.grpc.pb.h"
+#include "proto/control.grpc.pb.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/log.h"
@@ -68,6 +71,13 @@ megascale::agent::v1::TestKind TestKindOf(const std::string& word, bool is_local
   return megascale::agent::v1::TEST_KIND_FULL;
 }
 
+// The services, as health and reflection name them.
+std::vector<std::string> ServiceNames() {
+  return {megascale::control::v1::JobService::service_full_name(),
+          megascale::agent::v1::AgentService::service_full_name(), "grpc.health.v1.Health",
+          "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"};
+}
+
 sigset_t EndSignals() {
   sigset_t signals;
   sigemptyset(&signals);
@@ -88,6 +98,7 @@ struct DriverServer::Impl {
   std::unique_ptr<DriverLoop> loop;
   BackgroundThread background;  // the loop's; it ends before the log is closed
   std::unique_ptr<grpc::Service> jobs;
+  std::unique_ptr<grpc::Service> reflection;
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<OwnPort> own_port;  // null: TCP
   std::unique_ptr<PageServer> page;   // null: there is no page
@@ -177,12 +188,17 @@ absl::Status DriverServer::Impl::Listen(const DriverOptions& options) {
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5'000);
   builder.RegisterService(jobs.get());
   builder.RegisterService(agents->Serve(loop.get()));
+  reflection = MakeReflection(ServiceNames());
+  builder.RegisterService(reflection.get());
   server = builder.BuildAndStart();
   if (server == nullptr || (!address.is_unix() && port == 0)) {
     return absl::UnavailableError(
         absl::StrCat(address.text,
                      ": cannot listen there; is the port taken? Give another address with "
                      "--listen"));
+  }
+  for (const std::string& name : ServiceNames()) {
+    server->GetHealthCheckService()->SetServingStatus(name, true);
   }
   if (own_port != nullptr) own_port->Serve(std::move(acceptor));
   return absl::OkStatus();

@@ -2,7 +2,6 @@
 #include "controlplane/driver/service/driver_server.h"
 
 #include <gmock/gmock.h>
-#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -84,48 +83,6 @@ class DriverServerTest : public ServerTestBase {
 
   control::Job job_;
 };
-
-// Sends one request and returns its first answer, both as bytes, because this program does not have
-// the service's messages.
-std::string CallRaw(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
-                    const std::string& request) {
-  grpc::GenericStub stub(channel);
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
-  grpc::CompletionQueue queue;
-  const auto wait = [&queue] {
-    void* tag = nullptr;
-    bool ok = false;
-    return queue.Next(&tag, &ok) && ok;
-  };
-  const auto call = stub.PrepareCall(&context, method, &queue);
-  call->StartCall(nullptr);
-  const grpc::Slice slice(request);
-  grpc::ByteBuffer answer;
-  std::vector<grpc::Slice> slices;
-  if (!wait()) return "no call";
-  call->Write(grpc::ByteBuffer(&slice, 1), nullptr);
-  if (!wait()) return "no write";
-  call->Read(&answer, nullptr);
-  if (!wait() || !answer.Dump(&slices).ok()) return "no answer";
-  context.TryCancel();
-  std::string bytes;
-  for (const grpc::Slice& part : slices) {
-    bytes.append(reinterpret_cast<const char*>(part.begin()), part.size());
-  }
-  return bytes;
-}
-
-TEST_F(DriverServerTest, HealthSaysServingAndReflectionListsTheServices) {
-  // HealthCheckResponse { status: SERVING }.
-  EXPECT_EQ(CallRaw(channel_, "/grpc.health.v1.Health/Check", ""), std::string("\x08\x01"));
-  // ServerReflectionRequest { list_services: "" }.
-  const std::string services =
-      CallRaw(channel_, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-              std::string("\x3a\x00", 2));
-  EXPECT_THAT(services, ::testing::HasSubstr("megascale.control.v1.JobService"));
-  EXPECT_THAT(services, ::testing::HasSubstr("megascale.agent.v1.AgentService"));
-}
 
 TEST_F(DriverServerTest, SubmitIsIdempotentAndSurvivesARestart) {
   ASSERT_TRUE(Submit("j", SmallSpec()).ok());

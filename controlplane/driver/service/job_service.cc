@@ -29,6 +29,7 @@
 #include "proto/control.grpc.pb.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
+#include "runtime/checkpoint/numerics.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/job/names.h"
 
@@ -46,7 +47,6 @@ constexpr size_t kWatchBytesMax = size_t{32} << 20;  // of large messages to wat
 constexpr int64_t kDefaultGraceSeconds = 30;
 constexpr int64_t kGraceSecondsMax = 24 * 60 * 60;
 constexpr int kAllowChangedMax = 64;
-constexpr size_t kAllowChangedBytesMax = 128;
 constexpr size_t kSecretBytes = 32;
 constexpr int32_t kStepsListed = 1000;
 constexpr int32_t kStepsListedMax = 10'000;
@@ -74,10 +74,7 @@ absl::Status CheckSubmit(const control::SubmitJobRequest& request) {
                      " entries; expected at most ", kAllowChangedMax));
   }
   for (const std::string& what : request.allow_changed()) {
-    if (what.size() <= kAllowChangedBytesMax) continue;
-    return absl::InvalidArgumentError(absl::StrCat("allow_changed: an entry has ", what.size(),
-                                                   " bytes; expected at most ",
-                                                   kAllowChangedBytesMax));
+    RETURN_IF_ERROR(checkpoint::CheckAllowed("allow_changed", what));
   }
   return absl::OkStatus();
 }

@@ -348,6 +348,11 @@ absl::StatusOr<Diagnosis> DiagnoseSlow(const control::v1::Job& job, const JobTra
   Diagnosis diagnosis =
       DiagnoseSteps(measured.graph, measured.steps, diagnose::kMeasuredJobOptions, names,
                     {.before = judged.before, .machine_of = judged.machine_of});
+  if (diagnosis.findings.cause == CauseWord(diagnose::SlowCause::kUnknown)) {
+    if (std::string early = TooEarly(job); !early.empty()) {
+      diagnosis.findings.verdict = std::move(early);
+    }
+  }
   diagnosis.node = NodeOfVerdict(job, diagnosis);
   diagnosis.peer_node = NodeOf(job, diagnosis.peer);
   if (!diagnosis.node.empty() && diagnosis.peer < 0 && !IsTerminal(job.state())) {

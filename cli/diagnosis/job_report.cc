@@ -150,6 +150,19 @@ void AddKept(const control::v1::Job& job, Findings* findings) {
 
 }  // namespace
 
+std::string TooEarly(const control::v1::Job& job) {
+  constexpr char kVerdict[] = "too early to say what limits the job: ";
+  if (job.state() != control::v1::JOB_STATE_RUNNING) return "";
+  if (!job.has_started_at()) return absl::StrCat(kVerdict, "no step has completed yet");
+  // All by the driver's clock.
+  const absl::Duration trained_for =
+      absl::Seconds(job.submitted_age_seconds()) -
+      absl::Seconds(job.started_at().seconds() - job.submitted_at().seconds());
+  if (trained_for >= absl::Minutes(1)) return "";
+  return absl::StrCat(kVerdict, "its first step was completed ",
+                      ShortDuration(std::max(trained_for, absl::ZeroDuration())), " ago");
+}
+
 Diagnosis DiagnoseState(const control::v1::Job& job, const std::string& why_no_spans) {
   if (HasFailed(job)) {
     Diagnosis failure = DiagnoseFailure(job);
@@ -160,9 +173,14 @@ Diagnosis DiagnoseState(const control::v1::Job& job, const std::string& why_no_s
   Findings& findings = diagnosis.findings;
   const bool has_ended = IsTerminal(job.state());
   findings.cause = has_ended ? "ended" : "unknown";
-  findings.verdict =
-      has_ended ? absl::StrCat("ended: ", StateLine(job))
-                : absl::StrCat("I do not know yet what limits the job: it is ", StateLine(job));
+  if (has_ended) {
+    findings.verdict = absl::StrCat("ended: ", StateLine(job));
+  } else if (job.state() != control::v1::JOB_STATE_RUNNING) {
+    findings.verdict = absl::StrCat("the job does not train now: it is ", StateLine(job));
+  } else if (findings.verdict = TooEarly(job); findings.verdict.empty()) {
+    findings.verdict =
+        absl::StrCat("I do not know yet what limits the job: it is ", StateLine(job));
+  }
   if (!why_no_spans.empty()) findings.evidence.push_back(why_no_spans);
   return diagnosis;
 }

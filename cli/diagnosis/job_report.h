@@ -19,6 +19,10 @@ double StallLimitSeconds(const job::v1::FaultSpec& fault, double step_seconds);
 // The cause word (Findings::cause) of a job that failed.
 inline constexpr char kFailedRank[] = "failed_rank";
 
+// Returns the verdict in place of "I do not know" for a job that trains, but has not yet for a
+// minute: what its steps take has not settled. "": the job is older, or does not train.
+std::string TooEarly(const control::v1::Job& job);
+
 // Returns a diagnosis for a job without spans to read. A job that was cancelled has not failed,
 // even if an earlier attempt failed.
 Diagnosis DiagnoseState(const control::v1::Job& job, const std::string& why_no_spans);

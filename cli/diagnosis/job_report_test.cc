@@ -45,6 +45,25 @@ TEST(JobReportTest, WhatTheFailedRankDidLastIsALineOfItsOwn) {
               testing::ElementsAre(testing::StartsWith("1 restart; the job is ")));
 }
 
+TEST(JobReportTest, InItsFirstMinuteAJobIsNotCalledUnknown) {
+  Job job;
+  job.set_state(control::v1::JOB_STATE_STARTING);
+  job.set_message("4 ranks start");
+  EXPECT_EQ(DiagnoseState(job, "").findings.verdict,
+            "the job does not train now: it is STARTING: 4 ranks start");
+  job.set_state(control::v1::JOB_STATE_RUNNING);
+  EXPECT_EQ(DiagnoseState(job, "").findings.verdict,
+            "too early to say what limits the job: no step has completed yet");
+  job.set_submitted_age_seconds(100);  // it waited for slots
+  job.mutable_submitted_at()->set_seconds(1000);
+  job.mutable_started_at()->set_seconds(1041);
+  EXPECT_EQ(DiagnoseState(job, "").findings.verdict,
+            "too early to say what limits the job: its first step was completed 59s ago");
+  job.set_submitted_age_seconds(101);
+  EXPECT_EQ(DiagnoseState(job, "").findings.verdict,
+            "I do not know yet what limits the job: it is RUNNING: 4 ranks start");
+}
+
 TEST(JobReportTest, OnlyAJobThatFailedOrRecoversNamesItsCulprit) {
   for (const auto state : {control::v1::JOB_STATE_FAILED, control::v1::JOB_STATE_RECOVERING}) {
     const Diagnosis diagnosis = DiagnoseState(RankThreeFailed(state), "");

@@ -27,13 +27,17 @@ namespace control = megascale::control::v1;
 
 constexpr size_t kRateSteps = 20;
 
-// Returns the rate over the newest steps of this attempt.
+// Returns the rate over the newest steps of this attempt. The first step, which takes longer, counts
+// only while it is alone.
 double TokensPerSecond(const JobRecord& job, const RecentSteps& steps) {
   double tokens = 0;
   double seconds = 0;
-  for (size_t count = 0; count < std::min(kRateSteps, steps.size()); ++count) {
+  const auto is_of_attempt = [&](size_t count) {
+    return count < steps.size() && steps[steps.size() - 1 - count].attempt() == job.attempt();
+  };
+  for (size_t count = 0; count < kRateSteps && is_of_attempt(count); ++count) {
     const auto& step = steps[steps.size() - 1 - count];
-    if (step.attempt() != job.attempt()) break;
+    if (count > 0 && !is_of_attempt(count + 1)) break;
     tokens += static_cast<double>(step.tokens());
     seconds += step.seconds();
   }
@@ -212,9 +216,16 @@ std::string TextOf(const control::NumberWarning& warning, absl::string_view why 
   }
 }
 
+// In its first minute a job's speed has not settled yet: files come into memory, and other ranks on
+// the machine still start.
+bool IsYoung(const JobRecord& job, absl::Time now) {
+  const absl::Time began = absl::FromUnixNanos(job.started_unix_nanos());
+  return now - began < absl::Minutes(1);
+}
+
 // A step whose numbers are not finite ends its attempt before it is logged, and the failure names
 // the operator and the tensor.
-void AddNumbers(const RecentSteps& recent, control::Job* view) {
+void AddNumbers(const RecentSteps& recent, bool is_young, control::Job* view) {
   std::vector<diagnose::LoggedStep> steps;
   for (const RecentSteps::StepRecord& record : recent) {
     steps.push_back({.step = record.step(),
@@ -225,6 +236,7 @@ void AddNumbers(const RecentSteps& recent, control::Job* view) {
                      .attempt = record.attempt()});
   }
   for (const diagnose::NumberFinding& finding : diagnose::CheckNumbers(steps)) {
+    if (is_young && finding.kind == diagnose::OffRoad::kSlower) continue;
     control::NumberWarning* warning = view->add_number_warnings();
     warning->set_kind(KindOf(finding.kind));
     warning->set_step(finding.step);
@@ -317,7 +329,7 @@ control::Job ViewJob(const JobRecord& job, const JobSources& sources) {
     view.set_last_step(std::max(sources.steps->back().step(), job.restore().step()));
     *view.mutable_last_record() = sources.steps->back();
     view.set_tokens_per_second(TokensPerSecond(job, *sources.steps));
-    if (!sources.is_summary) AddNumbers(*sources.steps, &view);
+    if (!sources.is_summary) AddNumbers(*sources.steps, IsYoung(job, sources.now), &view);
   }
   if (job.has_suspicion()) *view.mutable_suspicion() = job.suspicion();
   if (job.has_culprit()) *view.mutable_culprit() = job.culprit();

@@ -99,6 +99,44 @@ TEST_F(JobViewTest, AnMfuThatDeclinesIsShownWithTheStepFromWhich) {
             "MFU has declined since step 129: 800 tokens/s, usually 1000 (80 %)");
 }
 
+TEST_F(JobViewTest, AJobInItsFirstMinuteIsNotCalledSlow) {
+  Run(128);
+  Run(64, 1.25);
+  steps_[190].set_loss(100);
+  for (const int64_t age : {59, 60}) {
+    job_.set_started_unix_nanos((1000 - age) * 1'000'000'000);
+    std::vector<control::NumberWarning::Kind> kinds;
+    for (const control::NumberWarning& warning : Warnings()) kinds.push_back(warning.kind());
+    std::vector<control::NumberWarning::Kind> expected = {control::NumberWarning::KIND_LOSS_JUMP};
+    if (age >= 60) expected.push_back(control::NumberWarning::KIND_SLOWER);
+    EXPECT_EQ(kinds, expected) << age;
+  }
+}
+
+TEST_F(JobViewTest, TheRateLeavesOutTheFirstStepOfTheAttempt) {
+  const auto rate = [this] {
+    RecentSteps recent;
+    for (const telemetry::StepRecord& step : steps_) recent.Append(step);
+    JobSources sources;
+    sources.now = absl::FromUnixSeconds(1000);
+    sources.steps = &recent;
+    sources.node = [](const std::string&) { return nullptr; };
+    sources.report = [](const std::string&) { return nullptr; };
+    return ViewJob(job_, sources).tokens_per_second();
+  };
+  Run(1, 50);
+  EXPECT_DOUBLE_EQ(rate(), 20);
+  Run(1);
+  EXPECT_DOUBLE_EQ(rate(), 1000);
+  Run(30, 2);
+  EXPECT_DOUBLE_EQ(rate(), 500);
+  job_.set_attempt(2);
+  EXPECT_DOUBLE_EQ(rate(), 0);
+  Run(1, 4);
+  steps_.back().set_attempt(2);
+  EXPECT_DOUBLE_EQ(rate(), 250);
+}
+
 // A step with a number that is not finite is never logged: the attempt ends, and its failure says
 // where the number came from.
 TEST_F(JobViewTest, ANumberThatIsNotFiniteIsShownWithItsOperator) {

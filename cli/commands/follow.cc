@@ -106,16 +106,8 @@ class Follower {
     if (options_.style == FollowStyle::kJson) PrintJson(message, JsonLayout::kOneLine);
     if (options_.style != FollowStyle::kLive) return;
     const std::lock_guard<std::mutex> lock(view_mutex_);
-    SayEstimate();
     view_.Show(CompleteCommands(message.job(), options_.connection), Now());
     if (IsTerminal(message.job().state())) SayEnd();
-  }
-
-  void SayEstimate() {
-    if (estimated_) return;
-    const std::string estimate = TrainingTimeEstimate(result_.job);
-    estimated_ = !estimate.empty();
-    if (estimated_) view_.Say(estimate);
   }
 
   // Prints what a person needs to know who looks only at the end.
@@ -158,7 +150,6 @@ class Follower {
   FollowResult result_;
   bool answered_ = false;
   bool absent_ = false;
-  bool estimated_ = false;
   absl::Duration absent_since_;
 };
 

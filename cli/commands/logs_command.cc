@@ -1,14 +1,15 @@
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "cli/command_line/report.h"
 #include "cli/commands/commands.h"
 #include "cli/connection/connection.h"
 #include "cli/view/interrupt.h"
+#include "cli/view/log_lines.h"
 
 namespace megascale::cli {
 namespace {
@@ -22,19 +23,50 @@ struct LogsFlags {
   std::string format = "text";
 };
 
-// Prints lines; with several ranks each line names its rank.
-void PrintLines(const control::v1::StreamLogsResponse& piece, bool with_rank) {
-  if (!with_rank) {
-    std::fwrite(piece.data().data(), 1, piece.data().size(), stdout);
-  } else {
-    const std::string who = piece.rank() < 0 ? absl::StrCat("host ", piece.node_id())
-                                             : absl::StrCat("rank ", piece.rank());
-    for (const absl::string_view text :
-         absl::StrSplit(absl::string_view(piece.data()), '\n', absl::SkipEmpty())) {
-      std::printf("[%s] %.*s\n", who.c_str(), static_cast<int>(text.size()), text.data());
-    }
-  }
+// Longer logs are put in order in parts of this size.
+constexpr size_t kInOrderBytesMax = size_t{256} << 20;
+
+void Print(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
   FlushOutput();
+}
+
+// Reads the logs of all processes to their present end and prints them in the order of their times.
+// Moves `request` to where the logs ended.
+absl::Status PrintInOrder(client::JobClient* client, const std::function<bool()>& stop,
+                          const client::LogsOptions& options,
+                          control::v1::StreamLogsRequest* request) {
+  control::v1::StreamLogsRequest present = *request;
+  present.set_follow(false);
+  LogLines lines;
+  const auto take = [&](control::v1::StreamLogsResponse piece) {
+    // A line that is being written is left to the next request.
+    const size_t whole = request->follow() ? piece.data().rfind('\n') + 1 : piece.data().size();
+    piece.set_end_offset(piece.end_offset() - static_cast<int64_t>(piece.data().size() - whole));
+    piece.mutable_data()->resize(whole);
+    lines.Add(piece);
+    client::NotePosition(piece, request);
+    if (lines.size_bytes() > kInOrderBytesMax) Print(lines.Take());
+  };
+  const absl::Status status = client->Logs(present, {take, stop}, options);
+  Print(lines.Take());
+  return status;
+}
+
+// As PrintInOrder, then follows the logs until the job has ended if asked to. New lines come within
+// a fraction of a second.
+absl::Status PrintAll(client::JobClient* client, const std::function<bool()>& stop,
+                      const client::LogsOptions& options, control::v1::StreamLogsRequest request) {
+  const absl::Status status = PrintInOrder(client, stop, options, &request);
+  // A job that has not started yet has no log.
+  const bool goes_on = request.follow() && !stop() && (status.ok() || absl::IsNotFound(status));
+  if (!goes_on) return status;
+  const auto print = [](const control::v1::StreamLogsResponse& piece) {
+    LogLines lines;
+    lines.Add(piece);
+    Print(lines.Take());
+  };
+  return client->Logs(request, {print, stop}, options);
 }
 
 int ShowLogs(const LogsFlags& flags) {
@@ -62,14 +94,16 @@ int ShowLogs(const LogsFlags& flags) {
     if (flags.format == "json") {
       PrintJson(piece, JsonLayout::kOneLine);
     } else {
-      PrintLines(piece, flags.rank < 0);
+      Print(piece.data());
     }
   };
   client::LogsOptions options;
   options.on_absent = [] {
     std::fprintf(stderr, "the driver cannot be reached; trying again, from this line on\n");
   };
-  const absl::Status status = (*client)->Logs(request, {show, stop}, options);
+  const bool in_order = flags.rank < 0 && flags.format == "text";
+  const absl::Status status = in_order ? PrintAll(client->get(), stop, options, request)
+                                       : (*client)->Logs(request, {show, stop}, options);
   if (status.ok() || stop()) return kExitGood;
   return ReportCallError(status, flags.connection);
 }
@@ -88,7 +122,8 @@ void AddLogsCommand(CommandLine* line) {
   AddRetryOption(command, &flags->connection);
   AddConnectionOptions(command, &flags->connection);
   command->Details(
-      "Shows one attempt from its beginning; each line begins with the rank that wrote it. With "
+      "Shows one attempt from its beginning, in the order of time, by the machines' clocks; each "
+      "line begins with the rank that wrote it. With "
       "--follow it goes on with later attempts until the job has ended. When the driver restarts "
       "meanwhile, it goes on where it was.");
   command->Examples(

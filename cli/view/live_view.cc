@@ -24,7 +24,8 @@ using telemetry::v1::RankStatus;
 constexpr absl::Duration kPlainInterval = absl::Seconds(10);
 constexpr absl::Duration kRedrawInterval = absl::Milliseconds(100);
 constexpr int kBarWidthMax = 40;
-constexpr int kWrappedLinesMax = 4;  // of one text
+constexpr int64_t kTimedStepsMin = 3;  // the first ones take longer
+constexpr int kWrappedLinesMax = 4;    // of one text
 constexpr int kUnlimitedWidth = 500;
 constexpr int kPlainWidthMax = 2000;
 constexpr char kClearRow[] = "\033[K";
@@ -272,7 +273,10 @@ std::string RateText(const Job& job) {
 
 absl::Duration TimeLeft(const Job& job) {
   const int64_t steps_left = job.spec().train().steps() - job.last_step();
-  if (job.tokens_per_second() <= 0 || steps_left < 0) return -absl::InfiniteDuration();
+  const int64_t steps_done = job.last_step() - job.first_step();
+  if (job.tokens_per_second() <= 0 || steps_left < 0 || steps_done < kTimedStepsMin) {
+    return -absl::InfiniteDuration();
+  }
   const double tokens_left = static_cast<double>(steps_left) * TokensPerStep(job);
   return absl::Seconds(tokens_left / job.tokens_per_second());
 }

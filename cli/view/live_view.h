@@ -32,15 +32,9 @@ std::string RateText(const control::v1::Job& job);
 // (told)".
 std::string SuspicionText(const control::v1::Suspicion& suspicion);
 
-// Returns the time until the last step, at the present rate; negative: unknown.
+// Returns the time until the last step, at the rate of the newest steps; negative: too few steps
+// have completed to tell.
 absl::Duration TimeLeft(const control::v1::Job& job);
-
-// Returns an estimate for people, computed as the job's model FLOPs at half the rate at which its
-// machines multiply matrices:
-//   about 2m20s of training (estimate: half of 447 GFLOP/s; measured steps tell better)
-// "" while that rate is unknown, and once steps are measured or the job has ended. Small models
-// take longer, because their matrix products are small.
-std::string TrainingTimeEstimate(const control::v1::Job& job);
 
 // Returns the job's time account in one line: the share of its time that became steps that were
 // kept, and the lost parts of at least 0.1 %, the largest first. "": the job has no account.

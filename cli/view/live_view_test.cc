@@ -506,22 +506,12 @@ TEST(PlainLogTest, TellsEveryWarningOnce) {
   EXPECT_EQ(log.Update(job, absl::Seconds(0)), Lines{});
 }
 
-TEST(TrainingTimeEstimateTest, IsForJobsWhoseStepsAreNotMeasuredYet) {
+TEST(TimeLeftTest, IsNotTakenFromTheFirstSteps) {
   Job job = RunningJob();
-  EXPECT_EQ(TrainingTimeEstimate(job), "");
-  job.set_tokens_per_second(0);
-  job.mutable_spec()->mutable_model()->set_hidden_size(256);
-  job.mutable_spec()->mutable_model()->set_num_hidden_layers(4);
-  job.mutable_spec()->mutable_model()->set_num_attention_heads(4);
-  job.mutable_spec()->mutable_model()->set_position_embedding(job::v1::POSITION_EMBEDDING_ROTARY);
-  // 600 steps of 2,048 tokens of 2e7 FLOP.
-  EXPECT_EQ(TrainingTimeEstimate(job),
-            "about 1m55s of training (estimate: half of 430 GFLOP/s; measured steps tell better)");
-  job.set_flops_ceiling(0);
-  EXPECT_EQ(TrainingTimeEstimate(job), "") << "before the preflight";
-  job.set_flops_ceiling(4.3e11);
-  job.set_state(control::v1::JOB_STATE_CANCELLED);
-  EXPECT_EQ(TrainingTimeEstimate(job), "");
+  job.set_first_step(job.last_step() - 2);
+  EXPECT_LT(TimeLeft(job), absl::ZeroDuration());
+  job.set_first_step(job.last_step() - 3);
+  EXPECT_GT(TimeLeft(job), absl::ZeroDuration());
 }
 
 TEST(PlainLogTest, TellsCheckpointsAndWhyAnAttemptEnded) {

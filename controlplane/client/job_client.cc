@@ -58,23 +58,6 @@ grpc::ChannelArguments MakeArguments() {
   return arguments;
 }
 
-// Makes `request` continue after `piece`.
-void NotePosition(const control::v1::StreamLogsResponse& piece,
-                  control::v1::StreamLogsRequest* request) {
-  auto& positions = *request->mutable_resume_at();
-  // Attempts come one after the other, so the logs of earlier attempts are complete.
-  if (!positions.empty() && positions[0].attempt() < piece.attempt()) positions.Clear();
-  const auto is_same = [&](const control::v1::LogPosition& at) {
-    return at.rank() == piece.rank() && at.node_id() == piece.node_id();
-  };
-  auto at = std::find_if(positions.begin(), positions.end(), is_same);
-  control::v1::LogPosition* position = at == positions.end() ? positions.Add() : &*at;
-  position->set_rank(piece.rank());
-  position->set_attempt(piece.attempt());
-  position->set_node_id(piece.node_id());
-  position->set_offset(piece.end_offset());
-}
-
 // True if the driver is absent, stands still, or just ends.
 bool IsAway(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
@@ -103,6 +86,22 @@ class StopWatcher {
 };
 
 }  // namespace
+
+void NotePosition(const control::v1::StreamLogsResponse& piece,
+                  control::v1::StreamLogsRequest* request) {
+  auto& positions = *request->mutable_resume_at();
+  // Attempts come one after the other, so the logs of earlier attempts are complete.
+  if (!positions.empty() && positions[0].attempt() < piece.attempt()) positions.Clear();
+  const auto is_same = [&](const control::v1::LogPosition& at) {
+    return at.rank() == piece.rank() && at.node_id() == piece.node_id();
+  };
+  auto at = std::find_if(positions.begin(), positions.end(), is_same);
+  control::v1::LogPosition* position = at == positions.end() ? positions.Add() : &*at;
+  position->set_rank(piece.rank());
+  position->set_attempt(piece.attempt());
+  position->set_node_id(piece.node_id());
+  position->set_offset(piece.end_offset());
+}
 
 struct JobClient::Impl {
   Impl(const ClientOptions& options, std::unique_ptr<security::DriverChannel> driver)

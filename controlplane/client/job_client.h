@@ -55,6 +55,10 @@ struct LogsOptions {
   std::function<void()> on_absent = {};  // called once for each absence; may be empty
 };
 
+// Makes `request` continue after `piece`.
+void NotePosition(const control::v1::StreamLogsResponse& piece,
+                  control::v1::StreamLogsRequest* request);
+
 class JobClient {
  public:
   // Makes a client that is not connected yet.

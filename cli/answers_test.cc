@@ -10,10 +10,15 @@
 #include <fstream>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/time.h"
+#include "cli/view/terminal.h"
 #include "proto/control.grpc.pb.h"
 
 namespace megascale::cli {
@@ -87,6 +92,23 @@ class FixedDriver final : public control::JobService::Service {
     return grpc::Status::OK;
   }
 
+  // Rank by rank, as a driver reads them; whoever follows gets what comes after the positions.
+  grpc::Status StreamLogs(grpc::ServerContext*, const control::StreamLogsRequest* request,
+                          grpc::ServerWriter<control::StreamLogsResponse>* writer) override {
+    for (const control::StreamLogsResponse& piece : logs) {
+      int64_t offset = 0;
+      for (const control::LogPosition& at : request->resume_at()) {
+        if (at.rank() == piece.rank()) offset = at.offset();
+      }
+      control::StreamLogsResponse rest = piece;
+      rest.set_data(piece.data().substr(static_cast<size_t>(offset)));
+      rest.set_end_offset(static_cast<int64_t>(piece.data().size()));
+      if (!rest.data().empty()) writer->Write(rest);
+    }
+    return grpc::Status::OK;
+  }
+
+  std::vector<control::StreamLogsResponse> logs;
   control::GetClusterResponse cluster;
   control::Job job;
   int num_pages = 1;           // of the list
@@ -142,6 +164,18 @@ class AnswersTest : public ::testing::Test {
                      "/out 2>", directory_, "/error");
     const int status = std::system(command.c_str());
     return {WEXITSTATUS(status), ReadAll(directory_ + "/out"), ReadAll(directory_ + "/error")};
+  }
+
+  // Returns the lines that the command prints on a terminal of that width.
+  std::vector<std::string> RunOnTerminal(const std::string& words, int width) {
+    const Outcome shown =
+        Shell(absl::StrCat("TERM=xterm NO_COLOR=1 script -qec 'stty cols ", width,
+                           "; timeout 60 cli/megascale ", words, flags_, "' /dev/null"));
+    EXPECT_EQ(shown.code, 0) << shown.error << shown.out;
+    std::vector<std::string> lines = absl::StrSplit(shown.out, "\r\n");
+    EXPECT_EQ(lines.back(), "") << shown.out;
+    lines.pop_back();
+    return lines;
   }
 
   // Runs the command that `text` has in backquotes.
@@ -267,12 +301,58 @@ TEST_F(AnswersTest, OutputThatCannotBeWrittenIsAFailure) {
   }
 }
 
-TEST_F(AnswersTest, AListMarksMessagesThatItCuts) {
-  driver_.job.set_message(std::string(100, 'm'));
+TEST_F(AnswersTest, AListFitsItsTerminalAndIsWholeElsewhere) {
+  driver_.job.set_message(std::string(300, 'm'));
   EXPECT_TRUE(absl::EndsWith(Run("list").out, absl::StrCat("  ", driver_.job.message(), "\n")));
-  driver_.job.set_message(std::string(101, 'm'));
-  EXPECT_TRUE(absl::EndsWith(Run("list").out, absl::StrCat("  ", std::string(99, 'm'), "…\n")))
-      << Run("list").out;
+  for (const int width : {80, 120}) {
+    const std::vector<std::string> lines = RunOnTerminal("list", width);
+    ASSERT_EQ(lines.size(), 2u) << absl::StrJoin(lines, "\n");
+    EXPECT_EQ(DisplayWidth(lines[1]), width) << lines[1];
+    EXPECT_TRUE(absl::EndsWith(lines[1], "m…")) << lines[1];
+  }
+  driver_.job.set_job_id(std::string(100, 'j'));
+  const std::vector<std::string> lines = RunOnTerminal("list", 80);
+  ASSERT_EQ(lines.size(), 7u) << absl::StrJoin(lines, "\n");
+  EXPECT_EQ(lines[1], driver_.job.job_id()) << "an id is never cut";
+  EXPECT_EQ(lines[2], "    state: FAILED");
+  EXPECT_TRUE(absl::StartsWith(lines[6], "    message: mmm")) << lines[6];
+  EXPECT_EQ(DisplayWidth(lines[6]), 80) << lines[6];
+}
+
+TEST_F(AnswersTest, MachinesFitTheirTerminal) {
+  for (const char* id : {"n0", "a-node-with-a-name-as-clouds-give-them-7f3e9a.region-2.internal"}) {
+    control::NodeView* node = driver_.cluster.add_nodes();
+    node->set_node_id(id);
+    node->set_alive(true);
+    node->add_exchanges()->set_bytes_per_second(1e9);
+    node->mutable_resources()->set_memory_source("MemTotal of this machine");
+    node->mutable_resources()->set_cores_source("cores of this machine");
+  }
+  const std::string evidence = "memory: byte 7 of a page of the second module has a wrong bit";
+  for (const bool has_evidence : {false, true}) {
+    if (has_evidence) {
+      driver_.cluster.mutable_nodes(1)->mutable_quarantined_at()->set_seconds(1'700'000'000);
+      driver_.cluster.mutable_nodes(1)->set_quarantine_evidence(evidence);
+    }
+    for (const int width : {80, 120}) {
+      for (const char* command : {"nodes", "status"}) {
+        const std::vector<std::string> lines = RunOnTerminal(command, width);
+        const std::string all = absl::StrJoin(lines, "\n");
+        for (const std::string& line : lines) {
+          EXPECT_LE(DisplayWidth(line), width) << line;
+          EXPECT_NE(line, "") << all;
+          EXPECT_FALSE(absl::EndsWith(line, " ")) << "'" << line << "'";
+        }
+        const bool is_shown = command == std::string("nodes") && has_evidence;
+        std::string words;  // without the breaks of lines
+        for (const std::string& line : lines) {
+          absl::StrAppend(&words, absl::StripLeadingAsciiWhitespace(line), " ");
+        }
+        EXPECT_EQ(absl::StrContains(words, evidence), is_shown) << all;
+      }
+    }
+  }
+  EXPECT_TRUE(absl::StrContains(Run("nodes").out, absl::StrCat(evidence, "\n")));
 }
 
 TEST_F(AnswersTest, AListShowsAllPagesOrTheNewestJobs) {
@@ -286,7 +366,7 @@ TEST_F(AnswersTest, AListShowsAllPagesOrTheNewestJobs) {
   EXPECT_TRUE(absl::StrContains(json.out, "known-2")) << json.out;
   EXPECT_TRUE(absl::StrContains(json.out, "\"next_page_token\": \"\"")) << json.out;
   const Outcome two = Run("list --limit 2");  // this driver has the newest one on its first page
-  EXPECT_LT(two.out.find("known-1 "), two.out.find("known-0 ")) << two.out;
+  EXPECT_LT(two.out.find("known-0 "), two.out.find("known-1 ")) << "newest first: " << two.out;
   EXPECT_FALSE(absl::StrContains(two.out, "known-2")) << two.out;
   for (const char* wrong : {"0", "-3", "x", ""}) {
     const Outcome refused = Run(absl::StrCat("list --limit '", wrong, "'"));
@@ -387,6 +467,29 @@ TEST_F(AnswersTest, NodesSaySinceWhenAMachineIsQuarantinedAndWhy) {
   const Outcome json = Run("nodes -o json");
   EXPECT_TRUE(absl::StrContains(json.out, "\"quarantined_at\": \"2023-11-14T22:13:20Z\""))
       << json.out;
+}
+
+TEST_F(AnswersTest, LogsOfSeveralRanksAreShownByTime) {
+  for (const int rank : {0, 1}) {
+    control::StreamLogsResponse& piece = driver_.logs.emplace_back();
+    piece.set_rank(rank);
+    piece.set_attempt(1);
+    piece.set_node_id("n0");
+    piece.set_data(absl::StrCat("2026-11-22T22:21:51.", rank, "00Z begins\n",
+                                "2026-11-22T22:21:52.", rank, "00Z steps\n"));
+  }
+  constexpr char kInOrder[] =
+      "[rank 0] 2026-11-22T22:21:51.000Z begins\n"
+      "[rank 1] 2026-11-22T22:21:51.100Z begins\n"
+      "[rank 0] 2026-11-22T22:21:52.000Z steps\n"
+      "[rank 1] 2026-11-22T22:21:52.100Z steps\n";
+  EXPECT_EQ(Run("logs known").out, kInOrder);
+  EXPECT_EQ(Run("logs -f known").out, kInOrder) << "each line once";
+  // A line that is being written comes whole.
+  driver_.logs[1].mutable_data()->append("2026-11-22T22:21:53.000Z is not yet");
+  EXPECT_EQ(Run("logs -f known").out,
+            absl::StrCat(kInOrder, "[rank 1] 2026-11-22T22:21:53.000Z is not yet\n"));
+  EXPECT_EQ(Run("logs --rank 0 known").out.find("["), std::string::npos);
 }
 
 // --- GPUs ---------------------------------------------------------------------------------------

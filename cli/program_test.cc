@@ -98,7 +98,28 @@ TEST_F(ProgramTest, EveryCommandHasHelpWithExamples) {
   }
   const Outcome help = Run("--help");
   EXPECT_EQ(help.code, 0);
-  EXPECT_FALSE(absl::StrContains(help.out, "\n    worker\n"));
+  EXPECT_FALSE(absl::StrContains(help.out, "\n    worker"));
+  for (const char* words : {"-h", "help"}) EXPECT_EQ(Run(words).out, help.out) << words;
+  for (const char* words : {"certs init -h", "help certs init"}) {
+    EXPECT_EQ(Run(words).out, Run("certs init --help").out) << words;
+  }
+}
+
+// Every command that calls the driver has these options.
+TEST_F(ProgramTest, TheOptionsThatNameTheDriverAreExplainedOnce) {
+  constexpr char kExplained[] = "PEM file of the certificate of this client";
+  const std::string program = Run("--help").out;
+  const size_t at = program.find("\nCONNECTION\n    --address ADDRESS\n");
+  ASSERT_NE(at, std::string::npos) << program;
+  EXPECT_GT(program.find(kExplained), at);
+  for (const char* command : {"submit", "status", "list", "cancel", "minder watch"}) {
+    const std::string page = Run(absl::StrCat(command, " --help")).out;
+    EXPECT_TRUE(absl::StrContains(page, "\nCONNECTION\n    --address, ")) << page;
+    EXPECT_TRUE(absl::StrContains(page, "see `megascale --help`")) << page;
+    EXPECT_FALSE(absl::StrContains(page, kExplained)) << page;
+  }
+  const std::string page = Run("completion man").out;
+  EXPECT_EQ(page.find(kExplained), page.rfind(kExplained));
 }
 
 TEST_F(ProgramTest, BashCompletesCommandsOptionsAndFiles) {
@@ -117,6 +138,7 @@ TEST_F(ProgramTest, BashCompletesCommandsOptionsAndFiles) {
   EXPECT_EQ(offered("megascale submit --dry"), "--dry-run\n");
   EXPECT_EQ(offered("megascale submit job.yaml --fol"), "--follow\n");
   EXPECT_EQ(offered("megascale certs i"), "init issue\n");
+  EXPECT_EQ(offered("megascale help subm"), "submit\n");
   EXPECT_EQ(offered("megascale status -o js"), "json\n");
   EXPECT_EQ(offered("megascale local exam"), "\n") << "left to names of files";
   EXPECT_EQ(offered("megascale wor"), "\n") << "is hidden";
@@ -356,24 +378,6 @@ TEST_F(ProgramTest, APlansFileOnStandardOutputIsAloneThere) {
   }
   EXPECT_EQ(Run("plan examples/bytes.yaml --svg - --trace -").error,
             "megascale: --svg and --trace: both are standard output; give one of them a file\n");
-}
-
-TEST_F(ProgramTest, AnEmptyPathIsAMistake) {
-  for (const char* words :
-       {"plan examples/bytes.yaml --svg ''", "plan examples/bytes.yaml --trace ''",
-        "trace j --output ''", "submit examples/tiny.yaml --dry-run --from ''",
-        "submit examples/tiny.yaml --dry-run --data ''", "list --address ''", "list --tls-ca ''",
-        "local examples/tiny.yaml --state-dir ''", "generate --checkpoint ''", "driver --listen ''",
-        "driver --state-dir ''", "agent --driver ''", "agent --run-dir ''",
-        "agent --store-ca ''"}) {
-    const Outcome refused = Run(words);
-    EXPECT_EQ(refused.code, 2) << words << refused.error;
-    EXPECT_TRUE(absl::StrContains(refused.error, ": expected a path, found ''\n"))
-        << words << refused.error;
-    EXPECT_EQ(refused.out, "") << words;
-  }
-  EXPECT_EQ(Run("status ''").error,
-            "megascale: JOB: expected a value, found ''\n  see: megascale status --help\n");
 }
 
 TEST_F(ProgramTest, PlanPricesWhatTensorRanksExchangeBesideProducts) {

@@ -15,11 +15,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
 #include "cli/command_line/help.h"
 #include "cli/command_line/report.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/nearest_name.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/job/names.h"
 
 namespace megascale::cli {
 namespace {
@@ -71,6 +73,17 @@ CLI::Validator NotEmpty(const std::string& what) {
   return CLI::Validator(check, "");
 }
 
+// Refuses "" and a scheme, which would be taken for a folder "s3:".
+CLI::Validator IsPath(const std::string& name) {
+  const auto check = [name](const std::string& text) {
+    if (text.empty()) return std::string("expected a path, found ''");
+    if (!HasScheme(text)) return std::string();
+    const absl::Status refused = job::CheckPath(name, text);  // "NAME: 's3://…' begins with …"
+    return std::string(absl::StripPrefix(refused.message(), absl::StrCat(name, ": ")));
+  };
+  return CLI::Validator(check, "");
+}
+
 std::string WithDefault(const std::string& help, const std::string& value) {
   return absl::StrCat(help, " (default: ", value, ")");
 }
@@ -89,7 +102,18 @@ Command* Command::Add(const std::string& name, const std::string& description) {
   return commands_.back().get();
 }
 
+const Command* Command::Find(const std::string& name) const {
+  for (const std::unique_ptr<Command>& command : commands_) {
+    if (command->app_->get_name() == name) return command.get();
+  }
+  return nullptr;
+}
+
 void Command::Hide() { app_->group(""); }
+
+void Command::MoveToConnection(const std::vector<std::string>& names) {
+  for (const std::string& name : names) app_->get_option(name)->group(kConnection);
+}
 
 void Command::Flag(const std::string& name, bool* value, const std::string& help) {
   app_->add_flag(name, *value, help);
@@ -104,9 +128,13 @@ void Command::Name(const std::string& name, std::string* value, const std::strin
   app_->add_option(name, *value, help)->check(NotEmpty("a name"))->option_text("NAME");
 }
 
+void Command::Address(const std::string& name, std::string* value, const std::string& help) {
+  app_->add_option(name, *value, help)->check(NotEmpty("an address"))->option_text("ADDRESS");
+}
+
 void Command::Path(const std::string& name, std::string* value, const std::string& help) {
   app_->add_option(name, *value, value->empty() ? help : WithDefault(help, *value))
-      ->check(NotEmpty("a path"))
+      ->check(IsPath(name))
       ->option_text("PATH");
 }
 
@@ -152,7 +180,7 @@ void Command::Repeated(const std::string& name, std::vector<std::string>* values
 
 void Command::Words(const std::string& name, std::vector<std::string>* values,
                     const std::string& help) {
-  app_->add_option(name, *values, help)->check(NotEmpty("a path"))->option_text("PATH …");
+  app_->add_option(name, *values, help)->check(IsPath(name))->option_text("PATH …");
   words_options_.push_back(name);
 }
 
@@ -180,6 +208,10 @@ void Command::Positional(const std::string& name, std::string* value, const std:
   app_->add_option(name, *value, help)->required()->check(NotEmpty("a value"))->option_text(" ");
 }
 
+void Command::PathPositional(const std::string& name, std::string* value, const std::string& help) {
+  app_->add_option(name, *value, help)->required()->check(IsPath(name))->option_text(" ");
+}
+
 void Command::OptionalPositional(const std::string& name, std::string* value,
                                  const std::string& help) {
   app_->add_option(name, *value, help)->check(NotEmpty("a value"))->option_text(" ");
@@ -187,7 +219,7 @@ void Command::OptionalPositional(const std::string& name, std::string* value,
 
 void Command::Positionals(const std::string& name, std::vector<std::string>* values,
                           const std::string& help) {
-  app_->add_option(name, *values, help)->check(NotEmpty("a path"))->option_text(" ");
+  app_->add_option(name, *values, help)->check(IsPath(name))->option_text(" ");
 }
 
 void Command::Examples(const std::string& text) {
@@ -220,7 +252,7 @@ CommandLine::CommandLine(const std::string& name, const std::string& description
   app_->formatter_fn([](const CLI::App* app, const std::string&, CLI::AppFormatMode) {
     return FormatHelp(*app, DetectTerminal(STDOUT_FILENO));
   });
-  app_->set_help_flag("--help", "shows this page");
+  app_->set_help_flag("-h,--help", "shows this page");
 }
 
 CommandLine::~CommandLine() = default;
@@ -230,7 +262,30 @@ void CommandLine::SetVersion(const std::string& text) {
 }
 
 Command* CommandLine::Add(const std::string& name, const std::string& description) {
-  return root_->Add(name, description);
+  Command* command = root_->Add(name, description);
+  if (!group_.empty()) command->app_->group(group_);
+  return command;
+}
+
+void CommandLine::AddHelp() {
+  auto names = std::make_shared<std::vector<std::string>>();
+  Command* command = Add("help", "shows the page of the program or of a command, as --help does");
+  command->app_->add_option("COMMAND", *names, "the command's name")->option_text(" ");
+  command->Examples("megascale help submit\nmegascale help certs init");
+  command->Runs([this, names] { return ShowHelp(*names); });
+}
+
+int CommandLine::ShowHelp(const std::vector<std::string>& names) const {
+  const Command* command = root_.get();
+  for (const std::string& name : names) {
+    const Command* inner = command->Find(name);
+    if (inner == nullptr) {
+      return PrintUsageError(*command->app_, DescribeUnknown(*command->app_, name));
+    }
+    command = inner;
+  }
+  std::printf("%s", command->Help(DetectTerminal(STDOUT_FILENO)).c_str());
+  return kExitGood;
 }
 
 void Command::Collect(std::vector<const Command*>* all) const {

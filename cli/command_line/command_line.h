@@ -47,6 +47,8 @@ class Command {
   explicit Command(CLI::App* app) : app_(app) {}
 
   Command* Add(const std::string& name, const std::string& description);
+  // Returns the command of that name in this one; null: there is none.
+  const Command* Find(const std::string& name) const;
   // Hides the command from --help; it still works.
   void Hide();
 
@@ -55,8 +57,9 @@ class Command {
   // As Text, for a name. An empty name is a mistake, because a script's variable was probably not
   // set.
   void Name(const std::string& name, std::string* value, const std::string& help);
-  // As Text, for a path or an address. An empty value is a mistake; it does not stand for the
-  // default.
+  // As Text, for an address. An empty value is a mistake; it does not stand for the default.
+  void Address(const std::string& name, std::string* value, const std::string& help);
+  // As Address, for a path. A scheme such as "s3://" is a mistake, too.
   void Path(const std::string& name, std::string* value, const std::string& help);
   void Integer(const std::string& name, int64_t* value, const std::string& help);
   // As Integer, without a default. `help` says what happens if it is unset.
@@ -71,6 +74,8 @@ class Command {
   void Words(const std::string& name, std::vector<std::string>* values, const std::string& help);
   // A required positional argument; not empty.
   void Positional(const std::string& name, std::string* value, const std::string& help);
+  // As Positional, for a path.
+  void PathPositional(const std::string& name, std::string* value, const std::string& help);
   // A positional argument that may be left out, but may not be empty.
   void OptionalPositional(const std::string& name, std::string* value, const std::string& help);
 
@@ -78,6 +83,9 @@ class Command {
   void Positionals(const std::string& name, std::vector<std::string>* values,
                    const std::string& help);
 
+  // Moves options that were added to the help's section CONNECTION, which only names them: the
+  // program's own page explains them, once.
+  void MoveToConnection(const std::vector<std::string>& names);
   // Adds paragraphs to the description in --help, one a line.
   void Details(const std::string& text);
   // Sets the example commands of --help, one a line, or on several lines that end with "\\"; a line
@@ -112,6 +120,10 @@ class CommandLine {
   ~CommandLine();
 
   Command* Add(const std::string& name, const std::string& description);
+  // Begins a group of commands in the program's help; commands that are added next belong to it.
+  void Group(const std::string& title) { group_ = title; }
+  // Adds `help [COMMAND]…`, which prints the same pages as --help.
+  void AddHelp();
   // Makes --version print this text.
   void SetVersion(const std::string& text);
 
@@ -135,7 +147,9 @@ class CommandLine {
   // As Parse, but lets the library throw its exception for --help.
   absl::Status ParseOrThrow(const std::vector<std::string>& words);
   int Dispatch(int argc, char** argv);
+  int ShowHelp(const std::vector<std::string>& names) const;
 
+  std::string group_;
   std::unique_ptr<CLI::App> app_;
   std::unique_ptr<Command> root_;
 };

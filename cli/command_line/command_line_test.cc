@@ -1,6 +1,7 @@
 #include "cli/command_line/command_line.h"
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -118,6 +119,44 @@ TEST_F(CommandLineTest, SaysWhatIsMissingOrTooMuch) {
             "megascale: expected a command: one of submit, checkpoint\n  see: megascale --help\n");
   EXPECT_EQ(Run({"checkpoint"}), kExitUsage);
   EXPECT_EQ(out_, "");
+}
+
+TEST_F(CommandLineTest, HelpIsACommandToo) {
+  line_.AddHelp();
+  ASSERT_EQ(Run({"--help"}), kExitGood);
+  const std::string program = out_;
+  ASSERT_EQ(Run({"submit", "--help"}), kExitGood);
+  const std::string submit = out_;
+  for (const auto& [words, page] : {std::pair(std::vector<std::string>{"-h"}, program),
+                                    {{"help"}, program},
+                                    {{"submit", "-h"}, submit},
+                                    {{"help", "submit"}, submit}}) {
+    EXPECT_EQ(Run(words), kExitGood);
+    EXPECT_EQ(out_, page);
+  }
+  EXPECT_EQ(Run({"help", "checkpoint", "list"}), kExitGood);
+  EXPECT_EQ(out_.find("NAME\n    megascale checkpoint list - lists\n"), 0u) << out_;
+  EXPECT_EQ(Run({"help", "checkpoint", "lst"}), kExitUsage);
+  EXPECT_EQ(error_,
+            "megascale: unknown command 'lst'; did you mean 'list'?\n  see: megascale checkpoint "
+            "--help\n");
+  EXPECT_EQ(Run({"help", "submit", "x"}), kExitUsage);
+  EXPECT_EQ(error_, "megascale: unexpected argument 'x'\n  see: megascale submit --help\n");
+}
+
+TEST_F(CommandLineTest, CommandsStandInTheirGroups) {
+  line_.Group("Others:");
+  line_.Add("one", "does one thing")->Add("inner", "is of the same group");
+  line_.Add("another", "does another, and says so in so many words that they need two lines of it");
+  EXPECT_EQ(Run({"--help"}), kExitGood);
+  EXPECT_NE(
+      out_.find("COMMANDS\n    submit      submits\n    checkpoint  checkpoints\n\n"
+                "    Others:\n    one         does one thing\n    another     does another, "),
+      std::string::npos)
+      << out_;
+  EXPECT_NE(out_.find("\n                lines of it\n"), std::string::npos) << out_;
+  EXPECT_EQ(Run({"one", "--help"}), kExitGood);
+  EXPECT_NE(out_.find("COMMANDS\n    inner  is of the same group\n"), std::string::npos) << out_;
 }
 
 TEST_F(CommandLineTest, HelpGoesToStandardOutput) {

@@ -32,9 +32,11 @@ struct Named {
   std::string what;
 };
 
+// After `help` come the names of commands, too.
 std::vector<Named> CommandsIn(const CLI::App& app) {
+  const bool is_help = app.get_name() == "help" && app.get_parent() != nullptr;
   std::vector<Named> commands;
-  for (const CLI::App* command : ShownCommands(app)) {
+  for (const CLI::App* command : ShownCommands(is_help ? *app.get_parent() : app)) {
     commands.push_back({command->get_name(), FirstLine(command->get_description())});
   }
   return commands;
@@ -161,9 +163,9 @@ std::string RoffParagraphs(absl::string_view text) {
   return roff;
 }
 
-std::string RoffOptions(const CLI::App& app) {
+std::string RoffOptions(const std::vector<const CLI::Option*>& options) {
   std::string roff;
-  for (const CLI::Option* option : app.get_options()) {
+  for (const CLI::Option* option : options) {
     absl::StrAppend(&roff, ".TP\n.B ", Roff(OptionName(*option)), "\n",
                     Roff(option->get_description()), "\n");
   }
@@ -171,8 +173,12 @@ std::string RoffOptions(const CLI::App& app) {
 }
 
 std::string RoffCommand(const CLI::App& command) {
-  std::string roff = absl::StrCat(".SS ", Roff(Synopsis(command)), "\n",
-                                  RoffParagraphs(command.get_description()), RoffOptions(command));
+  std::string roff =
+      absl::StrCat(".SS ", Roff(Synopsis(command)), "\n", RoffParagraphs(command.get_description()),
+                   RoffOptions(OwnOptions(command)));
+  if (const std::string text = ConnectionText(command); !text.empty()) {
+    absl::StrAppend(&roff, ".PP\n", Roff(text), "\n");
+  }
   if (!command.get_footer().empty()) {
     absl::StrAppend(&roff, ".PP\nExamples:\n.PP\n", AsItIs(command.get_footer()));
   }
@@ -211,7 +217,8 @@ std::string ManualPage(const CLI::App& program, const std::string& version) {
       ".\\\" Made by `megascale completion man`.\n.TH MEGASCALE 1 \"\" \"", Roff(version), "\"\n",
       ".SH NAME\n", Roff(FullName(program)), " \\- ", Roff(FirstLine(description)), "\n",
       ".SH SYNOPSIS\n", Roff(Synopsis(program)), "\n.SH DESCRIPTION\n", RoffParagraphs(description),
-      ".SH OPTIONS\n", RoffOptions(program), ".SH COMMANDS\n");
+      ".SH OPTIONS\n", RoffOptions(OwnOptions(program)), ".SH CONNECTION\n",
+      RoffOptions(ExplainedOptions(program)), ".SH COMMANDS\n");
   for (const CLI::App* app : AllOf(program)) {
     if (app != &program) absl::StrAppend(&roff, RoffCommand(*app));
   }

@@ -8,6 +8,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 
@@ -66,6 +67,15 @@ class Page {
     return absl::StrCat(Spaces(kIndent), Colored(terminal_, "1", name), "\n",
                         Wrap(what, kDetailIndent, width_));
   }
+  // Returns a name and its description in two columns.
+  std::string Row(absl::string_view name, int width, absl::string_view what) const {
+    const int column = kIndent + width + 2;
+    std::string lines = Wrap(what, column, width_);
+    lines.replace(0, static_cast<size_t>(column),
+                  absl::StrCat(Spaces(kIndent), Colored(terminal_, "1", name),
+                               Spaces(width + 2 - static_cast<int>(name.size()))));
+    return lines;
+  }
   std::string Paragraphs(absl::string_view text) const {
     std::string body;
     for (const absl::string_view paragraph : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
@@ -82,28 +92,75 @@ class Page {
   std::string text_;
 };
 
-std::string Options(const CLI::App& app, const Page& page, bool positional) {
+std::string Entries(const std::vector<const CLI::Option*>& options, const Page& page,
+                    bool positional) {
   std::string body;
-  for (const CLI::Option* option : app.get_options()) {
+  for (const CLI::Option* option : options) {
     if (option->get_positional() != positional) continue;
     absl::StrAppend(&body, page.Entry(OptionName(*option), option->get_description()));
   }
   return body;
 }
 
+// Returns a line for each command, below the name of its group. Commands inherit the group of their
+// parent, which is not shown again.
 std::string Commands(const CLI::App& app, const Page& page) {
-  std::string body;
+  size_t width = 0;
   for (const CLI::App* command : ShownCommands(app)) {
-    const std::string description = command->get_description();
-    absl::StrAppend(&body,
-                    page.Entry(command->get_name(), description.substr(0, description.find('\n'))));
+    width = std::max(width, command->get_name().size());
+  }
+  std::string body;
+  std::string group = app.get_group();
+  for (const CLI::App* command : ShownCommands(app)) {
+    if (command->get_group() != group) {
+      group = command->get_group();
+      absl::StrAppend(&body, body.empty() ? "" : "\n", Spaces(kIndent), group, "\n");
+    }
+    absl::StrAppend(&body, page.Row(command->get_name(), static_cast<int>(width),
+                                    FirstLine(command->get_description())));
   }
   return body;
+}
+
+std::vector<const CLI::Option*> OptionsIn(const CLI::App& app, bool is_connection) {
+  std::vector<const CLI::Option*> options = app.get_options();
+  std::erase_if(options, [&](const CLI::Option* option) {
+    return (option->get_group() == kConnection) != is_connection;
+  });
+  return options;
 }
 
 }  // namespace
 
 std::string FirstLine(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+std::vector<const CLI::Option*> OwnOptions(const CLI::App& app) {
+  return OptionsIn(app, /*is_connection=*/false);
+}
+
+std::vector<const CLI::Option*> ConnectionOptions(const CLI::App& app) {
+  return OptionsIn(app, /*is_connection=*/true);
+}
+
+std::vector<const CLI::Option*> ExplainedOptions(const CLI::App& program) {
+  for (const CLI::App* command : ShownCommands(program)) {
+    std::vector<const CLI::Option*> options = ConnectionOptions(*command);
+    if (!options.empty()) return options;
+  }
+  return {};
+}
+
+std::string ConnectionText(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : ConnectionOptions(app)) {
+    names.push_back(option->get_name(false, true));
+  }
+  if (names.empty()) return "";
+  const CLI::App* program = &app;
+  while (program->get_parent() != nullptr) program = program->get_parent();
+  return absl::StrCat(absl::StrJoin(names, ", "), ": which driver, and how to reach it; see `",
+                      FullName(*program), " --help`");
+}
 
 absl::string_view ExitStatusText() { return kExitStatus; }
 absl::string_view EnvironmentText() { return kEnvironment; }
@@ -147,8 +204,11 @@ std::string FormatHelp(const CLI::App& app, const Terminal& terminal) {
     page.Section("DESCRIPTION", page.Paragraphs(description.substr(first_line)));
   }
   page.Section("COMMANDS", Commands(app, page));
-  page.Section("ARGUMENTS", Options(app, page, /*positional=*/true));
-  page.Section("OPTIONS", Options(app, page, /*positional=*/false));
+  page.Section("ARGUMENTS", Entries(OwnOptions(app), page, /*positional=*/true));
+  page.Section("OPTIONS", Entries(OwnOptions(app), page, /*positional=*/false));
+  page.Section(kConnection, app.get_parent() == nullptr
+                                ? Entries(ExplainedOptions(app), page, /*positional=*/false)
+                                : Wrap(ConnectionText(app), kIndent, page.width()));
   if (!app.get_footer().empty()) page.Section("EXAMPLES", Verbatim(app.get_footer()));
   page.Section("EXIT STATUS", Verbatim(kExitStatus));
   page.Section("ENVIRONMENT", Verbatim(kEnvironment));

@@ -15,9 +15,13 @@ class Option;
 
 namespace megascale::cli {
 
-// Returns the sections NAME, SYNOPSIS, DESCRIPTION, COMMANDS or ARGUMENTS and OPTIONS, EXAMPLES,
-// EXIT STATUS, ENVIRONMENT. The first line of the command's description goes to NAME; an option's
-// option_text follows the option's name. Lines are as wide as the terminal, at most 100 columns.
+// The group of the options that name the driver, and the heading of their section.
+inline constexpr char kConnection[] = "CONNECTION";
+
+// Returns the sections NAME, SYNOPSIS, DESCRIPTION, COMMANDS or ARGUMENTS and OPTIONS, CONNECTION,
+// EXAMPLES, EXIT STATUS, ENVIRONMENT. The first line of the command's description goes to NAME; an
+// option's option_text follows the option's name. Lines are as wide as the terminal, at most 100
+// columns.
 std::string FormatHelp(const CLI::App& app, const Terminal& terminal);
 
 // Returns the command with its parents, "megascale certs init".
@@ -28,6 +32,15 @@ std::string FirstLine(const std::string& text);
 std::vector<const CLI::App*> ShownCommands(const CLI::App& app);
 std::string Synopsis(const CLI::App& app);          // "megascale cancel [OPTION]… JOB"
 std::string OptionName(const CLI::Option& option);  // "--grace TIME"
+// Returns the options that the page lists, or those that stand under CONNECTION.
+std::vector<const CLI::Option*> OwnOptions(const CLI::App& app);
+std::vector<const CLI::Option*> ConnectionOptions(const CLI::App& app);
+// Returns the options under CONNECTION of the program's first command that has some. The program's
+// page explains them for all commands.
+std::vector<const CLI::Option*> ExplainedOptions(const CLI::App& program);
+// Returns where the options under CONNECTION are explained: "--address …: see `megascale --help`".
+// "": the command has none.
+std::string ConnectionText(const CLI::App& app);
 absl::string_view ExitStatusText();
 absl::string_view EnvironmentText();
 

@@ -11,6 +11,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <limits>
+#include <numeric>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -160,21 +163,93 @@ std::string NodeStateText(const control::v1::NodeView& node) {
                       text == "alive" ? "" : absl::StrCat(", ", text), why);
 }
 
-std::string FormatTable(const std::vector<std::vector<std::string>>& rows) {
+namespace {
+
+using Rows = std::vector<std::vector<std::string>>;
+
+constexpr int kLastColumnMin = 24;  // narrower text is hard to read
+constexpr int kBelowIndent = 4;
+constexpr int kLinesMax = 100;  // of one text
+
+std::vector<int> WidthsOf(const Rows& rows) {
   std::vector<int> widths;
   for (const std::vector<std::string>& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], DisplayWidth(row[i]));
   }
+  return widths;
+}
+
+// Returns where the last column begins.
+int BeginOfLast(const std::vector<int>& widths) {
+  const int num_before = static_cast<int>(widths.size()) - 1;
+  return std::accumulate(widths.begin(), widths.end() - 1, 2 * num_before);
+}
+
+void AppendRow(const std::vector<std::string>& row, const std::vector<int>& widths,
+               std::string* table) {
+  for (size_t i = 0; i < row.size(); ++i) {
+    absl::StrAppend(table, row[i]);
+    if (i + 1 < row.size()) table->append(widths[i] + 2 - DisplayWidth(row[i]), ' ');
+  }
+  table->erase(table->find_last_not_of(' ') + 1);
+  *table += '\n';
+}
+
+std::vector<std::string> FitText(const std::string& text, int width, LongText long_text) {
+  if (long_text == LongText::kCut) return {ShortenToWidth(text, width)};
+  return WrapToWidth(text, width, kLinesMax);
+}
+
+}  // namespace
+
+std::string FormatTable(const Rows& rows) {
+  const std::vector<int> widths = WidthsOf(rows);
   std::string table;
-  for (const std::vector<std::string>& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) {
-      absl::StrAppend(&table, row[i]);
-      if (i + 1 < row.size()) table.append(widths[i] + 2 - DisplayWidth(row[i]), ' ');
+  for (const std::vector<std::string>& row : rows) AppendRow(row, widths, &table);
+  return table;
+}
+
+std::string FitTable(Rows rows, int width, LongText long_text) {
+  for (std::vector<std::string>& row : rows) {
+    for (std::string& text : row) text = CutToWidth(text, std::numeric_limits<int>::max());
+  }
+  if (width <= 0) return FormatTable(rows);
+  std::vector<int> widths = WidthsOf(rows);
+  Rows below(rows.size());  // lines below each row
+  const auto room = [&] { return width - BeginOfLast(widths); };
+  while (widths.size() > 1 && widths.back() > room() && room() < kLastColumnMin) {
+    const std::string name = absl::AsciiStrToLower(rows[0].back());
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const std::string text = std::move(rows[i].back());
+      rows[i].pop_back();
+      if (i == 0 || text.empty() || text == "-") continue;
+      const std::vector<std::string> lines =
+          FitText(absl::StrCat(name, ": ", text), width - kBelowIndent, long_text);
+      below[i].insert(below[i].begin(), lines.begin(), lines.end());
     }
-    table += '\n';
+    widths.pop_back();
+  }
+  const bool is_name = widths.size() == 1;  // which must stay whole
+  std::string table;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    std::vector<std::string> lines = {rows[i].back()};
+    if (!is_name) lines = FitText(rows[i].back(), room(), long_text);
+    rows[i].back() = lines[0];
+    AppendRow(rows[i], widths, &table);
+    for (size_t line = 1; line < lines.size(); ++line) {
+      absl::StrAppend(&table, std::string(BeginOfLast(widths), ' '), lines[line], "\n");
+    }
+    for (const std::string& line : below[i]) {
+      absl::StrAppend(&table, std::string(kBelowIndent, ' '), line, "\n");
+    }
   }
   return table;
+}
+
+int OutputWidth() {
+  const Terminal terminal = DetectTerminal(STDOUT_FILENO);
+  return terminal.interactive ? terminal.width : 0;
 }
 
 std::string StageTimesTable(
@@ -197,8 +272,13 @@ std::string StageTimesTable(
   return FormatTable(rows);
 }
 
+bool HasScheme(absl::string_view path) {
+  const size_t end = path.find("://");
+  return end != absl::string_view::npos && end + 1 == path.find('/');
+}
+
 std::string AbsolutePath(const std::string& path) {
-  if (path.empty()) return path;
+  if (path.empty() || HasScheme(path)) return path;
   std::error_code error;
   const std::filesystem::path absolute = std::filesystem::absolute(path, error);
   return error ? path : absolute.lexically_normal().string();

@@ -61,14 +61,29 @@ class JsonObject {
 // Returns a node's state as far as placement depends on it: "alive", "evicted (memory errors)" …
 std::string NodeStateText(const control::v1::NodeView& node);
 
-// Returns a table with columns as wide as they need to be; the last column is not padded.
+// Returns a table with columns as wide as they need to be. No line ends in spaces.
 std::string FormatTable(const std::vector<std::vector<std::string>>& rows);
+
+// What becomes of text that is wider than its column.
+enum class LongText { kCut, kWrapped };
+// As FormatTable, for a terminal of `width` columns; 0: no limit. If a line would be wider, the
+// text of the last column is cut or wrapped. If too little room is left for it, its column goes:
+// each row's text stands below the row, after the column's name, and the next column is the last.
+// Control characters become spaces.
+std::string FitTable(std::vector<std::vector<std::string>> rows, int width, LongText long_text);
+// Returns the width for FitTable: of the terminal to which standard output is connected, else 0.
+int OutputWidth();
 
 // Returns a table of how the steps' time was spent, with a line for each stage; "": no stages.
 std::string StageTimesTable(
     const google::protobuf::RepeatedPtrField<control::v1::StageTime>& stages);
 
-// Returns `path` as an absolute path, relative to the current directory; "" stays "".
+// True if `path` begins with a scheme, such as "s3://": then it is no path of a file system, and
+// job::CheckPath refuses it.
+bool HasScheme(absl::string_view path);
+
+// Returns `path` as an absolute path, relative to the current directory; "" stays "", and what has
+// a scheme such as "s3://" stays as it is, to be refused.
 std::string AbsolutePath(const std::string& path);
 
 // Returns `text`, quoted if necessary, so that a shell reads it as one word.

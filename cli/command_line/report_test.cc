@@ -155,6 +155,44 @@ TEST(ReportTest, TablesAreAligned) {
             "JOB     STATE  X\ngrößer  ok     y\n");
 }
 
+TEST(ReportTest, NoLineOfATableEndsInSpaces) {
+  EXPECT_EQ(FormatTable({{"NODE", "WHY"}, {"n0", ""}, {"", ""}}), "NODE  WHY\nn0\n\n");
+}
+
+TEST(ReportTest, ATableFitsItsTerminal) {
+  const std::vector<std::vector<std::string>> rows = {
+      {"NODE", "STATE", "TESTS", "WHY"},
+      {"n0", "alive", "3 passed, at most 1.2 GiB/s, and two others", "it is slow since noon"},
+      {"n1", "alive", "-", ""}};
+  const std::string whole =
+      "NODE  STATE  TESTS                                        WHY\n"
+      "n0    alive  3 passed, at most 1.2 GiB/s, and two others  it is slow since noon\n"
+      "n1    alive  -\n";
+  EXPECT_EQ(FitTable(rows, 0, LongText::kCut), whole);
+  EXPECT_EQ(FitTable(rows, 79, LongText::kCut), whole);
+  EXPECT_EQ(FitTable(rows, 60, LongText::kWrapped),
+            "NODE  STATE  TESTS\n"
+            "n0    alive  3 passed, at most 1.2 GiB/s, and two others\n"
+            "    why: it is slow since noon\n"
+            "n1    alive  -\n");
+  EXPECT_EQ(FitTable(rows, 40, LongText::kWrapped),
+            "NODE  STATE  TESTS\n"
+            "n0    alive  3 passed, at most 1.2\n"
+            "               GiB/s, and two others\n"
+            "    why: it is slow since noon\n"
+            "n1    alive  -\n");
+  EXPECT_EQ(FitTable(rows, 24, LongText::kCut),
+            "NODE  STATE\n"
+            "n0    alive\n"
+            "    tests: 3 passed, at…\n"
+            "    why: it is slow sinc…\n"
+            "n1    alive\n");
+  const std::string name(30, 'n');  // is to be typed
+  EXPECT_EQ(FitTable({{"NODE", "STATE"}, {name, "alive"}}, 20, LongText::kCut),
+            absl::StrCat("NODE\n", name, "\n    state: alive\n"));
+  EXPECT_EQ(FitTable({{"NODE"}, {"a\x1b[2Jb\nc"}}, 0, LongText::kCut), "NODE\na [2Jb c\n");
+}
+
 class OutputFileTest : public ::testing::Test {
  protected:
   OutputFileTest()

@@ -13,6 +13,8 @@
 #include "controlplane/address/address.h"
 #include "controlplane/agent/service/agent_server.h"
 #include "runtime/base/log.h"
+#include "runtime/base/status.h"
+#include "runtime/job/names.h"
 
 namespace megascale::cli {
 namespace {
@@ -27,18 +29,20 @@ std::string HostName() {
   return gethostname(name, sizeof(name) - 1) == 0 ? name : "node";
 }
 
-// Returns `value`, or the environment variable if `value` is empty. For options that are easier to
-// set in the environment: `megascale local` passes no options on, and service files set variables.
-std::string OrEnvironment(const std::string& value, const char* variable) {
-  const char* set = value.empty() ? std::getenv(variable) : nullptr;
-  return AbsolutePath(set == nullptr ? value : set);
+// Makes `path` absolute; if it is empty, takes the environment variable. For options that are
+// easier to set in the environment: `megascale local` passes no options on, and service files set
+// variables.
+absl::Status CompletePath(const char* variable, std::string* path) {
+  const char* set = path->empty() ? std::getenv(variable) : nullptr;
+  *path = AbsolutePath(set == nullptr ? *path : set);
+  return path->empty() ? absl::OkStatus() : job::CheckPath(variable, *path);
 }
 
-void CompleteStoreAccess(agent::StoreAccess* store) {
-  store->password_file = OrEnvironment(store->password_file, "MEGASCALE_STORE_PASSWORDS");
-  store->tls.ca_file = OrEnvironment(store->tls.ca_file, "MEGASCALE_STORE_CA");
-  store->tls.certificate_file = OrEnvironment(store->tls.certificate_file, "MEGASCALE_STORE_CERT");
-  store->tls.key_file = OrEnvironment(store->tls.key_file, "MEGASCALE_STORE_KEY");
+absl::Status CompleteStoreAccess(agent::StoreAccess* store) {
+  RETURN_IF_ERROR(CompletePath("MEGASCALE_STORE_PASSWORDS", &store->password_file));
+  RETURN_IF_ERROR(CompletePath("MEGASCALE_STORE_CA", &store->tls.ca_file));
+  RETURN_IF_ERROR(CompletePath("MEGASCALE_STORE_CERT", &store->tls.certificate_file));
+  return CompletePath("MEGASCALE_STORE_KEY", &store->tls.key_file);
 }
 
 int RunAgentCommand(const AgentFlags& flags) {
@@ -59,7 +63,9 @@ int RunAgentCommand(const AgentFlags& flags) {
   options.run_directory = AbsolutePath(options.run_directory);
   options.state_directory = AbsolutePath(options.state_directory);
   options.log_directory = AbsolutePath(options.log_directory);
-  CompleteStoreAccess(&options.store);
+  if (const absl::Status access = CompleteStoreAccess(&options.store); !access.ok()) {
+    return ReportError(access);
+  }
   ::prctl(PR_SET_NAME, "megascale-agent");  // what ps and ss show
   base::InitLog(absl::StrCat("agent ", options.node_id), base::LogLevel::kInfo);
   const absl::Status status = agent::RunAgent(options);
@@ -74,9 +80,10 @@ void AddAgentCommand(CommandLine* line, const telemetry::ReadGpus& read_gpus) {
   agent::AgentOptions* options = &flags->options;
   Command* command =
       line->Add("agent", "runs this machine's agent: starts and watches its workers");
-  command->Path("--driver", &options->driver_address,
-                "the driver: unix:/path or host:port (default: MEGASCALE_ADDRESS, else a socket in "
-                "the user's runtime directory)");
+  command->Address(
+      "--driver", &options->driver_address,
+      "the driver: unix:/path or host:port (default: MEGASCALE_ADDRESS, else a socket in "
+      "the user's runtime directory)");
   command->Integer("--slots", &flags->slots, "maximum number of worker processes");
   command->Text("--node-id", &options->node_id,
                 "its name, kept over restarts (default: the host's name)");

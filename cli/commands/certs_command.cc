@@ -189,7 +189,8 @@ void AddInit(Command* certs) {
       "init",
       "makes a certificate authority, and certificates for a driver, agents and a user; overwrites "
       "nothing");
-  command->Positional("DIR", &flags->directory, "the folder; created owner-only if it is missing");
+  command->PathPositional("DIR", &flags->directory,
+                          "the folder; created owner-only if it is missing");
   command->Repeated("--host", &flags->hosts,
                     "name or address that clients reach the driver by, besides this host's name "
                     "and localhost; may be given again");
@@ -209,7 +210,7 @@ void AddIssue(Command* certs) {
   auto flags = std::make_shared<CertsFlags>();
   Command* command =
       certs->Add("issue", "makes one more certificate, signed by the authority in a folder");
-  command->Positional("DIR", &flags->directory, "the folder that `certs init` made");
+  command->PathPositional("DIR", &flags->directory, "the folder that `certs init` made");
   command->Positional("ROLE", &flags->role, "driver, agent or user: what its owner may do");
   command->Positional("NAME", &flags->name,
                       "name of the owner; makes DIR/NAME.pem and DIR/NAME.key");
@@ -227,7 +228,7 @@ void AddShow(Command* certs) {
   auto flags = std::make_shared<ShowFlags>();
   Command* command =
       certs->Add("show", "shows whose a certificate is and until when; exits 1 if it has expired");
-  command->Positional("FILE", &flags->file, "a certificate in PEM");
+  command->PathPositional("FILE", &flags->file, "a certificate in PEM");
   AddOutputOption(command, &flags->format);
   command->Examples(
       "megascale certs show certs/agent.pem\n"

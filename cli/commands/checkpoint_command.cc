@@ -228,7 +228,7 @@ void AddImport(Command* parent) {
   auto flags = std::make_shared<ConvertFlags>();
   Command* command =
       parent->Add("import", "makes a checkpoint of weights alone from a Hugging Face folder");
-  command->Positional("FOLDER", &flags->from, "a folder with config.json and safetensors");
+  command->PathPositional("FOLDER", &flags->from, "a folder with config.json and safetensors");
   command->Path("--out", &flags->to, "the checkpoint: a new or empty folder");
   command->Examples("megascale checkpoint import models/llama --out weights");
   RunConversion(command, flags, Import);
@@ -238,7 +238,7 @@ void AddExport(Command* parent, const char* directory) {
   auto flags = std::make_shared<ConvertFlags>();
   Command* command =
       parent->Add("export", "writes a checkpoint's weights as a Hugging Face folder");
-  command->Positional("DIR", &flags->from, directory);
+  command->PathPositional("DIR", &flags->from, directory);
   command->Path("--out", &flags->to, "a new or empty folder");
   command->Text("--format", &flags->file_format, "hf (default)");
   command->Text("--dtype", &flags->dtype, "fp32, bf16 or fp16 (default: as stored)");
@@ -251,7 +251,7 @@ void AddExport(Command* parent, const char* directory) {
 void AddVerb(Command* parent, const CheckpointVerb& verb) {
   auto flags = std::make_shared<CheckpointFlags>();
   Command* command = parent->Add(verb.name, verb.description);
-  command->Positional("DIR", &flags->directory, verb.directory);
+  command->PathPositional("DIR", &flags->directory, verb.directory);
   AddOutputOption(command, &flags->format);
   command->Examples(verb.example);
   const auto run = verb.run;

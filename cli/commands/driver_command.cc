@@ -65,14 +65,14 @@ void AddCopyCommands(Command* driver) {
   auto flags = std::make_shared<CopyFlags>();
   flags->state_directory = DefaultStateDirectory();
   Command* backup = driver->Add("backup", "copies the log of jobs; the driver may run meanwhile");
-  backup->Positional("DIR", &flags->copy, "a new directory for the copy");
+  backup->PathPositional("DIR", &flags->copy, "a new directory for the copy");
   backup->Path("--state-dir", &flags->state_directory, "the driver's state directory");
   backup->Details(
       "Jobs' folders with loss logs, and checkpoints, are files of their own and are not copied.");
   backup->Examples("megascale driver backup /backup/driver-monday");
   backup->Runs([flags] { return BackUp(*flags); });
   Command* restore = driver->Add("restore", "makes the log of a driver that lost it from a copy");
-  restore->Positional("DIR", &flags->copy, "the copy that `megascale driver backup` made");
+  restore->PathPositional("DIR", &flags->copy, "the copy that `megascale driver backup` made");
   restore->Path("--state-dir", &flags->state_directory, "the driver's state directory");
   restore->Details(
       "The copy begins a new epoch: agents end what an older one started, and every job goes on "
@@ -88,10 +88,10 @@ void AddDriverCommand(CommandLine* line) {
   auto flags = std::make_shared<driver::DriverOptions>();
   flags->state_directory = DefaultStateDirectory();
   Command* command = line->Add("driver", "runs the driver: takes jobs, places them, recovers them");
-  command->Path("--listen", &flags->listen_address,
-                "the address to listen on: unix:/path or host:port (default: MEGASCALE_ADDRESS, "
-                "else a socket in the "
-                "user's runtime directory)");
+  command->Address("--listen", &flags->listen_address,
+                   "the address to listen on: unix:/path or host:port (default: MEGASCALE_ADDRESS, "
+                   "else a socket in the "
+                   "user's runtime directory)");
   command->Text("--http", &flags->http_address,
                 "serves a page that shows jobs and machines, and metrics for Prometheus, on this "
                 "HOST:PORT; port 0: any free one (default: no page)");

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -17,8 +18,6 @@
 
 namespace megascale::cli {
 namespace {
-
-constexpr int kEvidenceWidth = 100;
 
 struct NodesFlags {
   ConnectionFlags connection;
@@ -101,25 +100,28 @@ GpuSummary GpusOf(const control::v1::NodeView& node) {
   return SummaryOf(gpus);
 }
 
-// A cluster without GPUs has no columns for them.
+// A cluster without GPUs has no columns for them, and one without a quarantine none for evidence.
 void PrintNodes(const control::v1::GetClusterResponse& cluster) {
   const bool has_gpus =
       std::any_of(cluster.nodes().begin(), cluster.nodes().end(),
                   [](const control::v1::NodeView& node) { return !node.gpus().empty(); });
+  const bool has_evidence =
+      std::any_of(cluster.nodes().begin(), cluster.nodes().end(),
+                  [](const control::v1::NodeView& node) { return node.has_quarantined_at(); });
   std::vector<std::vector<std::string>> rows;
   const auto add = [&](std::vector<std::string> row, const std::vector<std::string>& of_gpus,
                        const std::string& evidence) {
     if (has_gpus) row.insert(row.end(), of_gpus.begin(), of_gpus.end());
-    row.push_back(evidence);
+    if (has_evidence) row.push_back(evidence);
     rows.push_back(std::move(row));
   };
   add({"NODE", "POOL", "STATE", "SLOTS", "USED", "TEST", "EXCHANGES"}, GpuColumns(), "EVIDENCE");
   for (const control::v1::NodeView& node : cluster.nodes()) {
     add({node.node_id(), PoolName(node.pool()), NodeStateText(node), absl::StrCat(node.num_slots()),
          absl::StrCat(node.num_slots_used()), TestText(node.machine_test()), ExchangeText(node)},
-        GpuCells(GpusOf(node)), ShortenToWidth(Evidence(node), kEvidenceWidth));
+        GpuCells(GpusOf(node)), Evidence(node));
   }
-  std::printf("%s", FormatTable(rows).c_str());
+  std::printf("%s", FitTable(std::move(rows), OutputWidth(), LongText::kWrapped).c_str());
 }
 
 int ShowNodes(const NodesFlags& flags, bool only_spares) {

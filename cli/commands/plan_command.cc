@@ -487,7 +487,7 @@ void AddPlanCommand(CommandLine* line) {
   auto flags = std::make_shared<PlanFlags>();
   Command* command =
       line->Add("plan", "shows the instructions of a job's step and their time; starts nothing");
-  command->Positional("FILE", &flags->file, "job file (YAML); examples/ has some");
+  command->PathPositional("FILE", &flags->file, "job file (YAML); examples/ has some");
   command->Repeated("--set", &flags->overrides,
                     "FIELD=VALUE instead of the file's, such as train.global_batch_size=64");
   command->Number("--flops-per-second", &flags->flops_per_second, "of each rank");

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -21,7 +22,6 @@
 namespace megascale::cli {
 namespace {
 
-constexpr int kMessageWidth = 100;
 constexpr int kWorkersMax = 64;  // lines of a job; in JSON all
 
 struct StatusFlags {
@@ -62,18 +62,19 @@ void PrintDiagnosis(client::JobClient* client, const control::v1::Job& job,
   std::printf("diagnosis %s\n", CompleteCommands(verdict, flags).c_str());
 }
 
-// A message is cut before its commands are completed, so that a command is whole or left as it is.
+// The newest job comes first: it must not scroll away.
 void PrintJobs(const control::v1::ListJobsResponse& response, const ConnectionFlags& flags) {
   std::vector<std::vector<std::string>> rows = {
       {"JOB", "STATE", "STEP", "ATTEMPT", "AGE", "MESSAGE"}};
-  for (const control::v1::Job& job : response.jobs()) {
+  for (int i = response.jobs_size() - 1; i >= 0; --i) {
+    const control::v1::Job& job = response.jobs(i);
     rows.push_back({job.job_id(), StateName(job.state()),
                     absl::StrCat(job.last_step(), "/", job.spec().train().steps()),
                     absl::StrCat(job.attempt()),
                     ShortDuration(absl::Seconds(job.submitted_age_seconds())),
-                    CompleteCommands(ShortenToWidth(job.message(), kMessageWidth), flags)});
+                    CompleteCommands(job.message(), flags)});
   }
-  std::printf("%s", FormatTable(rows).c_str());
+  std::printf("%s", FitTable(std::move(rows), OutputWidth(), LongText::kCut).c_str());
 }
 
 void PrintCluster(const control::v1::GetClusterResponse& cluster) {
@@ -90,7 +91,8 @@ void PrintCluster(const control::v1::GetClusterResponse& cluster) {
          absl::StrCat(limits.cores()), base::FormatBytes(limits.memory_bytes()),
          absl::StrCat(limits.cores_source(), ", ", limits.memory_source())});
   }
-  if (rows.size() > 1) std::printf("%s", FormatTable(rows).c_str());
+  if (rows.size() == 1) return;
+  std::printf("%s", FitTable(std::move(rows), OutputWidth(), LongText::kWrapped).c_str());
 }
 
 int ShowCluster(client::JobClient* client, const StatusFlags& flags) {
@@ -176,7 +178,10 @@ void AddListCommand(CommandLine* line) {
   AddOutputOption(command, &flags->format);
   AddRetryOption(command, &flags->connection);
   AddConnectionOptions(command, &flags->connection);
-  command->Details("Jobs are shown in the order of their submission, also those that have ended.");
+  command->Details(
+      "The job that was submitted last comes first; with -o json it comes last. Jobs that have "
+      "ended "
+      "are shown, too. On a terminal a message is cut at its edge; elsewhere it is whole.");
   command->Examples("megascale list\nmegascale list --limit 10\nmegascale list -o json");
   command->Runs([flags] { return ShowList(*flags); });
 }

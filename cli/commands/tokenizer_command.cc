@@ -465,7 +465,7 @@ void AddDecode(Command* parent) {
 void AddInspect(Command* parent) {
   auto flags = std::make_shared<UseFlags>();
   Command* command = parent->Add("inspect", "shows what a tokenizer does");
-  command->Positional("TOKENIZER", &flags->tokenizer, kTokenizerHelp);
+  command->PathPositional("TOKENIZER", &flags->tokenizer, kTokenizerHelp);
   command->Examples("megascale tokenizer inspect llama/tokenizer.json");
   RunsWith(command, flags, Inspect);
 }

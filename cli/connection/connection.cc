@@ -72,15 +72,19 @@ void AddTlsOptions(Command* command, const std::string& peer, const std::string&
 }
 
 void AddConnectionOptions(Command* command, ConnectionFlags* flags) {
-  command->Path("--address", &flags->address,
-                "the driver: unix:/path or host:port (default: MEGASCALE_ADDRESS, else a socket in "
-                "the user's runtime directory)");
+  command->Address(
+      "--address", &flags->address,
+      "the driver: unix:/path or host:port (default: MEGASCALE_ADDRESS, else a socket in "
+      "the user's runtime directory)");
   AddTlsOptions(command, "the driver", "this client", &flags->tls, &flags->insecure);
+  command->MoveToConnection({"--address", "--tls-ca", "--tls-cert", "--tls-key", "--insecure"});
 }
 
 void AddRetryOption(Command* command, ConnectionFlags* flags) {
   command->Duration("--retry-for", &flags->retry_for,
-                    "how long to wait for a driver that does not answer");
+                    "how long to wait for a driver that does not answer; for commands that read, "
+                    "and submit");
+  command->MoveToConnection({"--retry-for"});
 }
 
 client::RetryOptions RetryOf(const ConnectionFlags& flags,

@@ -492,6 +492,20 @@ TEST_F(AnswersTest, LogsOfSeveralRanksAreShownByTime) {
   EXPECT_EQ(Run("logs --rank 0 known").out.find("["), std::string::npos);
 }
 
+TEST_F(AnswersTest, NodesSayWhoWaitsToBeNamed) {
+  control::NodeView* node = driver_.cluster.add_nodes();
+  node->set_node_id("n1");
+  node->set_alive(true);
+  node->set_unnamed(true);
+  node->set_certificate("agent-n1");
+  node->set_address("10.0.0.7");
+  const Outcome shown = Run("nodes");
+  EXPECT_TRUE(absl::StrContains(shown.out, "waits to be named")) << shown.out;
+  EXPECT_TRUE(absl::StrContains(
+      shown.out, "certificate 'agent-n1' at 10.0.0.7; `megascale uncordon n1` names it"))
+      << shown.out;
+}
+
 // --- GPUs ---------------------------------------------------------------------------------------
 
 TEST_F(AnswersTest, NodesHaveColumnsForGpusWhereThereAreSome) {

@@ -240,14 +240,15 @@ TEST_F(PageTest, LocalShowsItsRunWhileItRuns) {
   EXPECT_NE(WaitForExit(local, 60), -1);
 }
 
-TEST_F(PageTest, LocalPrintsTheUrlOfItsPage) {
+TEST_F(PageTest, LocalSaysWhereTheUrlOfItsPageIsAndPrintsItToTerminalsOnly) {
   const CommandResult run =
       e2e::Run({Program(), "local", WriteJobFile(cluster_.directory()), "--set", "train.steps=5",
                 "--slots", "4", "--state-dir", cluster_.directory() + "/local",
                 "--held-out-windows", "1", "--http", "127.0.0.1:0"});
   EXPECT_EQ(run.exit_code, 0) << run.err;
-  EXPECT_THAT(run.out, HasSubstr("the page: http://127.0.0.1:"));
-  EXPECT_THAT(run.out, HasSubstr("/?token="));
+  EXPECT_THAT(run.out, HasSubstr("the page: its URL with the token is in "));
+  EXPECT_THAT(run.out, HasSubstr("/http-url\n"));
+  EXPECT_THAT(run.out + run.err, Not(HasSubstr("token=")));
 }
 
 TEST_F(PageTest, TheTokenOutlivesTheDriver) {

@@ -100,14 +100,14 @@ GpuSummary GpusOf(const control::v1::NodeView& node) {
   return SummaryOf(gpus);
 }
 
-// A cluster without GPUs has no columns for them, and one without a quarantine none for evidence.
+// A cluster without GPUs has no columns for them, and one without evidence none for that.
 void PrintNodes(const control::v1::GetClusterResponse& cluster) {
   const bool has_gpus =
       std::any_of(cluster.nodes().begin(), cluster.nodes().end(),
                   [](const control::v1::NodeView& node) { return !node.gpus().empty(); });
   const bool has_evidence =
       std::any_of(cluster.nodes().begin(), cluster.nodes().end(),
-                  [](const control::v1::NodeView& node) { return node.has_quarantined_at(); });
+                  [](const control::v1::NodeView& node) { return !Evidence(node).empty(); });
   std::vector<std::vector<std::string>> rows;
   const auto add = [&](std::vector<std::string> row, const std::vector<std::string>& of_gpus,
                        const std::string& evidence) {

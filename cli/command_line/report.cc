@@ -153,6 +153,9 @@ void JsonObject::Add(absl::string_view name, int64_t number) {
 std::string NodeStateText(const control::v1::NodeView& node) {
   std::string text = node.alive() ? "alive" : "lost";
   if (node.draining()) text = node.alive() ? "draining" : "drained";
+  if (node.unnamed()) {
+    text = text == "alive" ? "waits to be named" : absl::StrCat("waits to be named, ", text);
+  }
   if (node.pool() == control::v1::POOL_QUARANTINED) {
     text = text == "alive" ? "quarantined" : absl::StrCat("quarantined, ", text);
   }

@@ -118,6 +118,13 @@ void AddDriverCommand(CommandLine* line) {
                   "the machines reach");
   command->Flag("--agents-ended", &flags->agents_ended,
                 "no agent that this state directory knows still runs, so that none is waited for");
+  command->Integer("--slots-max", &flags->slots_max,
+                   "refuses agents that offer more slots than this");
+  command->Integer("--new-nodes-per-hour", &flags->new_nodes_per_hour,
+                   "agents with one certificate may join under this many new node ids in an hour");
+  command->Text("--join", &flags->join,
+                "which new machines get ranks: any, or known: those that you name with `megascale "
+                "uncordon`; `megascale nodes` shows which wait for that");
   AddTlsOptions(command, "users and agents", "this driver", &flags->tls, &flags->insecure);
   command->Details(
       "Decides which job runs where, keeps that on disk, and recovers jobs whose processes or "
@@ -127,7 +134,8 @@ void AddDriverCommand(CommandLine* line) {
       "It listens on a Unix socket that only its owner can use, unless --listen names a TCP "
       "address: "
       "that needs mutual TLS (megascale certs init makes the files).\n"
-      "With --http it prints the URL of the page, with a token that every reader needs; off this "
+      "With --http it prints the URL of the page to a terminal, with a token that every reader "
+      "needs; the URL is also in the file http-url of --state-dir, and in no log. Off this "
       "machine the page uses the TLS files above, and readers need a user's certificate, too. The "
       "page changes nothing.");
   command->Examples(

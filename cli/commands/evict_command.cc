@@ -66,8 +66,8 @@ void AddEvictCommand(CommandLine* line) {
 
 void AddUncordonCommand(CommandLine* line) {
   auto flags = std::make_shared<NodeFlags>();
-  Command* command =
-      line->Add("uncordon", "ends an eviction or a quarantine: the node may get ranks again");
+  Command* command = line->Add(
+      "uncordon", "ends an eviction or a quarantine, or names a new node: the node may get ranks");
   command->Positional("NODE", &flags->node_id, "the node's id, as `megascale status` shows it");
   AddOutputOption(command, &flags->format);
   AddConnectionOptions(command, &flags->connection);

@@ -229,7 +229,13 @@ class LocalRun {
     const auto url =
         base::ReadFile(absl::StrCat(state_directory_, "/", driver::kPageUrlFile), 4096);
     if (!url.ok()) return;
-    std::fprintf(live() ? stdout : stderr, "the page: %s", url->c_str());
+    FILE* out = live() ? stdout : stderr;
+    if (::isatty(::fileno(out)) == 1) {
+      std::fprintf(out, "the page: %s", url->c_str());
+    } else {  // perhaps a log that others may read
+      std::fprintf(out, "the page: its URL with the token is in %s/%s\n", state_directory_.c_str(),
+                   driver::kPageUrlFile);
+    }
     std::fflush(stdout);
   }
 

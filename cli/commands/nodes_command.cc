@@ -37,9 +37,16 @@ std::string PoolName(control::v1::Pool pool) {
   }
 }
 
-// Says since when and why a node is quarantined.
+// Says since when and why a node is quarantined, or who waits to be named.
 std::string Evidence(const control::v1::NodeView& node) {
-  if (!node.has_quarantined_at()) return "";
+  if (!node.has_quarantined_at()) {
+    if (!node.unnamed()) return "";
+    return absl::StrCat(node.certificate().empty()
+                            ? std::string("no certificate")
+                            : absl::StrCat("certificate '", node.certificate(), "'"),
+                        node.address().empty() ? "" : absl::StrCat(" at ", node.address()),
+                        "; `megascale uncordon ", node.node_id(), "` names it");
+  }
   const absl::Time since = absl::FromUnixSeconds(node.quarantined_at().seconds());
   return absl::StrCat("since ", absl::FormatTime("%Y-%m-%d %H:%M", since, absl::LocalTimeZone()),
                       ": ", node.quarantine_evidence());
@@ -179,7 +186,9 @@ void AddNodesCommand(CommandLine* line) {
   command->Details(
       "An active machine gets ranks of any job. A spare gets them only when a recovering job finds "
       "no other slots, and stays a spare. A quarantined one is at fault and gets none, "
-      "until `megascale uncordon`. Where machines have GPUs, columns show them as they were a few "
+      "until `megascale uncordon`. With a driver's `--join known` a new machine waits to be named, "
+      "also with `megascale uncordon`: EVIDENCE shows its certificate and address. Where machines "
+      "have GPUs, columns show them as they were a few "
       "seconds ago; with -o json each GPU is there.");
   command->Examples("megascale nodes\nmegascale nodes -o json");
   command->Runs([flags] {

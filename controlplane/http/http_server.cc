@@ -46,6 +46,9 @@ constexpr char kContentPolicy[] =
 struct Client {
   int fd = -1;
   absl::Duration deadline;
+  absl::Duration since;
+  bool is_known = false;    // it has shown the token
+  bool is_closing = false;  // its thread has not seen that yet
 };
 
 absl::StatusOr<base::UniqueFd> Listen(const client::Address& address) {
@@ -54,14 +57,6 @@ absl::StatusOr<base::UniqueFd> Listen(const client::Address& address) {
   return absl::FailedPreconditionError(
       absl::StrCat("--http ", address.text, ": cannot listen there: ", socket.status().message(),
                    "; give another address"));
-}
-
-int PortOf(int fd) {
-  sockaddr_storage address = {};
-  socklen_t size = sizeof(address);
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return 0;
-  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
-                                             : reinterpret_cast<sockaddr_in*>(&address)->sin_port);
 }
 
 // True if the client's certificate is signed by our authority and is a user's.
@@ -134,6 +129,10 @@ struct HttpServer::Impl {
   absl::Status Serve();
   void Reap();
   void SetDeadline(const MHD_Connection* connection, absl::Duration time);
+  // Requires: the mutex is held.
+  void CloseOldestStranger();
+  // Notes that the client has shown the token; false: there are too many clients that have.
+  bool Admit(const MHD_Connection* connection);
   MHD_Result Answer(MHD_Connection* connection, const char* path, const char* method);
   MHD_Result Send(MHD_Connection* connection, const Response& response, const std::string& cookie,
                   const std::string& location);
@@ -174,7 +173,9 @@ void NoteConnection(void* self, MHD_Connection* connection, void**,
   const MHD_ConnectionInfo* info =
       MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
   if (info == nullptr) return;
-  impl.clients[connection] = {info->connect_fd, base::RealClock().Monotonic() + kRequestTime};
+  const absl::Duration now = base::RealClock().Monotonic();
+  impl.clients[connection] = {.fd = info->connect_fd, .deadline = now + kRequestTime, .since = now};
+  impl.CloseOldestStranger();
 }
 
 void NoteDone(void* self, MHD_Connection* connection, void**, MHD_RequestTerminationCode) {
@@ -205,6 +206,29 @@ void HttpServer::Impl::SetDeadline(const MHD_Connection* connection, absl::Durat
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = clients.find(connection);
   if (found != clients.end()) found->second.deadline = base::RealClock().Monotonic() + time;
+}
+
+void HttpServer::Impl::CloseOldestStranger() {
+  int num_strangers = 0;
+  Client* oldest = nullptr;
+  for (auto& [connection, client] : clients) {
+    if (client.is_known || client.is_closing) continue;
+    ++num_strangers;
+    if (oldest == nullptr || client.since < oldest->since) oldest = &client;
+  }
+  if (num_strangers <= kStrangersMax) return;
+  oldest->is_closing = true;
+  ::shutdown(oldest->fd, SHUT_RDWR);
+}
+
+bool HttpServer::Impl::Admit(const MHD_Connection* connection) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = clients.find(connection);
+  if (found == clients.end() || found->second.is_known) return true;
+  const auto num_known = std::count_if(clients.begin(), clients.end(),
+                                       [](const auto& item) { return item.second.is_known; });
+  found->second.is_known = num_known < options.connections_max;
+  return found->second.is_known;
 }
 
 MHD_Result HttpServer::Impl::Send(MHD_Connection* connection, const Response& response,
@@ -285,6 +309,13 @@ MHD_Result HttpServer::Impl::Answer(MHD_Connection* connection, const char* path
   if (const auto token = request.query.extract("token"); !token.empty())
     head.token = token.mapped();
   const Verdict verdict = guard->Judge(head);
+  if (verdict == Verdict::kServe && !Admit(connection)) {
+    return Send(connection,
+                {.status = 503,
+                 .body = absl::StrCat("this server serves ", options.connections_max,
+                                      " connections, which is the maximum; close some pages\n")},
+                "", "");
+  }
   if (verdict == Verdict::kSetCookie) {
     return Send(connection, {.status = 303, .body = ""}, guard->SetCookie(), "/");
   }
@@ -297,7 +328,7 @@ MHD_Result HttpServer::Impl::Answer(MHD_Connection* connection, const char* path
 
 absl::Status HttpServer::Impl::Serve() {
   ASSIGN_OR_RETURN(base::UniqueFd socket, Listen(address));
-  port = PortOf(socket.get());
+  port = base::PortOf(socket.get());
   std::vector<std::string> hosts = {address.host};
   if (address.loopback) hosts = {"127.0.0.1", "localhost", "[::1]", address.host};
   if (options.tls.any()) {
@@ -320,10 +351,10 @@ absl::Status HttpServer::Impl::Serve() {
       flags, static_cast<uint16_t>(port), nullptr, nullptr, &TakeRequest, this,
       MHD_OPTION_EXTERNAL_LOGGER, +[](void*, const char*, va_list) {}, nullptr,
       MHD_OPTION_LISTEN_SOCKET, socket.get(), MHD_OPTION_CONNECTION_LIMIT,
-      static_cast<unsigned>(options.connections_max), MHD_OPTION_CONNECTION_TIMEOUT,
-      kSilenceSeconds, MHD_OPTION_CONNECTION_MEMORY_LIMIT, kRequestBytesMax,
-      MHD_OPTION_NOTIFY_CONNECTION, &NoteConnection, this, MHD_OPTION_NOTIFY_COMPLETED, &NoteDone,
-      this, MHD_OPTION_ARRAY, tls.data(), MHD_OPTION_END);
+      static_cast<unsigned>(options.connections_max + 2 * kStrangersMax),
+      MHD_OPTION_CONNECTION_TIMEOUT, kSilenceSeconds, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+      kRequestBytesMax, MHD_OPTION_NOTIFY_CONNECTION, &NoteConnection, this,
+      MHD_OPTION_NOTIFY_COMPLETED, &NoteDone, this, MHD_OPTION_ARRAY, tls.data(), MHD_OPTION_END);
   if (daemon == nullptr) {
     return absl::FailedPreconditionError(
         absl::StrCat("--http ", address.text, ": the web server does not start"));

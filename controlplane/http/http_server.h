@@ -1,8 +1,11 @@
 // A web server that only reads. It runs on threads of its own, one for each connection, at most
-// `connections_max`; further connections are closed at once. A request is at most 32 KiB. It has to
-// be complete within 10 s, and the client has to read its answer within 30 s and each event within
-// 30 s. Otherwise the connection is closed. Every answer forbids scripts and frames of other sites.
-// An answer that is longer than kAnswerBytesMax is not sent: the client gets the status 503.
+// `connections_max`; further ones are refused with the status 503. A connection counts once it has
+// shown the token. Of those that have not, at most kStrangersMax are open: the oldest makes room
+// for a new one, so that nobody without the token can keep others out. A request is at most 32 KiB.
+// It has to be complete within 10 s, and the client has to read its answer within 30 s and each
+// event within 30 s. Otherwise the connection is closed. Every answer forbids scripts and frames of
+// other sites. An answer that is longer than kAnswerBytesMax is not sent: the client gets the
+// status 503.
 //
 //   HttpOptions options;
 //   options.address = "127.0.0.1:7078";
@@ -24,6 +27,7 @@
 
 namespace megascale::http {
 
+inline constexpr int kStrangersMax = 32;
 inline constexpr size_t kAnswerBytesMax = size_t{1} << 20;
 
 struct Request {

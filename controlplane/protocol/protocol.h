@@ -13,6 +13,10 @@ namespace megascale::protocol {
 // release that spoke both the old and the new version.
 inline constexpr int kOldestVersion = 5;
 
+// The maximum number of worker processes that an agent runs; the driver's default for what it takes
+// of one agent.
+inline constexpr int kSlotsMax = 992;
+
 // Writes into `hello` the versions that this program's agent speaks.
 void SetVersions(agent::v1::Hello* hello);
 

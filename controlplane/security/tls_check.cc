@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "controlplane/security/openssl.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/socket/own_socket.h"
 #include "runtime/base/status.h"
 
 namespace megascale::security {
@@ -22,7 +23,23 @@ absl::Status Refuse(absl::string_view option, absl::string_view path, absl::stri
   return absl::InvalidArgumentError(absl::StrCat(option, " ", path, ": ", why));
 }
 
+// Whoever can write a file of this kind decides whom this program trusts, or who it is.
+absl::Status CheckWriters(absl::string_view option, const std::string& path) {
+  struct stat info;
+  if (::stat(path.c_str(), &info) != 0) return absl::OkStatus();  // Read says why
+  if (info.st_uid != ::geteuid() && info.st_uid != 0) {
+    return Refuse(option, path,
+                  absl::StrCat("belongs to ", base::DescribeUser(info.st_uid), "; expected ",
+                               base::DescribeUser(::geteuid()), ", this process's user, or root"));
+  }
+  if ((info.st_mode & 022) == 0) return absl::OkStatus();
+  return Refuse(option, path,
+                absl::StrFormat("others may change this file (mode %04o); chmod go-w %s",
+                                info.st_mode & 07777, path));
+}
+
 absl::StatusOr<std::string> Read(absl::string_view option, const std::string& path) {
+  RETURN_IF_ERROR(CheckWriters(option, path));
   absl::StatusOr<std::string> text = base::ReadFile(path, kPemBytesMax);
   if (text.ok()) return text;
   return absl::InvalidArgumentError(absl::StrCat(option, ": ", text.status().message()));

@@ -77,6 +77,18 @@ TEST_F(TlsCheckTest, AKeyThatOthersMayReadIsRefusedAsSshDoes) {
                                 files.key);
 }
 
+TEST_F(TlsCheckTest, AFileThatOthersMayChangeIsRefused) {
+  const TlsFiles files = FilesOf("user");
+  for (const auto& [option, path] :
+       {std::pair("--tls-ca", files.ca), std::pair("--tls-cert", files.certificate)}) {
+    ASSERT_EQ(::chmod(path.c_str(), 0664), 0);
+    EXPECT_EQ(Mistake(files), std::string(option) + " " + path +
+                                  ": others may change this file (mode 0664); chmod go-w " + path);
+    ASSERT_EQ(::chmod(path.c_str(), 0644), 0);
+  }
+  EXPECT_EQ(Mistake(files), "");
+}
+
 TEST_F(TlsCheckTest, AKeyOfAnotherCertificateIsRefused) {
   TlsFiles files = FilesOf("user");
   files.key = FilesOf("agent").key;

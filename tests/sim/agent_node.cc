@@ -283,7 +283,8 @@ void AgentNode::Connect() {
     if (!up() || incarnation != num_incarnations_) return;
     Later(absl::ZeroDuration(), [this, reply] { forwarder_->OnDriverReply(reply); });
   };
-  connection_ = cluster_.network->Connect(hello, std::move(events));
+  connection_ = cluster_.network->Connect(
+      hello, std::move(events), {.certificate = absl::StrCat("agent ", node_id_), .address = ""});
   if (connection_ == nullptr) return reconnect();
   forwarder_->OnStreamOpened();
   forwarder_->FlushToDriver();

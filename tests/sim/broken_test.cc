@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -685,6 +686,37 @@ TEST_F(BrokenTest, LossLogWithoutAStepIsFound) {
         }
       },
       /*calm=*/true));
+}
+
+TEST_F(BrokenTest, DriverThatTakesAnyNumberOfSlotsIsFound) {
+  const auto tamper = [] {
+    Tampering tampering;
+    tampering.options = [](driver::DriverShell::Options* options) {
+      options->slots_max = std::numeric_limits<int>::max();
+    };
+    return tampering;
+  };
+  EXPECT_TRUE(Finds("ClaimsAreBounded", tamper));
+}
+
+TEST_F(BrokenTest, DriverThatTakesAnyNumberOfNewNodesIsFound) {
+  const auto tamper = [] {
+    Tampering tampering;
+    tampering.options = [](driver::DriverShell::Options* options) {
+      options->new_nodes_per_hour = std::numeric_limits<int64_t>::max();
+    };
+    return tampering;
+  };
+  EXPECT_TRUE(Finds("ClaimsAreBounded", tamper));
+}
+
+TEST_F(BrokenTest, DriverThatDoesNotSeeCertificatesIsFound) {
+  const auto tamper = [] {
+    Tampering tampering;
+    tampering.peer = [](driver::AgentPeer* peer) { peer->certificate.clear(); };
+    return tampering;
+  };
+  EXPECT_TRUE(Finds("NamesStay", tamper));
 }
 
 }  // namespace

@@ -75,6 +75,9 @@ absl::StatusOr<std::unique_ptr<driver::DriverShell>> DriverNode::MakeShell() {
   options.machine_tests = MachineTests();
   if (world_.logs_take_turns) options.loss_log_interval = kLossLogInterval;
   if (world_.forgets_jobs) options.retention = {.newest = 1, .age = absl::Seconds(5)};
+  options.slots_max = kSlotsOfAgentMax;
+  options.new_nodes_per_hour = kNewNodesPerHour;
+  if (world_.tampering.options) world_.tampering.options(&options);
   options.on_attempts = [this](const auto& attempts) { store_->SetAttempts(attempts); };
   return driver::DriverShell::Create(std::move(options));
 }

@@ -37,9 +37,12 @@ bool Network::Passes(const Connection& connection) const {
 }
 
 std::shared_ptr<Network::Connection> Network::Connect(const agent::Hello& hello,
-                                                      ConnectionEvents events) {
+                                                      ConnectionEvents events,
+                                                      driver::AgentPeer peer) {
   if (!driver_.up() || IsPartitioned(hello.node_id())) return nullptr;
-  auto connection = std::make_shared<Connection>(this, hello.node_id(), std::move(events));
+  if (world_.tampering.peer) world_.tampering.peer(&peer);
+  auto connection =
+      std::make_shared<Connection>(this, hello.node_id(), std::move(events), std::move(peer));
   connection->hello_at_ = world_.timeline.now() + Delay();
   OpenOf(hello.node_id());
   open_[hello.node_id()].push_back(connection);

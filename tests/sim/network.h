@@ -31,7 +31,9 @@ class Network {
   Network(World* world, DriverNode* driver);
 
   // Opens a connection; null: the driver cannot be reached.
-  std::shared_ptr<Connection> Connect(const agent::Hello& hello, ConnectionEvents events);
+  // `peer`: who is at the agent's end, as the driver sees it.
+  std::shared_ptr<Connection> Connect(const agent::Hello& hello, ConnectionEvents events,
+                                      driver::AgentPeer peer);
   void Send(const std::shared_ptr<Connection>& connection, const agent::ActualState& report);
   void SendStore(const std::shared_ptr<Connection>& connection, const agent::StoreRequest& request);
   // Call when the agent's process has ended: no callback runs any more.
@@ -60,9 +62,13 @@ class Network {
 class Network::Connection : public driver::AgentLink,
                             public std::enable_shared_from_this<Network::Connection> {
  public:
-  Connection(Network* network, std::string node_id, ConnectionEvents events)
-      : network_(*network), node_id_(std::move(node_id)), events_(std::move(events)) {}
+  Connection(Network* network, std::string node_id, ConnectionEvents events, driver::AgentPeer peer)
+      : network_(*network),
+        node_id_(std::move(node_id)),
+        events_(std::move(events)),
+        peer_(std::move(peer)) {}
 
+  driver::AgentPeer peer() const override { return peer_; }
   void SendDesired(const agent::DesiredState& desired) override;
   void Close(const absl::Status& why) override;
 
@@ -74,6 +80,7 @@ class Network::Connection : public driver::AgentLink,
   Network& network_;
   const std::string node_id_;
   ConnectionEvents events_;
+  const driver::AgentPeer peer_;
   bool broken_ = false;
   absl::Duration hello_at_;                     // when Hello reaches the driver
   std::optional<agent::DesiredState> waiting_;  // not sent yet

@@ -17,6 +17,7 @@
 #include "tests/sim/checkpoint_storage.h"
 #include "tests/sim/driver_node.h"
 #include "tests/sim/faults.h"
+#include "tests/sim/liar.h"
 #include "tests/sim/network.h"
 #include "tests/sim/operators.h"
 #include "tests/sim/worker_process.h"
@@ -27,6 +28,7 @@ namespace {
 constexpr int64_t kAgentsMax = 8;
 constexpr int kJobsMax = 4;
 constexpr uint64_t kTurnsSalt = uint64_t{53} << 32;
+constexpr uint64_t kLiesSalt = uint64_t{59} << 32;
 
 // The share of seeds with a large cluster; such a seed takes as long as a hundred others.
 constexpr double kLargeSeeds = 0.005;
@@ -120,6 +122,11 @@ class Simulation {
     world_.logs_take_turns = Rng(options.seed ^ kTurnsSalt).Chance(0.2);
     faults_ = std::make_unique<Faults>(cluster, &driver_, agents_, options.calm);
     DrawOperators(is_large);
+    // Apart, too. A liar's processes cannot be fenced, for which a restored log waits.
+    Rng lies(options.seed ^ kLiesSalt);
+    if (!calm_ && restore_after_ == absl::ZeroDuration() && lies.Chance(0.25)) {
+      liar_ = std::make_unique<Liar>(cluster, driver_, lies);
+    }
   }
 
   Outcome Run() {
@@ -136,6 +143,7 @@ class Simulation {
     }
     operators_->Start(storm);
     faults_->Start(storm);
+    if (liar_ != nullptr) liar_->Start(storm);
     if (world_.old_driver && upgrade_after_ < absl::InfiniteDuration()) {
       world_.timeline.At(upgrade_after_, [this] { driver_.Upgrade(); });
     }
@@ -249,6 +257,7 @@ class Simulation {
     checkers_.push_back(std::make_unique<CauseChecker>(&world_));
     checkers_.push_back(std::make_unique<SuspectChecker>(&world_));
     checkers_.push_back(std::make_unique<PoolChecker>(&world_));
+    checkers_.push_back(std::make_unique<StrangerChecker>(&world_));
     if (drain_) checkers_.push_back(std::make_unique<DrainChecker>(&world_));
     checkers_.push_back(std::make_unique<LivenessChecker>(&world_));
     checkers_.push_back(std::make_unique<TimeChecker>(&world_));
@@ -345,6 +354,7 @@ class Simulation {
   std::vector<double> upgrade_at_;  // of each agent, as a share of the storm; empty: never
   std::unique_ptr<Operators> operators_;
   std::unique_ptr<Faults> faults_;
+  std::unique_ptr<Liar> liar_;  // null: nobody lies
   std::vector<std::unique_ptr<Observer>> checkers_;
   Outcome outcome_;
 };

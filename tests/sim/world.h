@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "controlplane/driver/core/driver_state.h"
+#include "controlplane/driver/shell/driver_shell.h"
 #include "controlplane/driver/storage/event_log.h"
 #include "proto/agent.pb.h"
 #include "proto/control.pb.h"
@@ -38,6 +39,13 @@ struct ProcessName {
   int rank = 0;
   int64_t process_id = 0;
 };
+
+// What each simulated driver lets an agent offer, and a certificate make.
+inline constexpr int kSlotsOfAgentMax = 8;
+inline constexpr int64_t kNewNodesPerHour = 6;
+// The liar (liar.h): its key, and the beginning of node ids that nobody else has.
+inline constexpr char kLiarsKey[] = "key of the liar";
+inline constexpr char kMadeUpNode[] = "made-up-";
 
 // The verdict of made-up suspicions (operators.h).
 inline constexpr char kSuspicion[] = "drawn";
@@ -131,6 +139,9 @@ struct Tampering {
   // Changes the driver's state before a round without noting the change in the job index, as a
   // faulty event would.
   std::function<void(DriverState*)> state = {};
+  // Change the driver's options, and what it sees of an agent at the other end.
+  std::function<void(driver::DriverShell::Options*)> options = {};
+  std::function<void(driver::AgentPeer*)> peer = {};
 };
 
 struct Violation {

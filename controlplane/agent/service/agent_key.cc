@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/checksum.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/socket/own_socket.h"
 #include "runtime/base/status.h"
 
 namespace megascale::agent {
@@ -37,6 +38,9 @@ absl::StatusOr<std::string> MakeKey() {
 
 absl::StatusOr<std::string> LoadOrMakeKey(const std::string& directory) {
   const std::string path = absl::StrCat(directory, "/", kAgentKeyFile);
+  const absl::Status checked = base::CheckSecretFile(
+      path, "if this agent did not write it, remove it: the agent makes another key");
+  if (!absl::IsNotFound(checked)) RETURN_IF_ERROR(checked);
   const absl::StatusOr<std::string> kept = base::ReadFile(path, kFileBytesMax);
   std::string key;
   if (absl::IsNotFound(kept.status())) {

@@ -40,6 +40,17 @@ TEST_F(AgentKeyTest, IsMadeOnceForItsOwnerAloneAndStaysTheSame) {
   EXPECT_NE(LoadOrMakeKey(directory_).value_or(""), *first);
 }
 
+TEST_F(AgentKeyTest, AKeyThatOthersMayReadIsRefusedAndStaysAsItIs) {
+  ASSERT_TRUE(LoadOrMakeKey(directory_).ok());
+  ASSERT_EQ(::chmod(path().c_str(), 0644), 0);
+  const auto key = LoadOrMakeKey(directory_);
+  EXPECT_EQ(key.status().code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_THAT(std::string(key.status().message()),
+              HasSubstr("agent.key: has mode 0644, expected 0600, closed to others; if this agent "
+                        "did not write it, remove it"));
+  EXPECT_TRUE(std::filesystem::exists(path()));
+}
+
 TEST_F(AgentKeyTest, AFileThatIsNoKeyIsDataLossAndStaysAsItIs) {
   for (const char* text : {"", "banana", "0123456789abcdef0123456789abcdef"}) {
     ASSERT_TRUE(base::WriteFileDurably(path(), text).ok());

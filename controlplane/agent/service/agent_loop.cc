@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
+#include <set>
 #include <system_error>
 #include <utility>
 #include <variant>
@@ -15,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "controlplane/agent/core/exit_class.h"
+#include "controlplane/agent/service/kept_logs.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/base/process/resource_limit.h"
@@ -31,7 +33,6 @@ constexpr absl::Duration kCoalesce = absl::Milliseconds(20);
 constexpr absl::Duration kSampleInterval = absl::Milliseconds(100);
 constexpr absl::Duration kPingInterval = absl::Seconds(1);
 constexpr absl::Duration kWarningInterval = absl::Minutes(1);  // of lines that would repeat
-constexpr size_t kAttemptLogsKept = 16;                        // per job
 // Far above the ids that AgentCore gives.
 constexpr int64_t kFirstStackProcess = int64_t{1} << 40;
 
@@ -48,20 +49,6 @@ std::string Describe(const ChildName& name) {
 }
 
 }  // namespace
-
-void PruneDirectory(const std::string& directory, size_t count) {
-  std::vector<std::pair<std::filesystem::file_time_type, std::filesystem::path>> entries;
-  std::error_code error;
-  for (auto it = std::filesystem::directory_iterator(directory, error);
-       !error && it != std::filesystem::directory_iterator(); it.increment(error)) {
-    entries.push_back({it->last_write_time(error), it->path()});
-  }
-  if (entries.size() <= count) return;
-  std::sort(entries.begin(), entries.end());
-  for (size_t i = 0; i + count < entries.size(); ++i) {
-    std::filesystem::remove_all(entries[i].second, error);
-  }
-}
 
 AgentLoop::AgentLoop(AgentLoopOptions options, launch::ProcessKeeper* keeper, DriverStream* stream)
     : options_(std::move(options)),
@@ -340,6 +327,9 @@ void AgentLoop::Do(const PrepareMemory& action) {
   const ChildName any = {0, job_id, action.job->attempt(), kHostRank};
   const std::filesystem::path logs(LogNameOf(options_.log_directory, any).directory);
   PruneDirectory(logs.parent_path().string(), kAttemptLogsKept - 1);
+  std::set<std::string> present = {kTestLogs};
+  for (const auto& [id, memory] : memory_) present.insert(id);
+  PruneJobLogs(options_.log_directory, present);
 }
 
 void AgentLoop::Do(const StartProcess& action) {

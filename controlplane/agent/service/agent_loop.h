@@ -131,7 +131,4 @@ class AgentLoop {
   int64_t last_stack_process_;
 };
 
-// Deletes all but the newest `count` entries of a directory, by modification time.
-void PruneDirectory(const std::string& directory, size_t count);
-
 }  // namespace megascale::agent

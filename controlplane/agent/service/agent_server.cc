@@ -23,6 +23,7 @@
 #include "controlplane/agent/service/agent_key.h"
 #include "controlplane/agent/service/agent_loop.h"
 #include "controlplane/agent/service/driver_stream.h"
+#include "controlplane/agent/service/kept_logs.h"
 #include "controlplane/agent/service/local_address.h"
 #include "controlplane/launch/process_keeper.h"
 #include "controlplane/protocol/protocol.h"
@@ -41,7 +42,6 @@
 namespace megascale::agent {
 namespace {
 
-constexpr size_t kJobLogsKept = 64;
 // Socket paths have 107 bytes; "/t12345-12345/" and a socket's name follow.
 constexpr size_t kRunDirectoryBytesMax = 75;
 // What the agent opens for itself, and for each slot: a link, output, a log, snapshot memory.
@@ -125,6 +125,7 @@ absl::StatusOr<AgentKey> TakeKey(const AgentOptions& options) {
   if (const auto made = base::MakeDirectories(options.state_directory); !made.ok()) {
     return absl::Status(made.code(), absl::StrCat(made.message(), "; give another --state-dir"));
   }
+  RETURN_IF_ERROR(base::CheckTrustedFolder(options.state_directory, "give another --state-dir"));
   std::error_code error;
   if (!std::filesystem::equivalent(options.state_directory, options.run_directory, error)) {
     ASSIGN_OR_RETURN(key.lock, LockDirectory(options.state_directory, "state-dir"));
@@ -228,7 +229,7 @@ absl::Status RunAgent(const AgentOptions& given) {
   ASSIGN_OR_RETURN(const base::UniqueFd lock, TakeRunDirectory(options.run_directory));
   ASSIGN_OR_RETURN(const AgentKey key, TakeKey(options));
   RETURN_IF_ERROR(base::MakeDirectories(options.log_directory));
-  PruneDirectory(options.log_directory, kJobLogsKept);
+  PruneJobLogs(options.log_directory, /*present=*/{});
   stream_options.hello = MakeHello(options, key);
   ASSIGN_OR_RETURN(const std::unique_ptr<DriverStream> stream,
                    DriverStream::Create(stream_options));

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "controlplane/agent/service/store_forwarder.h"
+#include "controlplane/protocol/protocol.h"
 #include "controlplane/security/tls_files.h"
 #include "runtime/base/frame.h"
 #include "runtime/telemetry/gpu_metrics.h"
@@ -15,7 +16,8 @@
 namespace megascale::agent {
 
 // A host process gets the snapshot memory of each local rank as a descriptor in one frame.
-inline constexpr int kSlotsMax = static_cast<int>(base::kFrameFdsMax) - 8;
+inline constexpr int kSlotsMax = protocol::kSlotsMax;
+static_assert(kSlotsMax + 8 <= static_cast<int>(base::kFrameFdsMax));
 
 struct AgentOptions {
   std::string driver_address;  // "unix:PATH" or "HOST:PORT"

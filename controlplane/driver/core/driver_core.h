@@ -41,6 +41,7 @@ namespace megascale::driver {
 //      says that it can run tests, even if the agent first joined a driver of an older version,
 //      which did not know tests.
 //   9: the machines of an attempt have the same numerics version.
+//   10: exchanges and refusals are counted by who made them (party.h), not by node ids.
 //   10: of the files of a job's data the log has one list at most, and digests of the others.
 inline constexpr int kRules = 10;
 
@@ -74,7 +75,8 @@ absl::Status NoSuchJob(absl::string_view job_id);
 absl::StatusOr<bool> IsNewCancel(const IndexedState& state, absl::string_view job_id);
 
 // Return whether an eviction, or its end, must be logged; false: the node is already in that state.
-// Uncordon also ends a quarantine, and the exclusions of a node by jobs whose preflight it refused.
+// Uncordon also ends a quarantine, and the exclusions of a node by jobs whose preflight it refused,
+// and it names a node that waits for that.
 // Errors: NotFound - no such node; the message names the one with the most similar id.
 absl::StatusOr<bool> IsNewEviction(const DriverState& state,
                                    const megascale::driver::v1::NodeEvicted& evicted);

@@ -197,6 +197,21 @@ TEST_F(DriverPoolsTest, WhatThreeMachinesRefuseIsTheJobsFault) {
   EXPECT_EQ(job().reason(), "Refused");
 }
 
+// Whoever has one certificate can make three nodes.
+TEST_F(DriverPoolsTest, WhatNodesOfOneCertificateRefuseIsNotTheJobsFault) {
+  RunAndLose();
+  int64_t attempt = 2;
+  for (const std::string node : {"n2", "n3", "n4"}) {
+    Event joined = Joined(node, "a", 2);
+    joined.mutable_node_joined()->set_certificate("thief");
+    Do(joined);
+    Do(Refused(attempt, node, "data.files: /data is empty"));
+    Do(Fenced(attempt, "n0", {}));
+    Do(Fenced(attempt++, node, {}));
+  }
+  EXPECT_EQ(job().stage(), v1::STAGE_WAIT_FOR_SLOTS) << job().message();
+}
+
 TEST_F(DriverPoolsTest, AMachineThatRefusesWhatItRanBeforeEndsAJobThatHasNoOther) {
   Run();
   Do(Progressed(1, 1));

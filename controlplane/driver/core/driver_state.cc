@@ -80,7 +80,7 @@ NodeRecord* AddNode(DriverState* state, absl::string_view node_id) {
 
 bool TakesRanks(const NodeRecord& node) {
   return node.alive() && !node.evicted() && !node.draining() && !node.has_quarantine() &&
-         !node.busy();
+         !node.busy() && !node.unnamed();
 }
 
 absl::Duration TestDeadline(megascale::agent::v1::TestKind kind) {

@@ -43,7 +43,7 @@ inline const std::string& JobId(const JobRecord& job) { return job.submitted().j
 NodeRecord* AddNode(DriverState* state, absl::string_view node_id);
 
 // True when ranks may be placed on the node: it lives, is neither evicted nor quarantined, does not
-// drain, and no process of a test hangs there.
+// drain, does not wait for an operator to name it, and no process of a test hangs there.
 bool TakesRanks(const NodeRecord& node);
 
 // Machine tests: a machine gets its first rank only after its agent's test has passed, and is

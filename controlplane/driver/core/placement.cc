@@ -164,6 +164,7 @@ std::string Withheld(const DriverState& state, const JobRecord& job) {
       nodes.push_back(absl::StrCat(node_id, node.has_quarantine() ? " is quarantined"
                                             : node.evicted()      ? " is evicted"
                                             : node.draining()     ? " drains"
+                                            : node.unnamed()      ? " waits to be named"
                                                                   : " has a test that hangs"));
     } else if (in_test.count(node_id) > 0) {
       nodes.push_back(absl::StrCat(node_id, " is being tested"));
@@ -183,7 +184,7 @@ std::string Offer(const JobRecord& job, const FreeSlots& free) {
         job.instruction_set().empty() ? "" : absl::StrCat(" with ", job.instruction_set());
     return absl::StrCat(needs, "; no node", kind, " is connected");
   }
-  int sum = 0;
+  int64_t sum = 0;
   std::vector<std::string> offers;
   for (const Slots* part : {&free.active, &free.spare}) {
     for (const auto& [node, slots] : *part) {

@@ -150,6 +150,8 @@ class Transition {
   // Handles a refusal of an attempt after the job's first one: the node is at fault, not the job.
   void RefuseNode(JobRecord* job, const PreflightRefusal& refusal);
   void AfterRefusal(JobRecord* job);
+  // Returns how many parties (party.h) speak through these nodes.
+  size_t NumParties(const std::set<std::string>& node_ids) const;
   // Counts an attempt that ended by a failure, for the machines or for the job.
   void CountFailure(JobRecord* job);
   // Returns true if the job ended, because its budget of failures is used up.

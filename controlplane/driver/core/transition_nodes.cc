@@ -109,16 +109,19 @@ bool Transition::OnNodeJoined(const pb::NodeJoined& joined) {
   const bool is_new = node == nullptr || node->hello().incarnation() != hello.incarnation();
   if (node == nullptr) {
     node = AddNode(&state_, hello.node_id());
+    node->set_unnamed(joined.unnamed());
     index_.TouchNode(hello.node_id());
   } else if (is_new) {
     LoseProcesses(hello.node_id(),
                   Unreachable(hello.node_id(), WhatHappened(node->hello(), hello)));
     node->clear_draining();
   } else if (node->alive() && MessageDifferencer::Equals(node->hello(), hello) &&
-             (joined.certificate().empty() || joined.certificate() == node->certificate())) {
+             (joined.certificate().empty() || joined.certificate() == node->certificate()) &&
+             (joined.address().empty() || joined.address() == node->address())) {
     return false;
   }
   if (!joined.certificate().empty()) node->set_certificate(joined.certificate());
+  if (!joined.address().empty()) node->set_address(joined.address());
   *node->mutable_hello() = hello;
   if (state_.rules() >= 6 && (!node->alive() || is_new)) {
     node->set_joined_unix_nanos(event_.time_unix_nanos());
@@ -167,11 +170,12 @@ bool Transition::OnNodeEvicted(const pb::NodeEvicted& evicted) {
 bool Transition::OnNodeUncordoned(const pb::NodeUncordoned& uncordoned) {
   NodeRecord* node = NodeToChange(uncordoned.node_id());
   if (node == nullptr) return false;
-  bool changed = node->evicted() || node->has_quarantine();
+  bool changed = node->evicted() || node->has_quarantine() || node->unnamed();
   if (node->has_quarantine()) DemandTest(node, "its quarantine was ended", nullptr);
   node->clear_evicted();
   node->clear_evicted_why();
   node->clear_quarantine();
+  node->clear_unnamed();
   for (JobRecord& job : *state_.mutable_jobs()) {
     auto* refusing = job.mutable_refusing();
     const auto kept = std::remove_if(refusing->begin(), refusing->end(), [&](const auto& entry) {

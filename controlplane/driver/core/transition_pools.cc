@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/transition.h"
+#include "controlplane/driver/exchanges/party.h"
 #include "runtime/base/text/shortlist.h"
 
 namespace megascale::driver {
@@ -19,8 +20,8 @@ namespace telemetry = megascale::telemetry::v1;
 
 namespace {
 
-// This many nodes that refuse the job mean that the job cannot work anywhere.
-constexpr size_t kRefusingNodesMax = 3;
+// This many parties whose nodes refuse the job mean that the job cannot work anywhere.
+constexpr size_t kRefusingPartiesMax = 3;
 
 }  // namespace
 
@@ -115,6 +116,17 @@ void Transition::RefuseNode(JobRecord* job, const PreflightRefusal& refusal) {
   Fail(job, std::move(found));
 }
 
+size_t Transition::NumParties(const std::set<std::string>& node_ids) const {
+  if (state_.rules() < 10) return node_ids.size();
+  std::set<std::string> parties;
+  for (const std::string& node_id : node_ids) {
+    const NodeRecord* node = FindNode(state_, node_id);
+    const bool is_claim = node != nullptr && !node->certificate().empty();
+    parties.insert(is_claim ? MachineOf(*node) : node_id);
+  }
+  return parties.size();
+}
+
 // Costs no attempt of the job's budget: the number of nodes that may refuse it bounds these. A node
 // that ran the job before, and refuses it now, is no reason to wait for another one.
 void Transition::AfterRefusal(JobRecord* job) {
@@ -123,7 +135,7 @@ void Transition::AfterRefusal(JobRecord* job) {
       std::none_of(job->preflights().begin(), job->preflights().end(),
                    [&](const auto& preflight) { return refusing.count(preflight.node_id()) > 0; });
   const bool may_work_elsewhere = only_new || HasRoomWithout(state_, *job, refusing);
-  if (refusing.size() < kRefusingNodesMax && may_work_elsewhere) {
+  if (NumParties(refusing) < kRefusingPartiesMax && may_work_elsewhere) {
     return Enter(job, pb::STAGE_WAIT_FOR_SLOTS);
   }
   const std::vector<std::string> nodes(refusing.begin(), refusing.end());

@@ -81,7 +81,7 @@ absl::StatusOr<bool> IsNewEviction(const DriverState& state, const pb::NodeEvict
 absl::StatusOr<bool> IsNewUncordon(const DriverState& state, absl::string_view node_id) {
   ASSIGN_OR_RETURN(const NodeRecord* node, RequireNode(state, node_id));
   const auto& jobs = state.jobs();
-  return node->evicted() || node->has_quarantine() ||
+  return node->evicted() || node->has_quarantine() || node->unnamed() ||
          std::any_of(jobs.begin(), jobs.end(), [&](const JobRecord& job) {
            return std::any_of(job.refusing().begin(), job.refusing().end(),
                               [&](const auto& entry) { return entry.node_id() == node_id; });

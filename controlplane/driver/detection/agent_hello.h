@@ -9,8 +9,8 @@
 namespace megascale::driver {
 
 // Errors: FailedPrecondition - the agent's version and the driver's do not work together;
-// InvalidArgument - a field is missing, or a text is longer than 255 bytes or not printable. (The
-// driver keeps and shows these texts for good.)
+// InvalidArgument - a field is missing or out of range, or a text is longer than 255 bytes or not
+// printable. (The driver keeps and shows these texts for good.)
 absl::Status CheckHello(const megascale::agent::v1::Hello& hello);
 
 }  // namespace megascale::driver

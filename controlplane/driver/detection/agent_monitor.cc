@@ -14,18 +14,20 @@ namespace pb = megascale::driver::v1;
 }  // namespace
 
 std::vector<Event> AgentMonitor::OnHello(const DriverState& state, const agent::Hello& hello,
-                                         absl::Duration now, const std::string& certificate) {
+                                         absl::Duration now, const AgentPeer& peer) {
   reports_.Advance(now);
   reports_.TakeHello(hello);
   const NodeRecord* known = FindNode(state, hello.node_id());
   if (known != nullptr && known->alive() &&
       known->hello().SerializeAsString() == hello.SerializeAsString() &&
-      (certificate.empty() || known->certificate() == certificate)) {
+      (peer.certificate.empty() || known->certificate() == peer.certificate) &&
+      (peer.address.empty() || known->address() == peer.address)) {
     return {};
   }
   Event event;
   *event.mutable_node_joined()->mutable_hello() = hello;
-  event.mutable_node_joined()->set_certificate(certificate);
+  event.mutable_node_joined()->set_certificate(peer.certificate);
+  event.mutable_node_joined()->set_address(peer.address);
   return {event};
 }
 

@@ -18,6 +18,12 @@
 
 namespace megascale::driver {
 
+// What the driver itself knows about an agent's connection; all else is the agent's claim.
+struct AgentPeer {
+  std::string certificate;  // the name in the agent's certificate; empty: it connected without TLS
+  std::string address;      // the IP address from which it connected; empty: a Unix socket
+};
+
 class AgentMonitor {
  public:
   // `now`: monotonic time at which the driver began to listen; nodes have until `now` +
@@ -26,10 +32,10 @@ class AgentMonitor {
                         absl::Duration node_timeout = FailureDetector::kNodeTimeout)
       : reports_(now, node_timeout) {}
 
-  // Takes over an agent that connected and may join (CheckJoin), with this certificate. Returns
-  // NodeJoined when this incarnation or its certificate is new, or when the node was lost.
+  // Takes over an agent that connected and may join (CheckJoin). Returns NodeJoined when this
+  // incarnation, its certificate or its address is new, or when the node was lost.
   std::vector<Event> OnHello(const DriverState& state, const megascale::agent::v1::Hello& hello,
-                             absl::Duration now, const std::string& certificate = "");
+                             absl::Duration now, const AgentPeer& peer = {});
 
   // Returns the events that follow from an agent's report, in the order in which they must be
   // applied. A report is ignored unless its incarnation is the one in the state.

@@ -8,7 +8,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "controlplane/driver/exchanges/exchanges.h"
+#include "runtime/base/repeated.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/job/data_digest.h"
 
@@ -66,6 +69,33 @@ void AddManifests(const JobRecord& job, const std::string& node_id, const agent:
   }
 }
 
+// An agent's texts stay in the log, in snapshots and in answers, and agents are not trusted: they
+// are cut and made printable first.
+constexpr size_t kFailureBytesMax = 8 << 10;  // with the last lines of a log
+constexpr size_t kPreflightBytesMax = 1 << 10;
+constexpr int kWarningsMax = 16;
+constexpr double kAgeSecondsMax = 24 * 3600;
+
+// Returns the text with its lines, each printable.
+std::string PrintableLines(absl::string_view text, size_t bytes_max) {
+  std::vector<std::string> lines;
+  for (const absl::string_view line : absl::StrSplit(text.substr(0, bytes_max), '\n')) {
+    lines.push_back(base::Printable(line));
+  }
+  return absl::StrCat(absl::StrJoin(lines, "\n"), text.size() > bytes_max ? "…" : "");
+}
+
+agent::Preflight CheckedPreflight(const agent::Preflight& reported) {
+  agent::Preflight preflight = reported;
+  preflight.DiscardUnknownFields();
+  preflight.set_message(base::Printable(reported.message(), kPreflightBytesMax));
+  base::KeepNewest(kWarningsMax, preflight.mutable_warnings());
+  for (std::string& warning : *preflight.mutable_warnings()) {
+    warning = base::Printable(warning, kPreflightBytesMax);
+  }
+  return preflight;
+}
+
 // Returns whether the job's record still lacks the list of its files, which agents of older
 // versions need. Only they send it.
 bool NeedsFiles(const JobRecord& job) {
@@ -84,7 +114,7 @@ void AddPreflight(const JobRecord& job, const NodeRecord& node, const agent::Pre
     passed->set_job_id(JobId(job));
     passed->set_attempt(job.attempt());
     passed->set_node_id(node_id);
-    *passed->mutable_preflight() = preflight;
+    *passed->mutable_preflight() = CheckedPreflight(preflight);
     if (preflight.has_data() && (node.hello().data_digests() || !NeedsFiles(job))) {
       *passed->mutable_preflight()->mutable_data() = job::DigestOf(preflight.data());
     }
@@ -93,7 +123,7 @@ void AddPreflight(const JobRecord& job, const NodeRecord& node, const agent::Pre
     refused->set_job_id(JobId(job));
     refused->set_attempt(job.attempt());
     refused->set_node_id(node_id);
-    refused->set_message(preflight.message());
+    refused->set_message(CheckedPreflight(preflight).message());
   } else {
     return;
   }
@@ -372,8 +402,12 @@ Event RankFailedEvent(const JobRecord& job, int rank, const std::string& node_id
   failed->set_rank(rank);
   failed->set_node_id(node_id);
   *failed->mutable_failure() = failure;
+  failed->mutable_failure()->DiscardUnknownFields();
+  failed->mutable_failure()->set_message(PrintableLines(failure.message(), kFailureBytesMax));
   failed->mutable_failure()->clear_age_seconds();
-  *failed->mutable_noticed_at() = reports.NoticedAt(absl::Seconds(failure.age_seconds()));
+  // The comparison also makes no number zero.
+  const double age = failure.age_seconds() > 0 ? failure.age_seconds() : 0;
+  *failed->mutable_noticed_at() = reports.NoticedAt(absl::Seconds(std::min(age, kAgeSecondsMax)));
   return event;
 }
 

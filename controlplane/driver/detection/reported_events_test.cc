@@ -3,9 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <string>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
+#include "controlplane/driver/detection/new_nodes.h"
 #include "controlplane/driver/detection/testing/test_agents.h"
 
 namespace megascale::driver {
@@ -40,6 +44,66 @@ TEST_F(ReportedEventsTest, AFailureIsDatedByTheAgeThatItsAgentGivesIt) {
   const auto& noticed = events.back().rank_failed().noticed_at();
   EXPECT_EQ(absl::Seconds(noticed.seconds()) + absl::Nanoseconds(noticed.nanos()),
             now - absl::Milliseconds(2500));
+}
+
+// What an agent says of a failure stays in the log, in snapshots and in answers.
+TEST_F(ReportedEventsTest, AFailureIsCutAndMadePrintableBeforeItIsLogged) {
+  Train();
+  agent::ActualRank* rank = JobOn("n0")->mutable_ranks(0);
+  rank->set_state(agent::ActualRank::STATE_FAILED);
+  rank->mutable_failure()->set_failure_class(telemetry::FAILURE_CLASS_EXITED);
+  rank->mutable_failure()->set_message("killed\nlast \x1b[2Jline\n" + std::string(1 << 20, 'x'));
+  rank->mutable_failure()->set_age_seconds(std::nan(""));
+  rank->mutable_failure()
+      ->GetReflection()
+      ->MutableUnknownFields(rank->mutable_failure())
+      ->AddLengthDelimited(1000, std::string(1 << 20, 'x'));
+  const std::vector<Event> events = Report("n0", reports_["n0"]);
+  ASSERT_TRUE(!events.empty() && events.back().has_rank_failed());
+  const std::string& message = events.back().rank_failed().failure().message();
+  EXPECT_TRUE(absl::StartsWith(message, "killed\nlast \\x1b[2Jline\nxxx")) << message.substr(0, 99);
+  EXPECT_LE(events.back().ByteSizeLong(), size_t{9} << 10);
+}
+
+TEST_F(ReportedEventsTest, APreflightIsCutAndMadePrintableBeforeItIsLogged) {
+  agent::Preflight* preflight = JobOn("n0")->mutable_preflight();
+  preflight->set_state(agent::Preflight::STATE_PASSED);
+  for (int i = 0; i < 1000; ++i) preflight->add_warnings("\x1b" + std::string(10'000, 'x'));
+  std::vector<Event> events = Report("n0", reports_["n0"]);
+  ASSERT_TRUE(!events.empty() && events[0].has_preflight_passed());
+  EXPECT_EQ(events[0].preflight_passed().preflight().warnings_size(), 16);
+  EXPECT_TRUE(absl::StartsWith(events[0].preflight_passed().preflight().warnings(0), "\\x1bxxx"));
+  EXPECT_LE(events[0].ByteSizeLong(), size_t{20} << 10);
+  preflight = JobOn("n1")->mutable_preflight();
+  preflight->set_state(agent::Preflight::STATE_REFUSED);
+  preflight->set_message("/data\nis empty" + std::string(1 << 20, 'x'));
+  events = Report("n1", reports_["n1"]);
+  ASSERT_TRUE(!events.empty() && events[0].has_preflight_refused());
+  EXPECT_TRUE(absl::StartsWith(events[0].preflight_refused().message(), "/data\\nis empty"));
+  EXPECT_LE(events[0].ByteSizeLong(), size_t{2} << 10);
+}
+
+TEST(NewNodesTest, ACertificateMakesABoundedNumberAnHour) {
+  NewNodes nodes(2);
+  absl::Duration now = absl::Hours(100);
+  EXPECT_TRUE(nodes.Admit("a", now).ok());
+  EXPECT_TRUE(nodes.Admit("a", now += absl::Minutes(30)).ok());
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(nodes.Admit("a", now),
+              absl::ResourceExhaustedError(
+                  "agents with the certificate 'a' have joined under 2 new node ids within an "
+                  "hour, which is the driver's --new-nodes-per-hour; start agents with the ids "
+                  "that they had before, or raise the limit"));
+  }
+  EXPECT_TRUE(nodes.Admit("b", now).ok()) << "another certificate is not to blame";
+  EXPECT_TRUE(nodes.Admit("a", now + absl::Minutes(30)).ok());
+  EXPECT_FALSE(nodes.Admit("a", now + absl::Minutes(30)).ok());
+}
+
+// A fleet that shares one certificate starts at once.
+TEST(NewNodesTest, TheDefaultLetsAFleetOfOneCertificateStart) {
+  NewNodes nodes(NewNodes::kPerHour);
+  for (int i = 0; i < 1536; ++i) EXPECT_TRUE(nodes.Admit("fleet", absl::Hours(1)).ok());
 }
 
 // A repeated report is as old as it says, and so is what it tells.

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "controlplane/driver/exchanges/member_result.h"
+#include "controlplane/driver/exchanges/party.h"
 #include "runtime/base/checksum.h"
 #include "runtime/base/median.h"
 #include "runtime/base/repeated.h"
@@ -85,12 +87,26 @@ int RankOfPair(const Candidate& machine, const Candidate& other, bool share_one_
   return rank + (is_bystander ? kLast : 0);
 }
 
-// Returns a machine with which the other one of a failed pair passed; "": there is none.
-std::string ProofOf(const v1::DriverState& state, absl::string_view other) {
-  const v1::NodeRecord* node = Find(state, other);
-  if (node == nullptr || node->has_quarantine()) return "";
-  for (const control::ExchangeResult& result : node->exchanges().results()) {
-    if (Judge(result) == ExchangeVerdict::kPassed) return result.node_id();
+constexpr int kRulesOfParties = 10;  // kRules of driver_core.h
+
+// Returns the party that speaks through `node` about the accused one.
+std::string SpeakerOf(const v1::DriverState& state, const v1::NodeRecord& node,
+                      const v1::NodeRecord& accused) {
+  return state.rules() < kRulesOfParties ? node.hello().node_id() : PartyOf(node, accused);
+}
+
+// Returns a machine of a third party with which `node`, the other one of a failed pair, passed; "":
+// there is none.
+std::string ProofOf(const v1::DriverState& state, const v1::NodeRecord& node,
+                    const v1::NodeRecord& accused) {
+  if (node.has_quarantine()) return "";
+  for (const control::ExchangeResult& result : node.exchanges().results()) {
+    if (Judge(result) != ExchangeVerdict::kPassed) continue;
+    if (state.rules() < kRulesOfParties) return result.node_id();
+    const v1::NodeRecord* third = Find(state, result.node_id());
+    if (third != nullptr && PartyOf(*third, accused) != PartyOf(node, accused)) {
+      return result.node_id();
+    }
   }
   return "";
 }
@@ -99,17 +115,25 @@ std::string ProofOf(const v1::DriverState& state, absl::string_view other) {
 std::string EvidenceAgainst(const v1::DriverState& state, const v1::NodeRecord& node) {
   if (!HasFailed(node) || HasPassed(node)) return "";
   std::vector<std::string> failures;
+  std::set<std::string> parties;
   std::string proof;
   for (const control::ExchangeResult& result : node.exchanges().results()) {
     const std::string why = WhyFailed(result);
     if (why.empty()) continue;
     failures.push_back(absl::StrCat("with ", result.node_id(), ": ", why));
-    const std::string third = ProofOf(state, result.node_id());
+    const v1::NodeRecord* other = Find(state, result.node_id());
+    if (other == nullptr) {
+      // Only older rules count a machine that is forgotten by now.
+      if (state.rules() < kRulesOfParties) parties.insert(result.node_id());
+      continue;
+    }
+    parties.insert(SpeakerOf(state, *other, node));
+    const std::string third = ProofOf(state, *other, node);
     if (proof.empty() && !third.empty()) {
       proof = absl::StrCat(result.node_id(), " passed with ", third);
     }
   }
-  if (static_cast<int>(failures.size()) < kExchangesWanted || proof.empty()) return "";
+  if (static_cast<int>(parties.size()) < kExchangesWanted || proof.empty()) return "";
   return absl::StrCat("exchanges failed ", absl::StrJoin(failures, "; "), "; ", proof);
 }
 
@@ -120,11 +144,12 @@ ExchangeSize SizeOf(agent::TestKind kind) { return kind == agent::TEST_KIND_FULL
 double MinimumExchangeRate(const v1::DriverState& state) {
   if (state.exchange_rate() > 0) return kExchangeRateShare * state.exchange_rate();
   if (state.machine_tests() != agent::TEST_KIND_FULL) return 0;
-  std::map<absl::string_view, double> best;  // by machine
+  std::map<std::string, double> best;  // by machine
   for (const v1::NodeRecord& node : state.nodes()) {
     const double rate = node.alive() ? BestRate(node) : 0;
     if (rate <= 0) continue;
-    double& known = best[node.hello().machine_id()];
+    double& known =
+        best[state.rules() < kRulesOfParties ? node.hello().machine_id() : MachineOf(node)];
     known = std::max(known, rate);
   }
   if (static_cast<int>(best.size()) < kRatesMin) return 0;

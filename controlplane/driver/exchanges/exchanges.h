@@ -121,8 +121,8 @@ struct FaultyMachine {
   std::string evidence;  // one line, for people
 };
 // Returns the living machines outside the quarantine that are at fault. Such a machine failed with
-// two or more others and passed with no machine, and one of these others passed with a third
-// machine.
+// machines of two or more parties (party.h) and passed with no machine, and one of these others
+// passed with a machine of a third party.
 std::vector<FaultyMachine> FindFaulty(const v1::DriverState& state);
 
 }  // namespace megascale::driver

@@ -252,6 +252,59 @@ TEST_F(ExchangesTest, OneExchangeThatPassedClearsAMachine) {
   EXPECT_THAT(FindFaulty(state_), IsEmpty());
 }
 
+// Whoever has one certificate may make nodes of any names, which fail with a healthy machine, pass
+// with each other, and claim to be machines of their own.
+TEST_F(ExchangesTest, NodesOfOneCertificateNameNobody) {
+  state_.set_rules(10);
+  Add(5);
+  Node(0)->set_certificate("healthy");
+  for (const int made_up : {1, 2, 3}) {
+    Node(made_up)->set_certificate("thief");
+    Node(made_up)->set_address("10.0.0." + std::to_string(made_up));
+    Exchanged(0, made_up, 0, "n0 does not connect");
+  }
+  Exchanged(1, 2, kFast);
+  EXPECT_THAT(FindFaulty(state_), IsEmpty());
+  state_.set_rules(9);
+  EXPECT_THAT(FindFaulty(state_), SizeIs(1)) << "an older log must lead to what it led to";
+  state_.set_rules(10);
+  Node(4)->set_certificate("another");
+  Exchanged(0, 4, 0, "n0 does not connect");
+  EXPECT_THAT(FindFaulty(state_), IsEmpty()) << "n1 passed with its own kind only";
+  Exchanged(3, 4, kFast);
+  EXPECT_THAT(FindFaulty(state_), SizeIs(1)) << "two parties, and one passed with the other";
+}
+
+TEST_F(ExchangesTest, MachinesThatShareACertificateCountByTheirAddresses) {
+  state_.set_rules(10);
+  Add(3);
+  for (int i = 0; i < 3; ++i) {
+    Node(i)->set_certificate("fleet");
+    Node(i)->set_address("10.0.0.1");
+  }
+  Exchanged(0, 1, 0, "broken");
+  Exchanged(0, 2, 0, "broken");
+  Exchanged(1, 2, kFast);
+  EXPECT_THAT(FindFaulty(state_), IsEmpty()) << "n1 and n2 may be one machine";
+  Node(2)->set_address("10.0.0.2");
+  EXPECT_THAT(FindFaulty(state_), SizeIs(1));
+}
+
+TEST_F(ExchangesTest, NodesOfOneMachineDoNotRaiseTheRateThatOthersMustReach) {
+  state_.set_rules(10);
+  state_.set_machine_tests(TEST_KIND_FULL);
+  Add(6);
+  for (int i = 0; i < 6; ++i) {
+    Node(i)->set_certificate(i < 2 ? "honest-" + std::to_string(i) : "thief");
+  }
+  for (int other = 3; other < 6; ++other) Exchanged(2, other, 100 * kFast);
+  Exchanged(3, 4, 100 * kFast);
+  Exchanged(0, 1, kFast);
+  Exchanged(0, 2, kFast);
+  Exchanged(1, 2, kFast);
+  EXPECT_EQ(MinimumExchangeRate(state_), kFast / 2);
+}
+
 // Whatever the faults are, if they stay: exchanges fail if and only if a member is broken.
 TEST_F(ExchangesTest, NoMachineInOrderIsEverNamedAndOneThatIsBrokenAloneIs) {
   constexpr int kNum = 6;

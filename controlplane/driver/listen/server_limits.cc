@@ -21,8 +21,8 @@ void SetLimits(grpc::ServerBuilder* builder, size_t memory_bytes, int threads) {
   quota.Resize(memory_bytes);
   quota.SetMaxThreads(threads);
   builder->SetResourceQuota(quota);
-  builder->SetMaxReceiveMessageSize(kMessageBytesMax);
-  builder->SetMaxSendMessageSize(kMessageBytesMax);
+  builder->SetMaxReceiveMessageSize(kReceivedBytesMax);
+  builder->SetMaxSendMessageSize(kSentBytesMax);
   builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMetadataBytesMax);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnectionMax);
   builder->AddChannelArgument("grpc.server_handshake_timeout_ms", kHandshakeMilliseconds);

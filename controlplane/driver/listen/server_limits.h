@@ -10,13 +10,15 @@
 
 namespace megascale::driver {
 
-// The maximum size of one message in either direction; a larger one fails with RESOURCE_EXHAUSTED.
-// A list of a thousand jobs has about 2 MiB, an agent's report at most 1 MiB of steps.
-inline constexpr int kMessageBytesMax = 64 << 20;
+// The maximum size of one message; a larger one fails with RESOURCE_EXHAUSTED. A list of a thousand
+// jobs has about 2 MiB, an agent's report at most 1 MiB of steps.
+inline constexpr int kReceivedBytesMax = 16 << 20;
+inline constexpr int kSentBytesMax = 64 << 20;
 
 // Memory for messages that are read or wait to be sent, of all connections together; enough for
-// several of the largest messages. Beyond it gRPC ends streams, with RESOURCE_EXHAUSTED.
-inline constexpr size_t kMemoryBytesMax = size_t{512} << 20;
+// several of the largest messages. Beyond it gRPC ends streams, with RESOURCE_EXHAUSTED. Messages
+// that calls work on take memory beside that.
+inline constexpr size_t kMemoryBytesMax = size_t{192} << 20;
 
 // Threads that serve calls: kStreamsMax of open_streams.h, and calls that wait for the loop. A call
 // beyond them fails with RESOURCE_EXHAUSTED.

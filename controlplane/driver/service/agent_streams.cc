@@ -2,6 +2,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <deque>
 #include <future>
 #include <mutex>
@@ -9,6 +10,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
 #include "controlplane/driver/detection/agent_hello.h"
 #include "controlplane/driver/service/attempt_store.h"
 #include "controlplane/driver/service/driver_loop.h"
@@ -25,9 +28,11 @@ namespace {
 
 namespace agent = megascale::agent::v1;
 
-// The maximum number of replies and requests that wait to be written to one agent. Beyond it the
-// stream is ended, and the agent asks again on its next one.
-constexpr size_t kOutgoingMax = 100'000;
+// The maximum memory of the replies and requests that wait to be written: to one agent, beyond
+// which its stream is ended; and to all agents together, beyond which the stream with the most is
+// ended. The agent asks again on its next stream.
+constexpr size_t kOutgoingBytesMax = size_t{16} << 20;
+constexpr size_t kOutgoingBytesOfAllMax = size_t{128} << 20;
 // A refused agent asks again every few seconds: one line about each in this time, and only about so
 // many of them.
 constexpr absl::Duration kRefusalLogInterval = absl::Minutes(1);
@@ -53,20 +58,34 @@ struct AgentStreams::Impl {
       const std::function<agent::AgentDown(const std::string&)>& question);
   void HandleStore(const agent::StoreRequest& request, const std::string& node_id,
                    const std::shared_ptr<Session>& session);
-  // Says in the log that an agent was refused; `node_id` is what the agent calls itself.
+  // Says in the log that an agent was refused, or its stream ended; `node_id` is what the agent
+  // calls itself.
   void LogRefusal(const std::string& node_id, const absl::Status& why);
+  void Forget(const std::string& node_id, const Session* session);
+  // Ends the stream for which most messages wait, if too many wait in all.
+  void EndLargest();
 
   DriverLoop* loop = nullptr;
+  std::function<void(const std::string&)> on_call;
   std::unique_ptr<grpc::Service> service;
   AttemptStore store;
   std::mutex mutex;
   std::map<std::string, std::weak_ptr<Session>> sessions;       // by node
   std::map<std::string, std::promise<agent::AgentUp>> fetches;  // by KeyOf
   int64_t num_fetches = 0;
+  std::atomic<size_t> outgoing_bytes = 0;                 // of all sessions
   std::map<std::string, absl::Duration> refusals_logged;  // when, by shortened node id
 };
 
 namespace {
+
+// Returns the IP address in gRPC's name of a peer, "ipv4:10.0.0.1:4711" or "ipv6:%5B::1%5D:4711";
+// "": a Unix socket.
+std::string AddressOfPeer(absl::string_view peer) {
+  if (!absl::ConsumePrefix(&peer, "ipv4:") && !absl::ConsumePrefix(&peer, "ipv6:")) return "";
+  const absl::string_view address = peer.substr(0, peer.rfind(':'));
+  return absl::StrReplaceAll(address, {{"%5B", "["}, {"%5D", "]"}, {"%25", "%"}});
+}
 
 // Returns the question that a message answers; empty: none.
 std::string AnsweredRequest(const agent::AgentUp& up) {
@@ -83,8 +102,12 @@ class AgentStreams::Impl::Session
       public grpc::ServerBidiReactor<agent::AgentUp, agent::AgentDown>,
       public std::enable_shared_from_this<Session> {
  public:
-  Session(std::shared_ptr<Impl> impl, std::string certificate)
-      : impl_(std::move(impl)), certificate_(std::move(certificate)) {}
+  Session(std::shared_ptr<Impl> impl, grpc::CallbackServerContext* context)
+      : impl_(std::move(impl)), context_(*context) {
+    const auto peer = context->auth_context();
+    if (peer != nullptr) peer_.certificate = security::PeerName(*peer);
+    peer_.address = AddressOfPeer(context->peer());
+  }
 
   void Begin() {
     self_ = shared_from_this();
@@ -97,7 +120,7 @@ class AgentStreams::Impl::Session
     WriteNext();
   }
 
-  std::string certificate() const override { return certificate_; }
+  AgentPeer peer() const override { return peer_; }
 
   void Close(const absl::Status& why) override {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -105,15 +128,39 @@ class AgentStreams::Impl::Session
   }
 
   void Send(agent::AgentDown down) override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (outgoing_.size() >= kOutgoingMax) {
-      FinishLocked(absl::ResourceExhaustedError(
-          "the agent does not read the messages of the driver, which drops its connection"));
-      return;
+    const size_t bytes = down.SpaceUsedLong();
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (finished_ || final_.has_value()) return;
+      Count(outgoing_bytes_ + bytes);
+      outgoing_.push_back({std::move(down), bytes});
+      WriteNext();
     }
-    outgoing_.push_back(std::move(down));
-    WriteNext();
+    if (outgoing_bytes_ > kOutgoingBytesMax) Drop();
+    impl_->EndLargest();
   }
+
+  // Ends the stream of an agent that does not read. gRPC takes no status while a write waits for
+  // the agent, so the driver's log has the reason, too.
+  void Drop() {
+    absl::Status why;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (finished_ || final_.has_value()) return;
+      why = absl::ResourceExhaustedError(
+          absl::StrCat("node ", node_id_, ": its agent does not read: ", outgoing_.size(),
+                       " messages of ", outgoing_bytes_.load(),
+                       " bytes wait for it; the driver ends its stream, and it may connect again"));
+      outgoing_.clear();
+      Count(0);
+      const bool waits = writing_;
+      FinishLocked(why);
+      if (waits) context_.TryCancel();
+    }
+    impl_->LogRefusal(node_id_, why);
+  }
+
+  size_t outgoing_bytes() const { return outgoing_bytes_; }
 
   void OnReadDone(bool ok) override {
     if (!ok) {
@@ -160,8 +207,11 @@ class AgentStreams::Impl::Session
     if (!node_id_.empty()) impl_->loop->OnGone(node_id_, this);
     // This may be the last reference, so it is released after the lock.
     const std::shared_ptr<Session> last = std::move(self_);
+    impl_->Forget(node_id_, this);
     std::lock_guard<std::mutex> lock(mutex_);
     finished_ = true;
+    outgoing_.clear();
+    Count(0);
   }
 
  private:
@@ -196,19 +246,26 @@ class AgentStreams::Impl::Session
   }
 
   void WriteNext() {
-    if (writing_ || finished_) return;
+    if (writing_ || finished_ || final_.has_value()) return;
     if (desired_.has_value()) {
       down_.Clear();
       *down_.mutable_desired() = *std::move(desired_);
       desired_.reset();
     } else if (!outgoing_.empty()) {
-      down_ = std::move(outgoing_.front());
+      down_ = std::move(outgoing_.front().message);
+      Count(outgoing_bytes_ - outgoing_.front().bytes);
       outgoing_.pop_front();
     } else {
       return;
     }
     writing_ = true;
     StartWrite(&down_);
+  }
+
+  // Notes how many bytes wait.
+  void Count(size_t bytes) {
+    impl_->outgoing_bytes += bytes - outgoing_bytes_;
+    outgoing_bytes_ = bytes;
   }
 
   // Waits for a write in flight, because gRPC takes the status only after it.
@@ -223,7 +280,8 @@ class AgentStreams::Impl::Session
   }
 
   const std::shared_ptr<Impl> impl_;
-  const std::string certificate_;
+  grpc::CallbackServerContext& context_;  // lives until OnDone
+  AgentPeer peer_;
   std::shared_ptr<Session> self_;
   std::string node_id_;  // set by the first message
   agent::AgentUp up_;
@@ -231,7 +289,12 @@ class AgentStreams::Impl::Session
   std::mutex mutex_;
   agent::AgentDown down_;
   std::optional<agent::DesiredState> desired_;
-  std::deque<agent::AgentDown> outgoing_;
+  struct Waiting {
+    agent::AgentDown message;
+    size_t bytes = 0;
+  };
+  std::deque<Waiting> outgoing_;
+  std::atomic<size_t> outgoing_bytes_ = 0;  // changes under the mutex
   std::optional<absl::Status> final_;
   bool writing_ = false;
   bool finished_ = false;
@@ -243,9 +306,9 @@ class AgentStreams::Impl::Service : public agent::AgentService::CallbackService 
 
   grpc::ServerBidiReactor<agent::AgentUp, agent::AgentDown>* Connect(
       grpc::CallbackServerContext* context) override {
-    const auto peer = context->auth_context();
-    auto session =
-        std::make_shared<Session>(impl_.lock(), peer == nullptr ? "" : security::PeerName(*peer));
+    const std::shared_ptr<Impl> impl = impl_.lock();
+    if (impl->on_call) impl->on_call(context->peer());
+    auto session = std::make_shared<Session>(impl, context);
     session->Begin();
     return session.get();
   }
@@ -303,6 +366,28 @@ void AgentStreams::Impl::HandleStore(const agent::StoreRequest& request, const s
   store.Handle(request, node_id, reply);
 }
 
+void AgentStreams::Impl::Forget(const std::string& node_id, const Session* session) {
+  std::lock_guard<std::mutex> lock(mutex);
+  const auto found = sessions.find(node_id);
+  if (found != sessions.end() && found->second.lock().get() == session) sessions.erase(found);
+}
+
+void AgentStreams::Impl::EndLargest() {
+  if (outgoing_bytes <= kOutgoingBytesOfAllMax) return;
+  std::shared_ptr<Session> largest;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    size_t most = 0;
+    for (const auto& [node_id, weak] : sessions) {
+      const std::shared_ptr<Session> session = weak.lock();
+      if (session == nullptr || session->outgoing_bytes() <= most) continue;
+      most = session->outgoing_bytes();
+      largest = session;
+    }
+  }
+  if (largest != nullptr) largest->Drop();
+}
+
 void AgentStreams::Impl::LogRefusal(const std::string& node_id, const absl::Status& why) {
   const std::string name = base::Printable(node_id, kRefusedNameMax);
   const absl::Duration now = base::RealClock().Monotonic();
@@ -325,6 +410,10 @@ void AgentStreams::Impl::LogRefusal(const std::string& node_id, const absl::Stat
 
 AgentStreams::AgentStreams() : impl_(std::make_shared<Impl>()) {}
 AgentStreams::~AgentStreams() = default;
+
+void AgentStreams::OnCall(std::function<void(const std::string&)> on_call) {
+  impl_->on_call = std::move(on_call);
+}
 
 grpc::Service* AgentStreams::Serve(DriverLoop* loop) {
   impl_->loop = loop;

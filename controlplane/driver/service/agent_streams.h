@@ -3,6 +3,7 @@
 // Threads: public functions from any thread.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -28,6 +29,10 @@ class AgentStreams {
   // Returns the service to register with a gRPC server. The server must end before this object and
   // before `loop`.
   grpc::Service* Serve(DriverLoop* loop);
+
+  // Calls this for every stream that an agent opens, with gRPC's name of its connection. Call it
+  // before Serve.
+  void OnCall(std::function<void(const std::string&)> on_call);
 
   // Sets the current attempts by job id: the embedded store answers requests of these attempts
   // only, from agents that hold ranks of them, and forgets the keys of all others. Meant for

@@ -4,11 +4,14 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/impl/service_type.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <cstdio>
 #include <filesystem>
 #include <functional>
 #include <utility>
@@ -21,6 +24,7 @@
 #include "controlplane/driver/listen/reflection.h"
 #include "controlplane/driver/listen/server_limits.h"
 #include "controlplane/driver/listen/steady_poller.h"
+#include "controlplane/driver/listen/tcp_port.h"
 #include "controlplane/driver/service/agent_streams.h"
 #include "controlplane/driver/service/background_thread.h"
 #include "controlplane/driver/service/driver_loop.h"
@@ -42,6 +46,7 @@
 #include "runtime/base/fd.h"
 #include "runtime/base/log.h"
 #include "runtime/base/process/resource_limit.h"
+#include "runtime/base/socket/own_socket.h"
 #include "runtime/base/status.h"
 #include "runtime/base/version.h"
 
@@ -50,6 +55,7 @@ namespace {
 
 constexpr absl::Duration kShutdownGrace = absl::Milliseconds(500);
 constexpr absl::Duration kSignalCheckInterval = absl::Milliseconds(200);
+constexpr absl::Duration kGiveBackInterval = absl::Seconds(10);
 constexpr int kExchangeRateMax = 1'000'000;  // MB/s
 constexpr absl::Duration kLookIntervalMin = absl::Seconds(1);
 constexpr absl::Duration kLookIntervalMax = absl::Minutes(10);
@@ -78,6 +84,20 @@ std::vector<std::string> ServiceNames() {
           "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"};
 }
 
+// The token is for the driver's user alone, and others may read the log, which may be the journal.
+void TellPage(const PageServer& page, const std::string& state_directory) {
+  base::LogInfo(absl::StrCat("the page: ", page.address(), "; the URL with its token is in ",
+                             state_directory, "/", kPageUrlFile));
+  if (::isatty(STDERR_FILENO) == 1) std::fprintf(stderr, "the page: %s\n", page.url().c_str());
+}
+
+// Gives free memory back to the system, which the C library keeps: after a burst of large messages
+// that would be for ever. Cost: looks at every heap.
+void GiveMemoryBack() {
+  constexpr size_t kFreeBytesMax = size_t{32} << 20;
+  if (::mallinfo2().fordblks > kFreeBytesMax) ::malloc_trim(0);
+}
+
 sigset_t EndSignals() {
   sigset_t signals;
   sigemptyset(&signals);
@@ -94,6 +114,7 @@ constexpr absl::Duration kSuspectFetchTimeout = absl::Seconds(2);
 struct DriverServer::Impl {
   client::Address address;
   SteadyPoller poller;
+  std::unique_ptr<TcpPort> tcp_port;  // null: a Unix socket
   std::unique_ptr<AgentStreams> agents;
   std::unique_ptr<DriverLoop> loop;
   BackgroundThread background;  // the loop's; it ends before the log is closed
@@ -102,7 +123,6 @@ struct DriverServer::Impl {
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<OwnPort> own_port;  // null: TCP
   std::unique_ptr<PageServer> page;   // null: there is no page
-  int port = 0;
   std::unique_ptr<SuspectWatch> watch;
   std::unique_ptr<LastEvidenceWatch> last_evidence;
 
@@ -111,6 +131,7 @@ struct DriverServer::Impl {
     last_evidence.reset();
     if (loop != nullptr) loop->Stop();
     own_port.reset();
+    if (tcp_port != nullptr) tcp_port->Stop();
     page.reset();
     if (server == nullptr) return;
     server->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(kShutdownGrace));
@@ -134,13 +155,14 @@ absl::Status DriverServer::Impl::CheckAddress(const DriverOptions& options) {
 
 std::string DriverServer::Impl::ListenAddress() const {
   if (address.is_unix() || address.port != 0) return address.text;
-  return absl::StrCat(address.text.substr(0, address.text.rfind(':') + 1), port);
+  return absl::StrCat(address.text.substr(0, address.text.rfind(':') + 1), tcp_port->port());
 }
 
 absl::Status DriverServer::Impl::MakeLoop(const DriverOptions& given) {
   if (const absl::Status made = base::MakeDirectories(given.state_directory); !made.ok()) {
     return absl::Status(made.code(), absl::StrCat(made.message(), "; give another --state-dir"));
   }
+  RETURN_IF_ERROR(base::CheckTrustedFolder(given.state_directory, "give another --state-dir"));
   DriverShell::Options options;
   options.state_directory = std::filesystem::absolute(given.state_directory).string();
   options.retention = given.retention;
@@ -148,6 +170,9 @@ absl::Status DriverServer::Impl::MakeLoop(const DriverOptions& given) {
   options.machine_tests = TestKindOf(given.machine_tests, address.is_unix());
   options.agents_ended = given.agents_ended;
   options.exchange_rate = given.exchange_rate * 1e6;
+  options.slots_max = static_cast<int>(given.slots_max);
+  options.new_nodes_per_hour = given.new_nodes_per_hour;
+  options.names_nodes = given.join == "known";
   options.files = &RealJobFiles();
   options.clock = &base::RealClock();
   options.do_later = [this](std::function<void()> work) { background.Do(std::move(work)); };
@@ -170,20 +195,19 @@ absl::Status DriverServer::Impl::Listen(const DriverOptions& options) {
   ASSIGN_OR_RETURN(auto credentials,
                    security::MakeServerCredentials(address, options.tls, options.insecure));
   WarnOf(options, address);
-  RETURN_IF_ERROR(address.is_unix() ? PrepareSocket(address.unix_path) : CheckTcpAddress(address));
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-  grpc::ServerBuilder builder;
-  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor;
   if (address.is_unix()) {
+    RETURN_IF_ERROR(PrepareSocket(address.unix_path));
     ASSIGN_OR_RETURN(own_port, OwnPort::Listen(address.unix_path));
-    acceptor = builder.experimental().AddExternalConnectionAcceptor(
-        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials);
   } else {
-    builder.AddListeningPort(address.text, credentials, &port);
+    ASSIGN_OR_RETURN(tcp_port, TcpPort::Listen(address, TcpPort::LimitsOf(options.tls.any())));
+    agents->OnCall([port = tcp_port.get()](const std::string& peer) { port->OnCall(peer); });
   }
+  grpc::ServerBuilder builder;
+  auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials);
   SetLimits(&builder);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   // Agents on TCP ping every 10 s to notice a cut connection; gRPC must not take that for abuse.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5'000);
   builder.RegisterService(jobs.get());
@@ -191,11 +215,13 @@ absl::Status DriverServer::Impl::Listen(const DriverOptions& options) {
   reflection = MakeReflection(ServiceNames());
   builder.RegisterService(reflection.get());
   server = builder.BuildAndStart();
-  if (server == nullptr || (!address.is_unix() && port == 0)) {
-    return absl::UnavailableError(
-        absl::StrCat(address.text,
-                     ": cannot listen there; is the port taken? Give another address with "
-                     "--listen"));
+  if (server == nullptr) {
+    return absl::UnavailableError(absl::StrCat(address.text, ": gRPC does not start"));
+  }
+  if (own_port != nullptr) {
+    own_port->Serve(std::move(acceptor));
+  } else {
+    tcp_port->Serve(std::move(acceptor));
   }
   for (const std::string& name : ServiceNames()) {
     server->GetHealthCheckService()->SetServingStatus(name, true);
@@ -244,6 +270,19 @@ absl::StatusOr<std::unique_ptr<DriverServer>> DriverServer::Start(const DriverOp
                                                    " is out of range; expected 0 to ",
                                                    kExchangeRateMax, " MB/s"));
   }
+  if (options.slots_max < 1 || options.slots_max > protocol::kSlotsMax) {
+    return absl::InvalidArgumentError(absl::StrCat("--slots-max: ", options.slots_max,
+                                                   " is out of range; expected 1 to ",
+                                                   protocol::kSlotsMax));
+  }
+  if (options.new_nodes_per_hour < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--new-nodes-per-hour: ", options.new_nodes_per_hour, ": expected 1 or more"));
+  }
+  if (options.join != "any" && options.join != "known") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--join: unknown value '", options.join, "'; expected any or known"));
+  }
   if (options.look_interval < kLookIntervalMin || options.look_interval > kLookIntervalMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("--look-every: ", absl::FormatDuration(options.look_interval),
@@ -275,7 +314,7 @@ absl::StatusOr<std::unique_ptr<DriverServer>> DriverServer::Start(const DriverOp
         return std::pair(spans_of(job_id), evidence_of(job_id));
       });
   base::LogInfo(absl::StrCat("megascale ", base::kVersion, " listens on ", impl->ListenAddress()));
-  if (impl->page != nullptr) base::LogInfo(absl::StrCat("the page: ", impl->page->url()));
+  if (impl->page != nullptr) TellPage(*impl->page, options.state_directory);
   return std::unique_ptr<DriverServer>(new DriverServer(std::move(impl)));
 }
 
@@ -283,7 +322,7 @@ absl::Status DriverServer::WaitForFailure(absl::Duration timeout) {
   return impl_->loop->WaitForFailure(timeout);
 }
 
-int DriverServer::port() const { return impl_->port; }
+int DriverServer::port() const { return impl_->tcp_port == nullptr ? 0 : impl_->tcp_port->port(); }
 
 std::string DriverServer::page_url() const {
   return impl_->page == nullptr ? "" : impl_->page->url();
@@ -299,8 +338,13 @@ absl::Status RunDriver(const DriverOptions& options) {
   base::RaiseDescriptorLimit();  // each connection takes one, and each job that has not ended
   ASSIGN_OR_RETURN(const auto server, DriverServer::Start(options));
   const timespec nothing = {};
+  absl::Duration give_back_at;
   for (;;) {
     RETURN_IF_ERROR(server->WaitForFailure(kSignalCheckInterval));
+    if (const absl::Duration now = base::RealClock().Monotonic(); now >= give_back_at) {
+      GiveMemoryBack();
+      give_back_at = now + kGiveBackInterval;
+    }
     const int signal = ::sigtimedwait(&signals, nullptr, &nothing);
     if (signal < 0) continue;
     base::LogInfo(

@@ -9,7 +9,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "controlplane/driver/detection/failure_detector.h"
+#include "controlplane/driver/detection/new_nodes.h"
 #include "controlplane/driver/retention/job_retention.h"
+#include "controlplane/protocol/protocol.h"
 #include "controlplane/security/tls_files.h"
 
 namespace megascale::driver {
@@ -42,6 +44,12 @@ struct DriverOptions {
   // How often the driver looks whether jobs stand still or have become slow; 1s to 10min. Steps are
   // compared over at least this time.
   absl::Duration look_interval = absl::Seconds(10);
+  // The maximum number of slots that an agent may offer.
+  int64_t slots_max = protocol::kSlotsMax;
+  // How many new nodes agents with one certificate may make in an hour.
+  int64_t new_nodes_per_hour = NewNodes::kPerHour;
+  // Which new nodes get ranks: "any", or "known", those that an operator named (UncordonNode).
+  std::string join = "any";
   security::TlsFiles tls;
   bool insecure = false;
   // "host:port" of the page; empty: there is no page. If the address is not loopback, the page uses

@@ -12,6 +12,7 @@
 #include "controlplane/page/page.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/socket/own_socket.h"
 #include "runtime/base/status.h"
 
 namespace megascale::driver {
@@ -25,6 +26,9 @@ constexpr size_t kTokenFileBytesMax = 200;
 // scrapers go on working when the driver starts again.
 absl::StatusOr<std::string> TokenIn(const std::string& state_directory) {
   const std::string path = absl::StrCat(state_directory, "/", kTokenFile);
+  const absl::Status checked = base::CheckSecretFile(
+      path, "remove it if the driver did not write it: the driver makes a new token");
+  if (!absl::IsNotFound(checked)) RETURN_IF_ERROR(checked);
   const auto read = base::ReadFile(path, kTokenFileBytesMax);
   if (read.ok()) {
     std::string token(absl::StripAsciiWhitespace(*read));
@@ -86,5 +90,7 @@ absl::StatusOr<std::unique_ptr<PageServer>> PageServer::Start(
 std::string PageServer::url() const {
   return absl::StrCat(impl_->server->url(), "?token=", impl_->token);
 }
+
+std::string PageServer::address() const { return impl_->server->url(); }
 
 }  // namespace megascale::driver

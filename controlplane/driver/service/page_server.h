@@ -23,8 +23,10 @@ class PageServer {
       const PageServerOptions& options, std::unique_ptr<page::PageSource> source);
   ~PageServer();
 
-  // The address to open, with the token.
+  // The address to open, with the token: for its user alone, and for no log.
   std::string url() const;
+  // The address without the token.
+  std::string address() const;
 
  private:
   struct Impl;

@@ -64,6 +64,7 @@ std::string Summary(const Event& event) {
 
 DriverShell::DriverShell(Options options)
     : options_(std::move(options)),
+      new_nodes_(options_.new_nodes_per_hour),
       monitor_(options_.clock->Monotonic()),
       loss_logs_(options_.files, options_.loss_log_interval),
       tensorboard_logs_(options_.files),
@@ -225,18 +226,30 @@ absl::Status DriverShell::Report(pb::SuspectFound found) {
   return absl::OkStatus();
 }
 
-absl::Status DriverShell::MayJoin(const agent::Hello& hello, const AgentLink& link) const {
+absl::Status DriverShell::Admit(const agent::Hello& hello, const AgentPeer& peer) {
+  if (hello.num_slots() > options_.slots_max) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "node ", hello.node_id(), ": offers ", hello.num_slots(),
+        " slots, and the driver takes at ", "most ", options_.slots_max,
+        " of an agent; give the agent fewer --slots, or the driver a ", "higher --slots-max"));
+  }
+  if (FindNode(state_, hello.node_id()) == nullptr) {
+    return new_nodes_.Admit(peer.certificate, options_.clock->Monotonic());
+  }
   Contact contact = monitor_.reports().ContactWith(hello.node_id());
   // An agent whose stream has ended is out of contact, however fresh its last report is.
   if (contact == Contact::kHeard && links_.count(hello.node_id()) == 0) contact = Contact::kGone;
-  return CheckJoin(state_, hello, link.certificate(), contact);
+  return CheckJoin(state_, hello, peer.certificate, contact);
 }
 
-// Limits the lines about a node, because a refused agent asks again and again. The map stays small:
-// only the ids of known nodes can be refused.
-void DriverShell::LogSeldom(const std::string& node_id, const std::string& line) {
+// Limits the lines about a node, because a refused agent asks again and again.
+void DriverShell::LogSeldom(const std::string& node_id, const AgentPeer& peer,
+                            const std::string& line) {
+  // Made-up ids count as one, so that the map stays small.
+  const bool is_known = FindNode(state_, node_id) != nullptr;
   const absl::Duration now = options_.clock->Monotonic();
-  const auto [logged, first] = lines_logged_.try_emplace(node_id, now);
+  const auto [logged, first] = lines_logged_.try_emplace(
+      is_known ? node_id : absl::StrCat("\n", peer.certificate), now);  // no id has a newline
   if (!first && now - logged->second < kLineInterval) return;
   logged->second = now;
   base::LogWarning(line);
@@ -260,14 +273,14 @@ bool DriverShell::OnHello(agent::Hello hello, std::shared_ptr<AgentLink> link) {
   served.set_known_version(hello.known().version());
   served.set_known_proof(hello.known().proof());
   hello.clear_known();
-  absl::Status may_join = MayJoin(hello, *link);
-  if (may_join.ok()) may_join = CompareEpochs(served);
-  if (!may_join.ok()) {
-    LogSeldom(hello.node_id(), absl::StrCat("refused an agent: ", may_join.message()));
-    link->Close(may_join);
+  const AgentPeer peer = link->peer();
+  absl::Status admitted = Admit(hello, peer);
+  if (admitted.ok()) admitted = CompareEpochs(served);
+  if (!admitted.ok()) {
+    LogSeldom(hello.node_id(), peer, absl::StrCat("refused an agent: ", admitted.message()));
+    link->Close(admitted);
     return false;
   }
-  const std::string certificate = link->certificate();
   Link& entry = links_[hello.node_id()];
   const NodeRecord* known = FindNode(state_, hello.node_id());
   if (entry.link != nullptr && entry.link != link) {
@@ -281,20 +294,24 @@ bool DriverShell::OnHello(agent::Hello hello, std::shared_ptr<AgentLink> link) {
   listeners_.insert(hello.node_id());
   publisher_->TouchAgent(hello.node_id());
   state_changed_ = true;
-  FeedAll(monitor_.OnHello(state_, hello, options_.clock->Monotonic(), certificate));
+  std::vector<Event> events = monitor_.OnHello(state_, hello, options_.clock->Monotonic(), peer);
+  for (Event& event : events) {
+    event.mutable_node_joined()->set_unnamed(known == nullptr && options_.names_nodes);
+  }
+  FeedAll(std::move(events));
   return true;
 }
 
 void DriverShell::OnReport(const std::string& node_id, agent::ActualState report) {
   if (report.too_large_bytes() > 0) {
-    LogSeldom(node_id,
+    LogSeldom(node_id, {},
               absl::StrCat("the report of node ", node_id, " has ", report.too_large_bytes(),
                            " bytes, more than a message may have: its agent lives, but "
                            "what its jobs do is not known"));
   }
   // An older agent does not tell what it knows when it joins.
   if (const absl::Status right = CompareEpochs(report); !right.ok()) {
-    LogSeldom(node_id, absl::StrCat("node ", node_id, ": ", right.message()));
+    LogSeldom(node_id, {}, absl::StrCat("node ", node_id, ": ", right.message()));
   }
   publisher_->TouchAgent(node_id);
   if (Counts(node_id, report)) {

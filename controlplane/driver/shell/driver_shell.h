@@ -27,6 +27,7 @@
 #include "controlplane/driver/core/desired_states.h"
 #include "controlplane/driver/core/job_index.h"
 #include "controlplane/driver/detection/agent_monitor.h"
+#include "controlplane/driver/detection/new_nodes.h"
 #include "controlplane/driver/retention/job_retention.h"
 #include "controlplane/driver/shell/driver_view.h"
 #include "controlplane/driver/shell/job_evidence.h"
@@ -38,6 +39,7 @@
 #include "controlplane/driver/storage/log_clock.h"
 #include "controlplane/driver/storage/loss_log.h"
 #include "controlplane/driver/storage/tensorboard_log.h"
+#include "controlplane/protocol/protocol.h"
 #include "proto/control.pb.h"
 #include "runtime/base/clock.h"
 
@@ -52,8 +54,8 @@ class AgentLink {
   virtual void Close(const absl::Status& why) = 0;
   // Sends a message after those that wait.
   virtual void Send(megascale::agent::v1::AgentDown message) {}
-  // The name in the agent's certificate; empty: the connection has no TLS.
-  virtual std::string certificate() const { return ""; }
+  // Who is at the other end, as far as the driver itself knows.
+  virtual AgentPeer peer() const { return {}; }
 };
 
 // The present attempt of a job that holds slots.
@@ -91,6 +93,12 @@ class DriverShell {
     bool agents_ended = false;
     // The rate that two machines should reach, bytes per second; 0: as measured (exchanges.h).
     double exchange_rate = 0;
+    // The maximum number of slots that an agent may offer.
+    int slots_max = protocol::kSlotsMax;
+    // How many new nodes agents with one certificate may make in an hour.
+    int64_t new_nodes_per_hour = NewNodes::kPerHour;
+    // True: a new node gets ranks only once an operator has named it (UncordonNode).
+    bool names_nodes = false;
   };
   // An input runs before the commit of its round; the output that it returns runs after the commit.
   using Output = std::function<void()>;
@@ -190,17 +198,19 @@ class DriverShell {
   void KeepEvidence(const JobRecord& job);
   // Asks agents for the lists of files that are missing in the folders of jobs.
   void AskForDataFiles(absl::Duration now);
-  absl::Status MayJoin(const megascale::agent::v1::Hello& hello, const AgentLink& link) const;
+  // Returns OK if the agent may join; counts a new node.
+  absl::Status Admit(const megascale::agent::v1::Hello& hello, const AgentPeer& peer);
   // Compares this driver's epoch with what an agent knows. Begins a newer epoch, or stops this
   // driver after the round, where epoch.h says so. Errors: as IsBehind.
   absl::Status CompareEpochs(const megascale::agent::v1::ActualState& known);
   // Logs a line about the node, at most one a minute.
-  void LogSeldom(const std::string& node_id, const std::string& line);
+  void LogSeldom(const std::string& node_id, const AgentPeer& peer, const std::string& line);
 
   Options options_;
   DriverState state_;
   std::unique_ptr<const LogClock> log_clock_;
   JobIndex index_{state_};
+  NewNodes new_nodes_;
   AgentMonitor monitor_;
   std::vector<Event> pending_;  // applied, not yet durable
   int64_t num_snapshot_ = 0;    // state_.num_events() at the last snapshot
@@ -216,7 +226,8 @@ class DriverShell {
   std::set<std::string> listeners_;              // nodes whose desired state may have changed
   bool all_listen_ = true;                       // every node's may have
   std::map<std::string, int64_t> acknowledged_;  // by job, at the last tick
-  std::map<std::string, absl::Duration> lines_logged_;  // by node: time of the last line
+  // Time of the last line, by node; new nodes of a certificate count as one.
+  std::map<std::string, absl::Duration> lines_logged_;
   std::map<std::string, RunningAttempt> told_attempts_;
   std::set<std::string> told_exchanges_;  // groups that are among them
   DataFileLists data_files_;

@@ -30,10 +30,11 @@ class KeepingLink : public AgentLink {
  public:
   void SendDesired(const agent::DesiredState& desired) override { last = desired; }
   void Close(const absl::Status& why) override { closed = why; }
-  std::string certificate() const override { return shown; }
+  AgentPeer peer() const override { return {.certificate = shown, .address = address}; }
   agent::DesiredState last;
   absl::Status closed;
   std::string shown;
+  std::string address;
 };
 
 // Job "j" of one rank on node n0, which runs and reports whenever time passes.

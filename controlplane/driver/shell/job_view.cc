@@ -430,6 +430,9 @@ control::NodeView ViewNode(const NodeRecord& node, const NodeUse& use, absl::Dur
   view.set_evicted(node.evicted());
   view.set_evicted_why(node.evicted_why());
   view.set_draining(node.draining());
+  view.set_unnamed(node.unnamed());
+  view.set_certificate(node.certificate());
+  view.set_address(node.address());
   view.set_pool(node.has_quarantine() ? control::POOL_QUARANTINED
                 : node.spare()        ? control::POOL_SPARE
                                       : control::POOL_ACTIVE);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "runtime/base/fd.h"
@@ -13,5 +14,13 @@ namespace megascale::base {
 // `port` 0: any. Blocking: it may look up a name. Errors: FailedPrecondition - the message is the
 // system's reason alone.
 absl::StatusOr<UniqueFd> ListenTcp(const std::string& host, int port, int backlog);
+
+// As ListenTcp, on every address to which `host` resolves and on which this machine can listen;
+// with `port` 0 on one port for all. "localhost" is 127.0.0.1 and ::1.
+absl::StatusOr<std::vector<UniqueFd>> ListenTcpEverywhere(const std::string& host, int port,
+                                                          int backlog);
+
+// Returns the port of a TCP socket; 0: it has none.
+int PortOf(int fd);
 
 }  // namespace megascale::base

@@ -136,7 +136,10 @@ std::string DescribeUser(unsigned uid) {
                           : absl::StrCat(found->pw_name, " (uid ", uid, ")");
 }
 
-absl::Status CheckOwnFolder(const std::string& folder, absl::string_view advice) {
+namespace {
+
+// Checks a folder of this user's to which others have none of the rights in `denied`.
+absl::Status CheckFolder(const std::string& folder, mode_t denied, absl::string_view advice) {
   std::error_code error;
   std::filesystem::path path = std::filesystem::absolute(folder, error).lexically_normal();
   if (!path.has_filename()) path = path.parent_path();  // "/a/" is "/a"
@@ -149,7 +152,7 @@ absl::Status CheckOwnFolder(const std::string& folder, absl::string_view advice)
                   advice);
   }
   RETURN_IF_ERROR(CheckOwner(path.string(), info, advice));
-  if ((info.st_mode & 077) != 0) {
+  if ((info.st_mode & denied) != 0) {
     return Refuse(path.string(),
                   absl::StrCat("has mode ", ModeText(info), ", expected 0700, closed to others: ",
                                (info.st_mode & S_ISVTX) != 0 ? "make a folder inside it"
@@ -161,6 +164,45 @@ absl::Status CheckOwnFolder(const std::string& folder, absl::string_view advice)
   const std::filesystem::path real = std::filesystem::canonical(path, error);
   if (error) return ErrnoStatus(error.value(), path.string());
   return real == path ? absl::OkStatus() : CheckAbove(real, advice);
+}
+
+}  // namespace
+
+absl::Status CheckOwnFolder(const std::string& folder, absl::string_view advice) {
+  return CheckFolder(folder, 077, advice);
+}
+
+absl::Status CheckTrustedFolder(const std::string& folder, absl::string_view advice) {
+  RETURN_IF_ERROR(CheckFolder(folder, 022, advice));
+  std::error_code error;
+  for (auto it = std::filesystem::directory_iterator(folder, error);
+       !error && it != std::filesystem::directory_iterator(); it.increment(error)) {
+    const std::string path = it->path().string();
+    struct stat info;
+    const absl::Status looked = Look(path, advice, &info);
+    if (absl::IsNotFound(looked)) continue;  // deleted meanwhile
+    RETURN_IF_ERROR(looked);
+    RETURN_IF_ERROR(CheckOwner(path, info, "remove it if you did not put it there"));
+    if (S_ISLNK(info.st_mode) || (info.st_mode & 022) == 0) continue;
+    return Refuse(
+        path,
+        absl::StrCat("has mode ", ModeText(info), ", expected that only its owner may write to it"),
+        absl::StrCat("look whether another user changed it, then chmod go-w ", path));
+  }
+  return error ? ErrnoStatus(error.value(), folder) : absl::OkStatus();
+}
+
+absl::Status CheckSecretFile(const std::string& path, absl::string_view advice) {
+  struct stat info;
+  RETURN_IF_ERROR(Look(path, advice, &info));
+  if (!S_ISREG(info.st_mode)) {
+    return Refuse(path, absl::StrCat("is ", KindOf(info.st_mode), ", expected a regular file"),
+                  advice);
+  }
+  RETURN_IF_ERROR(CheckOwner(path, info, advice));
+  if ((info.st_mode & 077) == 0) return absl::OkStatus();
+  return Refuse(
+      path, absl::StrCat("has mode ", ModeText(info), ", expected 0600, closed to others"), advice);
 }
 
 absl::Status MakeOwnFolder(const std::string& folder, absl::string_view advice) {

@@ -25,6 +25,15 @@ namespace megascale::base {
 // NotFound - no such folder.
 absl::Status CheckOwnFolder(const std::string& folder, absl::string_view advice);
 
+// Checks a folder in which this process keeps files that it trusts, such as its state: as
+// CheckOwnFolder, but others may read. Each file and folder in it belongs to this user, too, and
+// others cannot write to it; what lies deeper is not checked. Errors: also NotFound.
+absl::Status CheckTrustedFolder(const std::string& folder, absl::string_view advice);
+
+// Checks a file with a secret of this process's: a regular file of this user's that others can
+// neither read nor write, in a folder for which CheckTrustedFolder holds. Errors: also NotFound.
+absl::Status CheckSecretFile(const std::string& path, absl::string_view advice);
+
 // Makes the folder and its missing parents with mode 0700, then calls CheckOwnFolder. Errors: also
 // those of MakeDirectories.
 absl::Status MakeOwnFolder(const std::string& folder, absl::string_view advice);

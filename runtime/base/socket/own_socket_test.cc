@@ -1,5 +1,6 @@
 #include "runtime/base/socket/own_socket.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
@@ -21,6 +22,8 @@
 
 namespace megascale::base {
 namespace {
+
+using ::testing::HasSubstr;
 
 constexpr char kAdvice[] = "use another one";
 
@@ -95,6 +98,58 @@ TEST_F(OwnSocketTest, RefusesAFolderThatOthersCanEnter) {
     EXPECT_EQ(CheckOwnFolder(folder, kAdvice), absl::OkStatus());
     std::filesystem::remove(folder);
   }
+}
+
+TEST_F(OwnSocketTest, TrustsAFolderThatOthersMayReadButNotWrite) {
+  const std::string folder = directory_ + "/state";
+  ASSERT_EQ(::mkdir(folder.c_str(), 0755), 0);
+  EXPECT_TRUE(CheckTrustedFolder(folder, "advice").ok());
+  for (const mode_t mode : {0777, 0775, 0757, 01777}) {
+    ASSERT_EQ(::chmod(folder.c_str(), mode), 0);
+    const absl::Status refused = CheckTrustedFolder(folder, "give another --state-dir");
+    EXPECT_EQ(refused.code(), absl::StatusCode::kPermissionDenied);
+    EXPECT_THAT(std::string(refused.message()),
+                ::testing::AllOf(HasSubstr(folder + ": has mode "),
+                                 HasSubstr("; or give another --state-dir")));
+  }
+  ASSERT_EQ(::chmod(folder.c_str(), 0755), 0);
+  ASSERT_TRUE(WriteFileDurably(folder + "/planted", "x").ok());
+  ASSERT_EQ(::chmod((folder + "/planted").c_str(), 0666), 0);
+  EXPECT_THAT(std::string(CheckTrustedFolder(folder, "advice").message()),
+              HasSubstr("/planted: has mode 0666, expected that only its owner may write to it"));
+  ASSERT_EQ(::chmod((folder + "/planted").c_str(), 0644), 0);
+  EXPECT_TRUE(CheckTrustedFolder(folder, "advice").ok());
+}
+
+TEST_F(OwnSocketTest, RefusesAFileThatAnotherUserPlanted) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can make a file of another user";
+  const std::string folder = directory_ + "/state";
+  ASSERT_EQ(::mkdir(folder.c_str(), 0700), 0);
+  const std::string path = folder + "/http-token";
+  ASSERT_TRUE(WriteFileDurably(path, "x").ok());
+  ASSERT_EQ(::chmod(path.c_str(), 0600), 0);
+  EXPECT_TRUE(CheckSecretFile(path, "advice").ok());
+  if (::chown(path.c_str(), 65534, 65534) != 0) GTEST_SKIP() << "there are no other users here";
+  EXPECT_THAT(std::string(CheckTrustedFolder(folder, "advice").message()),
+              HasSubstr("http-token: belongs to "));
+  EXPECT_THAT(std::string(CheckSecretFile(path, "advice").message()),
+              HasSubstr("http-token: belongs to "));
+}
+
+TEST_F(OwnSocketTest, RefusesASecretThatOthersMayRead) {
+  const std::string path = directory_ + "/secret";
+  EXPECT_EQ(CheckSecretFile(path, "advice").code(), absl::StatusCode::kNotFound);
+  ASSERT_TRUE(WriteFileDurably(path, "x").ok());
+  ASSERT_EQ(::chmod(path.c_str(), 0640), 0);
+  EXPECT_EQ(CheckSecretFile(path, "remove it"),
+            absl::PermissionDeniedError(
+                path + ": has mode 0640, expected 0600, closed to others; remove it"));
+  ASSERT_EQ(::chmod(path.c_str(), 0600), 0);
+  EXPECT_TRUE(CheckSecretFile(path, "remove it").ok());
+  const std::string link = directory_ + "/link";
+  ASSERT_EQ(::symlink(path.c_str(), link.c_str()), 0);
+  EXPECT_THAT(std::string(CheckSecretFile(link, "remove it").message()),
+              HasSubstr("is a symbolic link, expected a regular file"));
 }
 
 TEST_F(OwnSocketTest, RefusesALinkInPlaceOfAFolder) {

@@ -430,6 +430,27 @@ void TimeChecker::OnStatus(const control::Job& job, const DriverState& durable) 
                                             job.time_account().ShortDebugString()));
 }
 
+// --- ClaimsAreBounded, NamesStay --------------------------------------------------------------
+
+void StrangerChecker::OnState(const DriverState& before, const DriverState& after) {
+  int64_t num_made_up = 0;
+  for (const auto& node : after.nodes()) {
+    const std::string& node_id = node.hello().node_id();
+    const bool is_made_up = absl::StartsWith(node_id, kMadeUpNode);
+    num_made_up += is_made_up ? 1 : 0;
+    if (node.hello().num_slots() > kSlotsOfAgentMax) {
+      world_.Violate("ClaimsAreBounded",
+                     absl::StrCat(node_id, " offers ", node.hello().num_slots(), " slots"));
+    }
+    if (node.hello().key() == kLiarsKey && !is_made_up) {
+      world_.Violate("NamesStay", absl::StrCat("the liar holds the node id ", node_id));
+    }
+  }
+  if (num_made_up > kNewNodesPerHour) {
+    world_.Violate("ClaimsAreBounded", absl::StrCat("the liar has made ", num_made_up, " nodes"));
+  }
+}
+
 // --- DurationsAreReal -------------------------------------------------------------------------
 
 void DurationChecker::OnSubmitAcknowledged(const std::string& job_id) {

@@ -183,6 +183,18 @@ class StarvationChecker : public Observer {
   World& world_;
 };
 
+// ClaimsAreBounded: no node offers more slots than the driver lets an agent offer, and the liar
+// (liar.h) has made no more nodes than a certificate may make in an hour, which no run exceeds.
+// NamesStay: the liar never holds a node id that another agent's certificate is bound to.
+class StrangerChecker : public Observer {
+ public:
+  explicit StrangerChecker(World* world) : world_(*world) {}
+  void OnState(const DriverState& before, const DriverState& after) override;
+
+ private:
+  World& world_;
+};
+
 // TimeAddsUp: the parts of a job's time account add up to the time since its submit, or until its
 // end, to the nanosecond, also after the driver was away; and no part ever shrinks but the kept
 // one.

@@ -52,7 +52,8 @@ class FakeAgentStream {
     return down;
   }
   bool TryRead(megascale::agent::v1::AgentDown* down) { return stream_->Read(down); }
-  void Write(const megascale::agent::v1::AgentUp& up) { EXPECT_TRUE(stream_->Write(up)); }
+  void Write(const megascale::agent::v1::AgentUp& up) { EXPECT_TRUE(TryWrite(up)); }
+  bool TryWrite(const megascale::agent::v1::AgentUp& up) { return stream_->Write(up); }
   void Report(const megascale::agent::v1::ActualJob& job) {
     megascale::agent::v1::AgentUp up;
     up.mutable_actual()->set_incarnation(incarnation_);

@@ -1,0 +1,131 @@
+// Agents that say more than they may: slots, names and numbers of nodes are claims.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "controlplane/driver/core/testing/test_events.h"
+#include "controlplane/driver/shell/driver_shell.h"
+#include "controlplane/driver/shell/testing/shell_test_base.h"
+#include "controlplane/driver/storage/job_files.h"
+
+namespace megascale::driver {
+namespace {
+
+namespace agent = megascale::agent::v1;
+using ::testing::HasSubstr;
+
+class Stranger : public AgentLink {
+ public:
+  explicit Stranger(AgentPeer peer) : peer_(std::move(peer)) {}
+  void SendDesired(const agent::DesiredState& desired) override { last = desired; }
+  void Close(const absl::Status& why) override { closed = why; }
+  AgentPeer peer() const override { return peer_; }
+  agent::DesiredState last;
+  absl::Status closed;
+
+ private:
+  const AgentPeer peer_;
+};
+
+class StrangersTest : public ShellTestBase {
+ protected:
+  void Open(DriverShell::Options options = {}) {
+    options.state_directory = absl::StrCat(::testing::TempDir(), "/strangers");
+    options.files = &RealJobFiles();
+    Begin(&disk_, std::move(options));
+  }
+
+  // Lets an agent connect, and returns why it may not join.
+  absl::Status Join(const agent::Hello& hello, const AgentPeer& peer = {"thief", "10.0.0.7"}) {
+    const auto link = std::make_shared<Stranger>(peer);
+    bool joined = false;
+    Round([&] { joined = shell_->OnHello(hello, link); });
+    EXPECT_EQ(joined, link->closed.ok());
+    links_.push_back(link);
+    return link->closed;
+  }
+
+  void Submit(int ranks) {
+    Round([&] {
+      EXPECT_TRUE(shell_->Submit(Submitted("j", SpecOf(ranks, 1, 10)).job_submitted()).ok());
+    });
+  }
+
+  std::vector<std::shared_ptr<Stranger>> links_;
+};
+
+TEST_F(StrangersTest, AnAgentThatOffersMoreSlotsThanMayBeIsRefused) {
+  Open();
+  const absl::Status refused = Join(HelloOf("n0", "a", std::numeric_limits<int32_t>::max()));
+  EXPECT_EQ(refused,
+            absl::InvalidArgumentError(
+                "node n0: offers 2147483647 slots, and the driver takes at most 992 of an "
+                "agent; give the agent fewer --slots, or the driver a higher --slots-max"));
+  EXPECT_EQ(FindNode(shell_->state(), "n0"), nullptr);
+  EXPECT_TRUE(Join(HelloOf("n0", "a", 992)).ok());
+}
+
+TEST_F(StrangersTest, TheOperatorSetsHowManySlotsAnAgentMayOffer) {
+  DriverShell::Options options;
+  options.slots_max = 8;
+  Open(std::move(options));
+  EXPECT_TRUE(Join(HelloOf("n0", "a", 8)).ok());
+  EXPECT_FALSE(Join(HelloOf("n1", "a", 9)).ok());
+  EXPECT_FALSE(Join(HelloOf("n0", "b", 9)).ok()) << "also not by an agent that was started again";
+}
+
+TEST_F(StrangersTest, ACertificateMakesABoundedNumberOfNodes) {
+  DriverShell::Options options;
+  options.new_nodes_per_hour = 3;
+  Open(std::move(options));
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(Join(HelloOf(absl::StrCat("n", i), "a", 1)).ok());
+  for (int i = 3; i < 100; ++i) {
+    const absl::Status refused = Join(HelloOf(absl::StrCat("n", i), "a", 1));
+    EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  }
+  EXPECT_EQ(shell_->state().nodes_size(), 3);
+  EXPECT_TRUE(Join(HelloOf("m0", "a", 1), {"honest", "10.0.0.8"}).ok());
+  links_.clear();
+  EXPECT_TRUE(Join(HelloOf("n0", "a", 1)).ok()) << "it is not new";
+}
+
+TEST_F(StrangersTest, OnlyNodesThatAnOperatorNamedGetRanks) {
+  DriverShell::Options options;
+  options.names_nodes = true;
+  Open(std::move(options));
+  ASSERT_TRUE(Join(HelloOf("n0", "a", 2), {"agent-0", "10.0.0.7"}).ok());
+  Submit(2);
+  EXPECT_EQ(job().stage(), v1::STAGE_QUEUED);
+  EXPECT_THAT(job().message(), HasSubstr("n0 waits to be named"));
+  const auto view = shell_->view()->Node("n0");
+  ASSERT_TRUE(view.ok());
+  EXPECT_TRUE(view->unnamed());
+  EXPECT_EQ(view->certificate(), "agent-0");
+  EXPECT_EQ(view->address(), "10.0.0.7");
+
+  ASSERT_TRUE(Join(HelloOf("n0", "b", 2), {"agent-0", "10.0.0.7"}).ok());
+  EXPECT_EQ(job().stage(), v1::STAGE_QUEUED) << "an agent that starts again stays unnamed";
+  EXPECT_EQ(Join(HelloOf("n0", "c", 2), {"thief", "10.0.0.9"}).code(),
+            absl::StatusCode::kPermissionDenied)
+      << "what the operator saw must be what gets the name";
+  Round([&] { EXPECT_TRUE(shell_->Uncordon("n0").ok()); });
+  EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
+  EXPECT_FALSE(shell_->view()->Node("n0")->unnamed());
+
+  DriverShell::Options again;
+  again.names_nodes = true;
+  Open(std::move(again));
+  ASSERT_TRUE(Join(HelloOf("n0", "b", 2), {"agent-0", "10.0.0.7"}).ok());
+  EXPECT_TRUE(TakesRanks(*FindNode(shell_->state(), "n0"))) << "the name is in the log";
+  ASSERT_TRUE(Join(HelloOf("n1", "a", 2), {"agent-0", "10.0.0.7"}).ok());
+  EXPECT_FALSE(TakesRanks(*FindNode(shell_->state(), "n1")));
+}
+
+}  // namespace
+}  // namespace megascale::driver

@@ -218,15 +218,14 @@ absl::Status DriverServer::Impl::Listen(const DriverOptions& options) {
   if (server == nullptr) {
     return absl::UnavailableError(absl::StrCat(address.text, ": gRPC does not start"));
   }
+  for (const std::string& name : ServiceNames()) {
+    server->GetHealthCheckService()->SetServingStatus(name, true);
+  }
   if (own_port != nullptr) {
     own_port->Serve(std::move(acceptor));
   } else {
     tcp_port->Serve(std::move(acceptor));
   }
-  for (const std::string& name : ServiceNames()) {
-    server->GetHealthCheckService()->SetServingStatus(name, true);
-  }
-  if (own_port != nullptr) own_port->Serve(std::move(acceptor));
   return absl::OkStatus();
 }
 

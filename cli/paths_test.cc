@@ -41,7 +41,7 @@ TEST_F(PathsTest, AnEmptyPathIsAMistake) {
             "megascale: JOB: expected a value, found ''\n  see: megascale status --help\n");
 }
 
-// Such a place would be taken for a folder "s3:" of the current directory.
+// It would be taken for a folder "s3:" of the current directory.
 TEST_F(PathsTest, APlaceThatIsInNoFileSystemIsRefusedWithItsOption) {
   for (const auto& [option, words] :
        {std::pair("--from", "submit examples/tiny.yaml --from s3://b/x"),

@@ -123,9 +123,8 @@ void AddLogsCommand(CommandLine* line) {
   AddConnectionOptions(command, &flags->connection);
   command->Details(
       "Shows one attempt from its beginning, in the order of time, by the machines' clocks; each "
-      "line begins with the rank that wrote it. With "
-      "--follow it goes on with later attempts until the job has ended. When the driver restarts "
-      "meanwhile, it goes on where it was.");
+      "line begins with the rank that wrote it. With --follow it goes on with later attempts until "
+      "the job has ended. When the driver restarts meanwhile, it goes on where it was.");
   command->Examples(
       "megascale logs fortunes-1a2b3c4d\n"
       "megascale logs -f --rank 3 fortunes-1a2b3c4d\n"

@@ -180,8 +180,7 @@ void AddListCommand(CommandLine* line) {
   AddConnectionOptions(command, &flags->connection);
   command->Details(
       "The job that was submitted last comes first; with -o json it comes last. Jobs that have "
-      "ended "
-      "are shown, too. On a terminal a message is cut at its edge; elsewhere it is whole.");
+      "ended are shown, too. On a terminal a message is cut at its edge; elsewhere it is whole.");
   command->Examples("megascale list\nmegascale list --limit 10\nmegascale list -o json");
   command->Runs([flags] { return ShowList(*flags); });
 }

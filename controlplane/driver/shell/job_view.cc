@@ -27,7 +27,7 @@ namespace control = megascale::control::v1;
 
 constexpr size_t kRateSteps = 20;
 
-// Returns the rate over the newest steps of this attempt. The first step, which takes longer, counts
+// Returns the rate over the newest steps of this attempt. The first step takes longer, so it counts
 // only while it is alone.
 double TokensPerSecond(const JobRecord& job, const RecentSteps& steps) {
   double tokens = 0;

@@ -32,7 +32,7 @@ absl::Status CheckWriters(absl::string_view option, const std::string& path) {
                   absl::StrCat("belongs to ", base::DescribeUser(info.st_uid), "; expected ",
                                base::DescribeUser(::geteuid()), ", this process's user, or root"));
   }
-  if ((info.st_mode & 022) == 0) return absl::OkStatus();
+  if (!base::OthersMayWrite(info)) return absl::OkStatus();
   return Refuse(option, path,
                 absl::StrFormat("others may change this file (mode %04o); chmod go-w %s",
                                 info.st_mode & 07777, path));

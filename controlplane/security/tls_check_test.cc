@@ -81,9 +81,9 @@ TEST_F(TlsCheckTest, AFileThatOthersMayChangeIsRefused) {
   const TlsFiles files = FilesOf("user");
   for (const auto& [option, path] :
        {std::pair("--tls-ca", files.ca), std::pair("--tls-cert", files.certificate)}) {
-    ASSERT_EQ(::chmod(path.c_str(), 0664), 0);
+    ASSERT_EQ(::chmod(path.c_str(), 0646), 0);
     EXPECT_EQ(Mistake(files), std::string(option) + " " + path +
-                                  ": others may change this file (mode 0664); chmod go-w " + path);
+                                  ": others may change this file (mode 0646); chmod go-w " + path);
     ASSERT_EQ(::chmod(path.c_str(), 0644), 0);
   }
   EXPECT_EQ(Mistake(files), "");

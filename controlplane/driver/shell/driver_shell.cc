@@ -226,15 +226,12 @@ absl::Status DriverShell::Report(pb::SuspectFound found) {
   return absl::OkStatus();
 }
 
-absl::Status DriverShell::Admit(const agent::Hello& hello, const AgentPeer& peer) {
+absl::Status DriverShell::MayJoin(const agent::Hello& hello, const AgentPeer& peer) const {
   if (hello.num_slots() > options_.slots_max) {
     return absl::InvalidArgumentError(absl::StrCat(
         "node ", hello.node_id(), ": offers ", hello.num_slots(),
         " slots, and the driver takes at ", "most ", options_.slots_max,
         " of an agent; give the agent fewer --slots, or the driver a ", "higher --slots-max"));
-  }
-  if (FindNode(state_, hello.node_id()) == nullptr) {
-    return new_nodes_.Admit(peer.certificate, options_.clock->Monotonic());
   }
   Contact contact = monitor_.reports().ContactWith(hello.node_id());
   // An agent whose stream has ended is out of contact, however fresh its last report is.
@@ -274,15 +271,18 @@ bool DriverShell::OnHello(agent::Hello hello, std::shared_ptr<AgentLink> link) {
   served.set_known_proof(hello.known().proof());
   hello.clear_known();
   const AgentPeer peer = link->peer();
-  absl::Status admitted = Admit(hello, peer);
+  const NodeRecord* known = FindNode(state_, hello.node_id());
+  absl::Status admitted = MayJoin(hello, peer);
   if (admitted.ok()) admitted = CompareEpochs(served);
+  if (admitted.ok() && known == nullptr) {
+    admitted = new_nodes_.Admit(peer.certificate, options_.clock->Monotonic());
+  }
   if (!admitted.ok()) {
     LogSeldom(hello.node_id(), peer, absl::StrCat("refused an agent: ", admitted.message()));
     link->Close(admitted);
     return false;
   }
   Link& entry = links_[hello.node_id()];
-  const NodeRecord* known = FindNode(state_, hello.node_id());
   if (entry.link != nullptr && entry.link != link) {
     const bool newer = known != nullptr && known->hello().incarnation() != hello.incarnation();
     entry.link->Close(newer ? absl::AbortedError(absl::StrCat(

@@ -198,8 +198,7 @@ class DriverShell {
   void KeepEvidence(const JobRecord& job);
   // Asks agents for the lists of files that are missing in the folders of jobs.
   void AskForDataFiles(absl::Duration now);
-  // Returns OK if the agent may join; counts a new node.
-  absl::Status Admit(const megascale::agent::v1::Hello& hello, const AgentPeer& peer);
+  absl::Status MayJoin(const megascale::agent::v1::Hello& hello, const AgentPeer& peer) const;
   // Compares this driver's epoch with what an agent knows. Begins a newer epoch, or stops this
   // driver after the round, where epoch.h says so. Errors: as IsBehind.
   absl::Status CompareEpochs(const megascale::agent::v1::ActualState& known);

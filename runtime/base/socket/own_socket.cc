@@ -1,6 +1,7 @@
 #include "runtime/base/socket/own_socket.h"
 
 #include <fcntl.h>
+#include <grp.h>
 #include <pwd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -74,7 +75,7 @@ absl::Status CheckAbove(const std::filesystem::path& folder, absl::string_view a
                                  ", who could replace it; expected ", ThisUser(), " or root"),
                     advice);
     }
-    if (!S_ISLNK(info.st_mode) && (info.st_mode & 022) != 0 && (info.st_mode & S_ISVTX) == 0) {
+    if (!S_ISLNK(info.st_mode) && OthersMayWrite(info) && (info.st_mode & S_ISVTX) == 0) {
       return Refuse(folder.string(),
                     absl::StrCat(what, "has mode ", ModeText(info),
                                  ", so other users could replace it; expected that only its owner "
@@ -127,6 +128,26 @@ absl::StatusOr<uid_t> PeerOf(int fd, absl::string_view path) {
 
 }  // namespace
 
+bool OthersMayWrite(const struct stat& info) {
+  if ((info.st_mode & 022) == 0) return false;
+  if ((info.st_mode & 002) != 0) return true;
+  std::vector<char> buffer(1 << 14);
+  std::vector<char> group_buffer(1 << 16);
+  passwd entry = {};
+  passwd* owner = nullptr;
+  ::group group_entry = {};
+  ::group* group = nullptr;
+  ::getpwuid_r(info.st_uid, &entry, buffer.data(), buffer.size(), &owner);
+  ::getgrgid_r(info.st_gid, &group_entry, group_buffer.data(), group_buffer.size(), &group);
+  if (owner == nullptr || group == nullptr || owner->pw_gid != info.st_gid) return true;
+  const std::string name = owner->pw_name;
+  if (group->gr_name != name) return true;
+  for (char** member = group->gr_mem; *member != nullptr; ++member) {
+    if (*member != name) return true;
+  }
+  return false;
+}
+
 std::string DescribeUser(unsigned uid) {
   std::vector<char> buffer(1 << 14);
   passwd entry = {};
@@ -138,8 +159,9 @@ std::string DescribeUser(unsigned uid) {
 
 namespace {
 
-// Checks a folder of this user's to which others have none of the rights in `denied`.
-absl::Status CheckFolder(const std::string& folder, mode_t denied, absl::string_view advice) {
+// Checks a folder of this user's that others cannot write to; `is_closed`: they cannot read it
+// either.
+absl::Status CheckFolder(const std::string& folder, bool is_closed, absl::string_view advice) {
   std::error_code error;
   std::filesystem::path path = std::filesystem::absolute(folder, error).lexically_normal();
   if (!path.has_filename()) path = path.parent_path();  // "/a/" is "/a"
@@ -152,7 +174,7 @@ absl::Status CheckFolder(const std::string& folder, mode_t denied, absl::string_
                   advice);
   }
   RETURN_IF_ERROR(CheckOwner(path.string(), info, advice));
-  if ((info.st_mode & denied) != 0) {
+  if (is_closed ? (info.st_mode & 077) != 0 : OthersMayWrite(info)) {
     return Refuse(path.string(),
                   absl::StrCat("has mode ", ModeText(info), ", expected 0700, closed to others: ",
                                (info.st_mode & S_ISVTX) != 0 ? "make a folder inside it"
@@ -169,11 +191,11 @@ absl::Status CheckFolder(const std::string& folder, mode_t denied, absl::string_
 }  // namespace
 
 absl::Status CheckOwnFolder(const std::string& folder, absl::string_view advice) {
-  return CheckFolder(folder, 077, advice);
+  return CheckFolder(folder, /*is_closed=*/true, advice);
 }
 
 absl::Status CheckTrustedFolder(const std::string& folder, absl::string_view advice) {
-  RETURN_IF_ERROR(CheckFolder(folder, 022, advice));
+  RETURN_IF_ERROR(CheckFolder(folder, /*is_closed=*/false, advice));
   std::error_code error;
   for (auto it = std::filesystem::directory_iterator(folder, error);
        !error && it != std::filesystem::directory_iterator(); it.increment(error)) {
@@ -183,7 +205,7 @@ absl::Status CheckTrustedFolder(const std::string& folder, absl::string_view adv
     if (absl::IsNotFound(looked)) continue;  // deleted meanwhile
     RETURN_IF_ERROR(looked);
     RETURN_IF_ERROR(CheckOwner(path, info, "remove it if you did not put it there"));
-    if (S_ISLNK(info.st_mode) || (info.st_mode & 022) == 0) continue;
+    if (S_ISLNK(info.st_mode) || !OthersMayWrite(info)) continue;
     return Refuse(
         path,
         absl::StrCat("has mode ", ModeText(info), ", expected that only its owner may write to it"),

@@ -9,6 +9,8 @@
 // any. Only ConnectOwnSocket with a timeout blocks.
 #pragma once
 
+#include <sys/stat.h>
+
 #include <string>
 
 #include "absl/status/status.h"
@@ -24,6 +26,10 @@ namespace megascale::base {
 // user or to root, and either others cannot write to it or it is sticky, as /tmp is. Errors: also
 // NotFound - no such folder.
 absl::Status CheckOwnFolder(const std::string& folder, absl::string_view advice);
+
+// Returns whether users other than the owner may write to what has this mode. A group that has the
+// owner's name and no other member, as many systems give each user, is the owner.
+bool OthersMayWrite(const struct stat& info);
 
 // Checks a folder in which this process keeps files that it trusts, such as its state: as
 // CheckOwnFolder, but others may read. Each file and folder in it belongs to this user, too, and

@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -104,7 +105,7 @@ TEST_F(OwnSocketTest, TrustsAFolderThatOthersMayReadButNotWrite) {
   const std::string folder = directory_ + "/state";
   ASSERT_EQ(::mkdir(folder.c_str(), 0755), 0);
   EXPECT_TRUE(CheckTrustedFolder(folder, "advice").ok());
-  for (const mode_t mode : {0777, 0775, 0757, 01777}) {
+  for (const mode_t mode : {0777, 0757, 01777}) {
     ASSERT_EQ(::chmod(folder.c_str(), mode), 0);
     const absl::Status refused = CheckTrustedFolder(folder, "give another --state-dir");
     EXPECT_EQ(refused.code(), absl::StatusCode::kPermissionDenied);
@@ -119,6 +120,19 @@ TEST_F(OwnSocketTest, TrustsAFolderThatOthersMayReadButNotWrite) {
               HasSubstr("/planted: has mode 0666, expected that only its owner may write to it"));
   ASSERT_EQ(::chmod((folder + "/planted").c_str(), 0644), 0);
   EXPECT_TRUE(CheckTrustedFolder(folder, "advice").ok());
+}
+
+TEST_F(OwnSocketTest, TheGroupOfOneUserIsThatUser) {
+  struct stat info = {};
+  info.st_uid = info.st_gid = 0;  // root has a group of its own
+  for (const auto& [mode, others] : {std::pair(0700, false), std::pair(0755, false),
+                                     std::pair(0775, false), std::pair(0777, true)}) {
+    info.st_mode = static_cast<mode_t>(mode);
+    EXPECT_EQ(OthersMayWrite(info), others) << mode;
+  }
+  info.st_mode = 0775;
+  info.st_gid = 1;  // daemon
+  EXPECT_TRUE(OthersMayWrite(info));
 }
 
 TEST_F(OwnSocketTest, RefusesAFileThatAnotherUserPlanted) {

@@ -108,7 +108,7 @@ GpuSummary GpusOf(const control::v1::NodeView& node) {
 }
 
 // A cluster without GPUs has no columns for them, and one without evidence none for that.
-void PrintNodes(const control::v1::GetClusterResponse& cluster) {
+void PrintNodes(const control::v1::GetClusterResponse& cluster, const ConnectionFlags& flags) {
   const bool has_gpus =
       std::any_of(cluster.nodes().begin(), cluster.nodes().end(),
                   [](const control::v1::NodeView& node) { return !node.gpus().empty(); });
@@ -126,7 +126,7 @@ void PrintNodes(const control::v1::GetClusterResponse& cluster) {
   for (const control::v1::NodeView& node : cluster.nodes()) {
     add({node.node_id(), PoolName(node.pool()), NodeStateText(node), absl::StrCat(node.num_slots()),
          absl::StrCat(node.num_slots_used()), TestText(node.machine_test()), ExchangeText(node)},
-        GpuCells(GpusOf(node)), Evidence(node));
+        GpuCells(GpusOf(node)), CompleteCommands(Evidence(node), flags));
   }
   std::printf("%s", FitTable(std::move(rows), OutputWidth(), LongText::kWrapped).c_str());
 }
@@ -147,7 +147,7 @@ int ShowNodes(const NodesFlags& flags, bool only_spares) {
   if (flags.format == "json") {
     PrintJson(shown, JsonLayout::kPretty);
   } else {
-    PrintNodes(shown);
+    PrintNodes(shown, flags.connection);
   }
   return kExitGood;
 }
@@ -188,8 +188,8 @@ void AddNodesCommand(CommandLine* line) {
       "no other slots, and stays a spare. A quarantined one is at fault and gets none, "
       "until `megascale uncordon`. With a driver's `--join known` a new machine waits to be named, "
       "also with `megascale uncordon`: EVIDENCE shows its certificate and address. Where machines "
-      "have GPUs, columns show them as they were a few "
-      "seconds ago; with -o json each GPU is there.");
+      "have GPUs, columns show them as they were a few seconds ago; with -o json each GPU is "
+      "there.");
   command->Examples("megascale nodes\nmegascale nodes -o json");
   command->Runs([flags] {
     if (!CheckOutputFormat(flags->format)) return static_cast<int>(kExitUsage);

@@ -22,6 +22,7 @@
 #include "runtime/hugging_face/import.h"
 #include "runtime/hugging_face/initial_weights.h"
 #include "runtime/hugging_face/testing/test_folder.h"
+#include "runtime/job/data_digest.h"
 #include "runtime/job/job_spec.h"
 
 namespace megascale::actors {
@@ -83,13 +84,15 @@ class PreflightTest : public ::testing::Test {
 
   // Runs the preflight without measuring, as on an idle machine.
   static Preflight Run(const HostAssignment& assignment,
-                       std::function<void(const Preflight&)> on_progress = nullptr) {
+                       std::function<void(const Preflight&)> on_progress = nullptr,
+                       std::function<std::vector<std::string>()> fetch_files = nullptr) {
     CeilingSources sources;
     sources.measure = [](bool) { return 1e11; };
     sources.is_idle = [] { return true; };
     PreflightOptions options;
     options.ceilings = sources;
     options.on_progress = std::move(on_progress);
+    options.fetch_files = std::move(fetch_files);
     return RunPreflight(assignment, kCpu, options).value();
   }
 
@@ -114,6 +117,37 @@ TEST_F(PreflightTest, AMachineWithADirectoryOfItsOwnIsRefusedWithBothNames) {
             absl::StrCat("checkpoint.directory: node n1 does not see in ", directory_,
                          "/of-n1 what node n0 wrote there (looked for 1.5s); every machine needs "
                          "the same directory: mount one shared file system there"));
+}
+
+// The driver sends a digest of the list of files, and the list only if they differ.
+TEST_F(PreflightTest, AFileThatDiffersFromThoseOfTheJobIsNamedWithTheListOfTheDriver) {
+  std::filesystem::create_directories(directory_ + "/many");
+  for (const char* name : {"a", "b", "c"}) {
+    const std::string text(2000, *name);
+    ASSERT_TRUE(base::WriteFileDurably(absl::StrCat(directory_, "/many/", name), text).ok());
+  }
+  HostAssignment assignment = AssignmentOf("n0");
+  assignment.mutable_spec()->mutable_data()->set_files(0, directory_ + "/many");
+  const Preflight first = Run(assignment);
+  ASSERT_EQ(first.data().file_sha256_size(), 3) << first.message();
+  *assignment.mutable_data() = job::DigestOf(first.data());
+  int num_fetched = 0;
+  const auto fetch = [&] {
+    ++num_fetched;
+    const auto& files = first.data().file_sha256();
+    return std::vector<std::string>(files.begin(), files.end());
+  };
+  EXPECT_EQ(Run(assignment, nullptr, fetch).state(), Preflight::STATE_PASSED);
+  EXPECT_EQ(num_fetched, 0);
+  ASSERT_TRUE(base::WriteFileDurably(directory_ + "/many/b", std::string(2000, 'x')).ok());
+  const Preflight refused = Run(assignment, nullptr, fetch);
+  EXPECT_EQ(refused.state(), Preflight::STATE_REFUSED);
+  EXPECT_EQ(refused.message(),
+            "data.files: the text on node n0 differs from that on which the job has trained "
+            "(files[1] of 3 is the first); every machine needs the same files");
+  EXPECT_EQ(Run(assignment).message(),
+            "data.files: the text on node n0 differs from that on which the job has trained; every "
+            "machine needs the same files");
 }
 
 TEST_F(PreflightTest, TextIsEncodedOnceAndThePreflightSaysSo) {

@@ -13,6 +13,7 @@
 #include "controlplane/driver/shell/driver_shell.h"
 #include "controlplane/driver/shell/testing/shell_test_base.h"
 #include "controlplane/driver/storage/job_files.h"
+#include "runtime/job/data_digest.h"
 
 namespace megascale::driver {
 namespace {
@@ -25,8 +26,10 @@ class Stranger : public AgentLink {
   explicit Stranger(AgentPeer peer) : peer_(std::move(peer)) {}
   void SendDesired(const agent::DesiredState& desired) override { last = desired; }
   void Close(const absl::Status& why) override { closed = why; }
+  void Send(agent::AgentDown message) override { sent.push_back(std::move(message)); }
   AgentPeer peer() const override { return peer_; }
   agent::DesiredState last;
+  std::vector<agent::AgentDown> sent;
   absl::Status closed;
 
  private:
@@ -125,6 +128,59 @@ TEST_F(StrangersTest, OnlyNodesThatAnOperatorNamedGetRanks) {
   EXPECT_TRUE(TakesRanks(*FindNode(shell_->state(), "n0"))) << "the name is in the log";
   ASSERT_TRUE(Join(HelloOf("n1", "a", 2), {"agent-0", "10.0.0.7"}).ok());
   EXPECT_FALSE(TakesRanks(*FindNode(shell_->state(), "n1")));
+}
+
+// --- a new driver ----------------------------------------------------------------------------
+
+class FreshDriverTest : public ShellTestBase {
+ protected:
+  void SetUp() override {
+    DriverShell::Options options;
+    options.state_directory = "/state";
+    options.files = &disk_;
+    Begin(&disk_, std::move(options));
+  }
+  const std::shared_ptr<Stranger> link_ = std::make_shared<Stranger>(AgentPeer());
+};
+
+TEST_F(FreshDriverTest, AFreshDriverWhoseClockIsBehindGoesAboveTheEpochOfAnAgent) {
+  agent::Hello hello = HelloOf("n0", "a", 1);
+  const int64_t known = shell_->state().epoch() + 1'000'000'000;
+  hello.mutable_known()->set_epoch(known);
+  Round([&] { EXPECT_TRUE(shell_->OnHello(hello, link_)); });
+  EXPECT_GT(link_->last.epoch(), known);
+  EXPECT_FALSE(FindNode(shell_->state(), "n0")->hello().has_known()) << "not kept in the log";
+}
+
+TEST_F(FreshDriverTest, AnAgentIsAskedOnceForTheListOfFilesWhichIsKeptForOthers) {
+  Round([&] { EXPECT_TRUE(shell_->Submit(Submitted("j", SpecOf(1, 1, 9)).job_submitted()).ok()); });
+  agent::Hello hello = HelloOf("n0", "a", 1);
+  hello.set_data_digests(true);
+  Round([&] { shell_->OnHello(hello, link_); });
+  agent::ActualState report;
+  report.set_incarnation("a");
+  agent::ActualJob* actual = report.add_jobs();
+  actual->set_job_id("j");
+  actual->set_attempt(1);
+  actual->mutable_preflight()->set_state(agent::Preflight::STATE_PASSED);
+  agent::DataFiles list;
+  list.set_job_id("j");
+  for (const char* sha256 : {"a", "b"}) list.add_file_sha256(sha256);
+  auto* data = actual->mutable_preflight()->mutable_data();
+  *data->mutable_file_sha256() = list.file_sha256();
+  *data = job::DigestOf(*data);
+  Round([&] { shell_->OnReport("n0", report); });
+  PassInSilence(absl::Seconds(1));
+  ASSERT_EQ(link_->sent.size(), 1u);
+  EXPECT_EQ(link_->sent[0].fetch_data_files().job_id(), "j");
+  Round([&] { shell_->OnDataFiles(list); });
+  agent::FetchDataFiles fetch;
+  fetch.set_request_id("7");
+  fetch.set_job_id("j");
+  Round([&] { shell_->OnFetchDataFiles(fetch, link_.get()); });
+  ASSERT_EQ(link_->sent.size(), 2u) << "it is asked once";
+  EXPECT_EQ(link_->sent[1].data_files().request_id(), "7");
+  EXPECT_EQ(link_->sent[1].data_files().file_sha256_size(), 2);
 }
 
 }  // namespace

@@ -247,17 +247,16 @@ void TcpPort::OnCall(const std::string& peer) {
   unproven_.erase(found);
 }
 
-void TcpPort::Refuse(const std::string& address, absl::string_view why) {
-  ++num_refused_;
+void TcpPort::Refuse(const std::string& address, const std::string& why) {
+  Refused& refused = refused_[why];
+  ++refused.count;
   const absl::Duration now = TimeNow();
-  if (now < warn_at_) return;
-  warn_at_ = now + kTcpWarnInterval;
+  if (now < refused.warn_at) return;
   const std::string others =
-      num_refused_ == 1 ? ""
-                        : absl::StrCat(" (", num_refused_ - 1, " more since the last such line)");
+      refused.count == 1 ? "" : absl::StrCat(" (", refused.count - 1, " more since the last line)");
   base::LogWarning(absl::StrCat("closed a connection", address.empty() ? "" : " from ", address,
                                 ": ", why, others));
-  num_refused_ = 0;
+  refused = {.count = 0, .warn_at = now + kTcpWarnInterval};
 }
 
 }  // namespace megascale::driver

@@ -5,7 +5,7 @@
 // there are too many. Whoever has spoken must end the TLS handshake within gRPC's limit
 // (server_limits.h), and only some connections, of an address and in all, may be that far at one
 // time. A part of the descriptors is for the driver's own files. Each refusal is logged, as one
-// line a minute. Threads: any; it has a thread of its own.
+// line a minute for each reason. Threads: any; it has a thread of its own.
 #pragma once
 
 #include <deque>
@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "controlplane/address/address.h"
 #include "runtime/base/fd.h"
@@ -94,7 +93,7 @@ class TcpPort {
   std::string Begin(const Silent& connection);
   void ForgetBegun(absl::Duration now);
   // Logs that a connection from this address was closed.
-  void Refuse(const std::string& address, absl::string_view why);
+  void Refuse(const std::string& address, const std::string& why);
 
   const std::vector<base::UniqueFd> listeners_;
   const base::UniqueFd stop_;  // an eventfd
@@ -105,8 +104,11 @@ class TcpPort {
   // Of the thread alone.
   std::list<Silent> silent_;  // oldest first
   std::map<std::string, int> silent_of_;
-  int64_t num_refused_ = 0;  // since the last line
-  absl::Duration warn_at_ = -absl::InfiniteDuration();
+  struct Refused {
+    int64_t count = 0;  // since the last line
+    absl::Duration warn_at = -absl::InfiniteDuration();
+  };
+  std::map<std::string, Refused> refused_;  // by reason
 
   std::mutex mutex_;
   std::map<std::string, Unproven> unproven_;  // by peer

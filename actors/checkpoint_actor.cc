@@ -43,6 +43,7 @@ checkpoint::v1::Manifest ManifestOf(const PersisterOptions& options, int64_t ste
   manifest.set_next_sample(step * assignment.spec().train().global_batch_size());
   *manifest.mutable_spec() = assignment.spec();
   *manifest.mutable_data() = assignment.data();
+  if (assignment.has_owner()) *manifest.mutable_owner() = assignment.owner();
   *manifest.mutable_numerics() =
       checkpoint::MakeNumericsFingerprint(assignment.spec(), options.numerics);
   return manifest;
@@ -80,7 +81,8 @@ absl::Status Persist(const PersisterOptions& options, const PersistSnapshot& mes
     return absl::NotFoundError(absl::StrCat("rank ", message.rank, " has no snapshot of step ",
                                             message.step, " any more"));
   }
-  return checkpoint::PersistShard(reader, *snapshot, options.assignment.checkpoint_directory());
+  return checkpoint::PersistShard(reader, *snapshot, options.assignment.checkpoint_directory(),
+                                  options.assignment.owner());
 }
 
 // Every preflight has passed, so every machine has seen the nonce.
@@ -120,6 +122,7 @@ void PersisterState::SetStorageFails(bool fails) const {
 }
 
 void PersisterState::ReportStorageError(const absl::Status& status) const {
+  if (absl::IsPermissionDenied(status) && base::ErrnoOf(status) == 0) options.lose(status);
   base::LogWarning(absl::StrCat("storage: ", status.message()));
   link::v1::FromHost message;
   message.mutable_storage_error()->set_message(std::string(status.message()));
@@ -154,8 +157,8 @@ absl::Status PersisterState::DoWithRoom(const Message& message) {
   agent::v1::CheckpointId newest;
   newest.set_attempt(message.attempt);
   newest.set_step(message.step);
-  const auto given_up =
-      checkpoint::GiveUpIncomplete(options.assignment.checkpoint_directory(), newest);
+  const auto given_up = checkpoint::GiveUpIncomplete(options.assignment.checkpoint_directory(),
+                                                     newest, options.assignment.owner());
   if (!given_up.ok()) base::LogWarning(absl::StrCat("storage: ", given_up.status().message()));
   if (!given_up.ok() || *given_up == 0) return status;
   base::LogInfo(absl::StrCat("storage: full; gave up ", *given_up, " incomplete checkpoints"));
@@ -188,6 +191,7 @@ absl::Status PersisterState::Do(const WriteCheckpointManifest& message) {
   report.mutable_manifest()->set_attempt(message.attempt);
   report.mutable_manifest()->set_step(message.step);
   report.mutable_manifest()->set_directory(directory);
+  report.mutable_manifest()->set_has_owner(manifest.has_owner());
   options.report(report);
   return absl::OkStatus();
 }
@@ -202,8 +206,9 @@ void PersisterState::OnRetain(const std::string& serialized) {
   std::erase_if(waiting, [&](const Task& task) {
     return std::visit([&](const auto& one) { return one.step <= newest; }, task);
   });
-  const absl::Status status = checkpoint::ApplyRetention(options.assignment.checkpoint_directory(),
-                                                         {committed, retain.attempt()});
+  const absl::Status status =
+      checkpoint::ApplyRetention(options.assignment.checkpoint_directory(),
+                                 {committed, retain.attempt(), options.assignment.owner()});
   if (!status.ok()) ReportStorageError(status);
   // Reported after a failure, too: a job's end does not wait for files that cannot be deleted.
   link::v1::FromHost report;

@@ -59,6 +59,9 @@ struct PersisterOptions {
   megascale::link::v1::HostAssignment assignment;
   std::map<int, std::shared_ptr<base::SharedMemory>> snapshots;  // by rank
   std::function<void(const megascale::link::v1::FromHost&)> report;
+  // Ends the process: the directory belongs to another job now, which keeps this one from storing
+  // anything there ever again.
+  std::function<void(const absl::Status& why)> lose;
   std::string numerics;  // of the ranks' device (device::Description)
   // Has the job's tokenizer, of which every checkpoint keeps a copy; null: bytes are tokens.
   std::shared_ptr<const data::Dataset> dataset;

@@ -108,6 +108,26 @@ std::vector<std::string> FetchFiles(Link* link, const std::string& job_id) {
   }
 }
 
+// No other attempt and no other machine would have more success.
+agent::v1::RankFailure RefusalOf(const absl::Status& why) {
+  agent::v1::RankFailure failure;
+  failure.set_failure_class(telemetry::v1::FAILURE_CLASS_REFUSED);
+  failure.set_message(std::string(why.message()));
+  return failure;
+}
+
+agent::v1::RankFailure FailureOfPreflight(const absl::Status& status,
+                                          const HostAssignment& assignment) {
+  const bool of_system = base::ErrnoOf(status) != 0;
+  if (absl::IsPermissionDenied(status) && !of_system) return RefusalOf(status);
+  agent::v1::RankFailure failure = FailureOf(status);
+  // It has waited for storage for as long as it may.
+  if (assignment.ran_here() && of_system) {
+    failure.set_failure_class(telemetry::v1::FAILURE_CLASS_STORAGE);
+  }
+  return failure;
+}
+
 int ReportPreflight(Link* link, const HostAssignment& assignment, const device::Description& device,
                     const MakeDevice& make_device) {
   FromHost message;
@@ -119,11 +139,16 @@ int ReportPreflight(Link* link, const HostAssignment& assignment, const device::
     const auto now = Describe(make_device, assignment, 0);
     return now.ok() ? now->free_bytes : device.free_bytes;
   };
+  const auto away = [&](const std::string& why) {
+    message.mutable_storage_error()->set_message(why);
+    (void)link->Send(message);
+  };
   auto preflight = RunPreflight(
-      assignment, device, {.on_progress = report, .free_bytes = free_bytes, .fetch_files = [&] {
-                             return FetchFiles(link, assignment.job_id());
-                           }});
-  if (!preflight.ok()) return Fail(link, FailureOf(preflight.status()));
+      assignment, device,
+      {.on_progress = report, .on_away = away, .free_bytes = free_bytes, .fetch_files = [&] {
+         return FetchFiles(link, assignment.job_id());
+       }});
+  if (!preflight.ok()) return Fail(link, FailureOfPreflight(preflight.status(), assignment));
   *message.mutable_preflight() = *std::move(preflight);
   for (const std::string& warning : message.preflight().warnings()) base::LogWarning(warning);
   base::LogInfo(absl::StrCat("preflight: ", message.preflight().message().empty()
@@ -144,8 +169,9 @@ absl::StatusOr<std::shared_ptr<const data::Dataset>> OpenDataset(Link* link,
   if (job::AreSameData(kept, now)) return dataset;
   const absl::Status same = checkpoint::CompareFingerprints(
       WithFiles(kept, [&] { return FetchFiles(link, assignment->job_id()); }), now, {});
-  return base::Annotate(
-      same, absl::StrCat("data.files changed since the job began (", dataset->PathsText(), ")"));
+  return MayBeMissing(kept, now,
+                      base::Annotate(same, absl::StrCat("data.files changed since the job began (",
+                                                        dataset->PathsText(), ")")));
 }
 
 // Hands the agent's messages to the persister until the link breaks.
@@ -178,9 +204,11 @@ int Serve(Link* link, HostAssignment assignment, const device::Description& devi
   SetThreads(1, &config);
   caf::actor_system system(config);
   const PersisterActor persister = system.spawn<caf::detached>(
-      Persister, PersisterOptions{assignment, regions->snapshots,
-                                  [link](const FromHost& message) { (void)link->Send(message); },
-                                  device.numerics, *dataset});
+      Persister,
+      PersisterOptions{assignment, regions->snapshots,
+                       [link](const FromHost& message) { (void)link->Send(message); },
+                       [link](const absl::Status& why) { std::_Exit(Fail(link, RefusalOf(why))); },
+                       device.numerics, *dataset});
   if (regions->ring != nullptr) {
     DataLoaderOptions loader;
     loader.spec = assignment.spec();

@@ -23,6 +23,7 @@
 #include "runtime/base/process/thread_environment.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/numerics.h"
+#include "runtime/checkpoint/owner.h"
 #include "runtime/checkpoint/product_table.h"
 #include "runtime/checkpoint/reader.h"
 #include "runtime/checkpoint/shared_directory.h"
@@ -157,11 +158,49 @@ absl::Status CheckPlans(const HostAssignment& assignment) {
   return plan::ValidateRolePlans(roles);
 }
 
-// Checks that the directory can be written. The first rank's machine writes the nonce here, so that
-// the others find it.
-absl::Status CheckDirectory(const HostAssignment& assignment) {
+// Checks that all machines see the same directory. Waits for less time than the whole preflight may
+// take, so that its error arrives in time.
+absl::Status CheckShared(const HostAssignment& assignment) {
+  if (assignment.nonce().empty() || assignment.nonce_node_id() == assignment.node_id()) {
+    return absl::OkStatus();
+  }
+  const absl::Status shared = checkpoint::WaitForNonce(
+      {.directory = assignment.checkpoint_directory(),
+       .nonce = assignment.nonce(),
+       .node_id = assignment.node_id(),
+       .writer_node_id = assignment.nonce_node_id(),
+       .timeout = job::ToDuration(assignment.spec().fault().start_timeout()) * 0.75});
+  // Both machines saw it before: one of them waits for its storage.
+  if (shared.ok() || !assignment.ran_here()) return shared;
+  return base::WithErrno(shared, ENOENT);
+}
+
+// Makes the directory the job's. The machine of the first rank claims it; the others wait for that.
+absl::Status OwnDirectory(const HostAssignment& assignment, Preflight* result) {
   const std::string& directory = assignment.checkpoint_directory();
-  absl::Status written = base::MakeDirectories(directory);
+  if (!assignment.has_owner()) return base::MakeDirectories(directory);  // an older driver
+  if (assignment.nonce().empty() || assignment.nonce_node_id() == assignment.node_id()) {
+    const auto said = checkpoint::ClaimDirectory({.directory = directory,
+                                                  .owner = assignment.owner(),
+                                                  .ran_before = assignment.has_data(),
+                                                  .owned_before = assignment.owns_directory(),
+                                                  .take_over = assignment.take_over(),
+                                                  .from_checkpoint = assignment.from_checkpoint()});
+    RETURN_IF_ERROR(said.status());
+    for (const std::string& line : *said) result->add_warnings(line);
+  } else {
+    RETURN_IF_ERROR(checkpoint::CheckOwner(directory, assignment.owner()));
+  }
+  result->set_owns_directory(true);
+  return absl::OkStatus();
+}
+
+// Checks that the directory belongs to the job and can be written. The first rank's machine writes
+// the nonce there, so that the others find it.
+absl::Status CheckDirectory(const HostAssignment& assignment, Preflight* result) {
+  const std::string& directory = assignment.checkpoint_directory();
+  if (assignment.has_owner()) RETURN_IF_ERROR(CheckShared(assignment));
+  absl::Status written = OwnDirectory(assignment, result);
   if (written.ok()) {
     const std::string probe = absl::StrCat(directory, "/.preflight-", ::getpid());
     written = base::WriteFileDurably(probe, "megascale");
@@ -173,26 +212,14 @@ absl::Status CheckDirectory(const HostAssignment& assignment) {
   return base::Annotate(written, "checkpoint.directory");
 }
 
-// Checks that all machines see the same directory. Waits for less time than the whole preflight may
-// take, so that its error arrives in time.
-absl::Status CheckShared(const HostAssignment& assignment) {
-  if (assignment.nonce().empty() || assignment.nonce_node_id() == assignment.node_id()) {
-    return absl::OkStatus();
-  }
-  return checkpoint::WaitForNonce(
-      {.directory = assignment.checkpoint_directory(),
-       .nonce = assignment.nonce(),
-       .node_id = assignment.node_id(),
-       .writer_node_id = assignment.nonce_node_id(),
-       .timeout = job::ToDuration(assignment.spec().fault().start_timeout()) * 0.75});
-}
-
 absl::StatusOr<int64_t> CheckStart(const HostAssignment& assignment,
                                    const device::Description& device,
                                    const checkpoint::v1::DataFingerprint& data) {
   ASSIGN_OR_RETURN(const auto reader,
                    checkpoint::CheckpointReader::Open(assignment.from_checkpoint()));
   const checkpoint::v1::Manifest& manifest = reader->manifest();
+  base::LogInfo(absl::StrCat("--from: begins at step ", manifest.step(), " of job ",
+                             manifest.job_id(), ": ", assignment.from_checkpoint()));
   if (manifest.kind() == checkpoint::v1::CHECKPOINT_KIND_WEIGHTS) {
     return absl::FailedPreconditionError(
         absl::StrCat(assignment.from_checkpoint(),
@@ -225,10 +252,11 @@ absl::Status CheckSameData(const HostAssignment& assignment, const PreflightOpti
     which = absl::StrCat(" (files[", i, "] of ", data.file_sha256_size(), " is the first)");
     break;
   }
-  return absl::FailedPreconditionError(
-      absl::StrCat("data.files: the text on node ", assignment.node_id(),
-                   " differs from that on which the job has trained", which,
-                   "; every machine needs the same files"));
+  return MayBeMissing(assignment.data(), data,
+                      absl::FailedPreconditionError(
+                          absl::StrCat("data.files: the text on node ", assignment.node_id(),
+                                       " differs from that on which the job has trained", which,
+                                       "; every machine needs the same files")));
 }
 
 // Tells how far the encoding of text is, not more often than people read.
@@ -257,13 +285,13 @@ absl::Status Check(const HostAssignment& assignment, const device::Description& 
   const auto& spec = assignment.spec();
   // The driver may be of a newer version.
   RETURN_IF_ERROR(job::CheckIsKnown(spec));
-  RETURN_IF_ERROR(CheckDirectory(assignment));
+  RETURN_IF_ERROR(CheckDirectory(assignment, result));
   RETURN_IF_ERROR(CheckPlans(assignment));
   if (!assignment.has_memory()) RETURN_IF_ERROR(CheckMemory(assignment, device, options));
   ASSIGN_OR_RETURN(const auto dataset,
                    data::Dataset::Open(spec, {.on_progress = ReportsOf(options)}));
   ASSIGN_OR_RETURN(*result->mutable_data(), dataset->Fingerprint());
-  *result->mutable_warnings() = {dataset->warnings().begin(), dataset->warnings().end()};
+  for (const std::string& warning : dataset->warnings()) result->add_warnings(warning);
   if (assignment.has_data()) {
     RETURN_IF_ERROR(CheckSameData(assignment, options, result->data()));
     return CheckShared(assignment);
@@ -280,6 +308,36 @@ absl::Status Check(const HostAssignment& assignment, const device::Description& 
   return CheckShared(assignment);
 }
 
+// How long storage that is away is left alone before the next look.
+constexpr absl::Duration kAwayPause = absl::Seconds(1);
+// How long a machine waits before it says so to the driver.
+constexpr absl::Duration kAwayShort = absl::Seconds(20);
+
+// If the job has run before, its files were there. They may come back.
+absl::Status CheckPatiently(const HostAssignment& assignment, const device::Description& device,
+                            const PreflightOptions& options, Preflight* result) {
+  const absl::Duration patience = job::ToDuration(assignment.spec().fault().checkpoint_timeout());
+  const absl::Duration begin = base::RealClock().Monotonic();
+  Preflight waits;
+  waits.set_state(Preflight::STATE_RUNNING);
+  for (;;) {
+    result->Clear();
+    absl::Status status = Check(assignment, device, options, result);
+    const bool of_storage = base::ErrnoOf(status) != 0 && !base::IsOutOfMemory(status);
+    const absl::Duration waited = base::RealClock().Monotonic() - begin;
+    if (!of_storage || !assignment.ran_here() || waited >= patience) return status;
+    const std::string text = absl::StrCat(
+        "waits for storage (", absl::FormatDuration(absl::Floor(waited, absl::Seconds(1))), " of ",
+        absl::FormatDuration(patience), "): ", status.message());
+    base::LogWarning(text);
+    waits.set_progress(waits.progress() + 1);
+    waits.set_message(text);
+    if (options.on_progress) options.on_progress(waits);
+    if (options.on_away && waited >= kAwayShort) options.on_away(std::string(status.message()));
+    absl::SleepFor(kAwayPause);
+  }
+}
+
 }  // namespace
 
 checkpoint::v1::DataFingerprint WithFiles(checkpoint::v1::DataFingerprint data,
@@ -290,6 +348,15 @@ checkpoint::v1::DataFingerprint WithFiles(checkpoint::v1::DataFingerprint data,
   *full.mutable_file_sha256() = {files.begin(), files.end()};
   full.clear_files_sha256();
   return job::DigestOf(full).files_sha256() == data.files_sha256() ? full : data;
+}
+
+absl::Status MayBeMissing(const checkpoint::v1::DataFingerprint& before,
+                          const checkpoint::v1::DataFingerprint& now, const absl::Status& differs) {
+  const auto num_files = [](const checkpoint::v1::DataFingerprint& data) {
+    return std::max<int64_t>(data.num_files(), data.file_sha256_size());
+  };
+  const bool fewer = num_files(now) < num_files(before);
+  return fewer ? base::WithErrno(differs, ENOENT) : differs;
 }
 
 bool IsAway(const absl::Status& status) {
@@ -317,8 +384,10 @@ absl::StatusOr<Preflight> RunPreflight(const HostAssignment& assignment,
                                        const device::Description& device,
                                        PreflightOptions options) {
   Preflight result;
-  const absl::Status status = Check(assignment, device, options, &result);
-  if (IsAway(status)) return status;
+  const absl::Status status = CheckPatiently(assignment, device, options, &result);
+  const bool of_system = base::ErrnoOf(status) != 0;
+  const bool lost = absl::IsPermissionDenied(status) && !of_system;
+  if (IsAway(status) || (assignment.ran_here() && (of_system || lost))) return status;
   if (!status.ok()) {
     result.set_state(Preflight::STATE_REFUSED);
     result.set_message(std::string(status.message()));

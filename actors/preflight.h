@@ -23,6 +23,9 @@ namespace megascale::actors {
 struct PreflightOptions {
   // Called about once a second while text is encoded; may be empty.
   std::function<void(const megascale::agent::v1::Preflight& running)> on_progress = {};
+  // Called while the preflight waits for storage, once it has waited for so long that the job may
+  // be better off on other machines, if there are some; may be empty.
+  std::function<void(const std::string& why)> on_away = {};
   // Asks again how much memory of the devices is free. Processes of an earlier attempt may still be
   // freeing their memory, so the preflight refuses a job for lack of free memory only after
   // free_bytes_patience. Empty: it does not ask again.
@@ -37,7 +40,11 @@ struct PreflightOptions {
 };
 
 // Runs the checks. A failed check is a refusal in the result, which ends the job: a person has to
-// fix the cause. Errors: network storage is unreachable (IsAway); try again. Blocking: encodes the
+// fix the cause. But if the job has run before (HostAssignment.ran_here), the cause may pass by
+// itself: while a system call fails there, the checks are repeated for fault.checkpoint_timeout,
+// and on_progress tells why. Errors: network storage is unreachable (IsAway); try again. With
+// ran_here: any error with an errno - it has waited in vain; PermissionDenied without an errno -
+// the checkpoint directory belongs to another job now. Blocking: encodes the
 // text, or reads the data once; measures for half a second, or less on a busy machine, if the rate
 // is neither the device's peak nor known yet. `device` describes the device of every rank of the
 // machine; its free memory is the least of these devices.
@@ -50,6 +57,11 @@ absl::StatusOr<megascale::agent::v1::Preflight> RunPreflight(
 megascale::checkpoint::v1::DataFingerprint WithFiles(
     megascale::checkpoint::v1::DataFingerprint data,
     const std::function<std::vector<std::string>()>& fetch);
+// Returns `differs`, which says that the data is not that of the job; with ENOENT if files are
+// missing, since these may come back.
+absl::Status MayBeMissing(const megascale::checkpoint::v1::DataFingerprint& before,
+                          const megascale::checkpoint::v1::DataFingerprint& now,
+                          const absl::Status& differs);
 
 // True if the error of a system call means that storage is unreachable, and not that a path is
 // wrong.

@@ -20,6 +20,7 @@
 #include "runtime/base/text/counted.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/checkpoint/directory.h"
+#include "runtime/checkpoint/owner.h"
 #include "runtime/checkpoint/reader.h"
 #include "runtime/hugging_face/import.h"
 #include "runtime/inference/inference.h"
@@ -131,14 +132,19 @@ absl::Status Digest(const CheckpointFlags& flags) {
 }
 
 absl::Status Verify(const CheckpointFlags& flags) {
-  ASSIGN_OR_RETURN(const auto reader, OpenCheckpoint(flags.directory));
+  ASSIGN_OR_RETURN(const std::string step_directory, FindCheckpoint(flags.directory));
+  ASSIGN_OR_RETURN(const auto reader, CheckpointReader::Open(step_directory));
   RETURN_IF_ERROR(reader->Verify());
+  RETURN_IF_ERROR(checkpoint::CheckPlace(step_directory, reader->manifest()));
   if (flags.format == "json") {
     JsonObject object;
     object.Add("verified_shards", int64_t{reader->manifest().shards_size()});
     object.Add("size_bytes", reader->size_bytes());
+    object.Add("job", reader->manifest().job_id());
     std::printf("%s\n", object.Finish().c_str());
   } else {
+    std::printf("job %s, step %lld\n", reader->manifest().job_id().c_str(),
+                static_cast<long long>(reader->manifest().step()));
     std::printf("%s, %s bytes: all checksums match\n",
                 base::Counted(reader->manifest().shards_size(), "shard").c_str(),
                 WithCommas(reader->size_bytes()).c_str());

@@ -1,5 +1,6 @@
 #include "cli/commands/submit.h"
 
+#include <cstdio>
 #include <random>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +19,7 @@ namespace megascale::cli {
 namespace {
 
 constexpr size_t kShownBytesMax = 60;
+constexpr size_t kShownLineMax = 4096;
 
 absl::Status Mistake(absl::string_view option, absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat(option, ": ", why));
@@ -38,6 +40,19 @@ absl::Status CheckFrom(const std::string& path, JobPlace place) {
   return Mistake("--from", absl::StrCat(path,
                                         ": holds weights alone, no optimizer state to go on "
                                         "from; begin with them by model.from"));
+}
+
+// A checkpoint may be named on purpose that is another job's. Says nothing of what is no
+// checkpoint, or cannot be read on this machine.
+void SayWhose(absl::string_view option, const std::string& path) {
+  if (path.empty()) return;
+  const auto manifest = checkpoint::ReadManifest(path);
+  if (!manifest.ok() || manifest->job_id().empty()) return;
+  std::fprintf(stderr, "%s\n",
+               base::Printable(absl::StrCat(option, ": begins with step ", manifest->step(),
+                                            " of job ", manifest->job_id(), ", ", path),
+                               kShownLineMax)
+                   .c_str());
 }
 
 }  // namespace
@@ -64,6 +79,9 @@ void AddJobOptions(Command* command, JobFlags* flags) {
   command->Repeated(
       "--allow-changed", &flags->allow_changed,
       "what may differ from that checkpoint: data, numerics areas, or all; with commas");
+  command->Flag("--take-over", &flags->take_over,
+                "take the checkpoint directory over from the job that owns it, even one of another "
+                "driver; its checkpoints are moved aside");
 }
 
 absl::Status EndedBefore(const control::v1::Job& job) {
@@ -92,13 +110,16 @@ absl::StatusOr<control::v1::SubmitJobRequest> MakeSubmitRequest(const JobFlags& 
                                                                      .skip_bad = flags.skip_bad}));
   request.set_job_id(flags.job_id.empty() ? MakeJobId(request.spec().name()) : flags.job_id);
   RETURN_IF_ERROR(job::CheckJobId(request.job_id()));
+  request.set_take_over(flags.take_over);
   request.set_from_checkpoint(AbsolutePath(flags.from_checkpoint));
   if (!request.from_checkpoint().empty()) {
     RETURN_IF_ERROR(CheckFrom(request.from_checkpoint(), place));
+    SayWhose("--from", request.from_checkpoint());
   } else if (!flags.allow_changed.empty()) {
     return Mistake("--allow-changed",
                    "says what may differ from a checkpoint; give that checkpoint by --from");
   }
+  SayWhose("model.from", request.spec().model().from());
   for (const std::string& words : flags.allow_changed) {
     if (!base::IsUtf8(words)) {
       return absl::InvalidArgumentError(

@@ -22,6 +22,7 @@ struct JobFlags {
   std::string job_id;      // empty: made from the job's name
   std::string from_checkpoint;
   std::vector<std::string> allow_changed;  // each "data,numerics,…"
+  bool take_over = false;
 };
 
 // Adds FILE, --set, --data and how to read it, --job-id, --from and --allow-changed.

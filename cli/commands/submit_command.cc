@@ -212,6 +212,10 @@ int Submit(const SubmitFlags& flags) {
     return ReportError(absl::InvalidArgumentError(
         absl::StrCat("--slots: ", flags.slots, " is out of range; expected 0 or more")));
   }
+  if (flags.dry_run && flags.job.take_over) {
+    return ReportError(absl::InvalidArgumentError(
+        "--take-over: --dry-run takes nothing over; leave one of the two out"));
+  }
   if (flags.dry_run) return DryRun(flags, *request);
   const absl::Duration began_at = base::RealClock().Monotonic();
   std::unique_ptr<Interrupt> interrupt;

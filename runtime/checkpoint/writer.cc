@@ -22,6 +22,7 @@
 #include "runtime/checkpoint/format/message_json.h"
 #include "runtime/checkpoint/format/shard.h"
 #include "runtime/checkpoint/format/tensor_index.h"
+#include "runtime/checkpoint/owner.h"
 #include "runtime/job/job_spec.h"
 
 namespace megascale::checkpoint {
@@ -99,6 +100,19 @@ absl::Status Rename(const std::string& from, const std::string& to) {
   return base::ErrnoStatus(errno, absl::StrCat("rename ", from, " to ", to));
 }
 
+// Makes a step's directory, and never one that was there before: without the directory around it,
+// its file system is not mounted.
+absl::Status MakeStepDirectory(const std::string& root, const std::string& directory,
+                               const v1::Owner& owner) {
+  RETURN_IF_ERROR(CheckOwner(root, owner));
+  // An older release's driver names no owner.
+  if (owner.job_id().empty()) RETURN_IF_ERROR(base::MakeDirectories(root));
+  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
+    return base::ErrnoStatus(errno, absl::StrCat("make directory ", directory));
+  }
+  return base::SyncDirectory(root);
+}
+
 bool HasManifest(const std::string& directory) {
   return ::access(absl::StrCat(directory, "/", kManifestFile).c_str(), F_OK) == 0;
 }
@@ -126,7 +140,7 @@ absl::Status RemoveLeftovers(const std::string& root, const std::vector<Checkpoi
 }  // namespace
 
 absl::Status PersistShard(const SnapshotReader& reader, const SealedSnapshot& snapshot,
-                          const std::string& checkpoint_directory) {
+                          const std::string& checkpoint_directory, const v1::Owner& owner) {
   ASSIGN_OR_RETURN(const absl::string_view payload, reader.Read(snapshot));
   const std::string directory =
       absl::StrCat(checkpoint_directory, "/", StepDirectoryName(snapshot.step, snapshot.attempt));
@@ -139,16 +153,17 @@ absl::Status PersistShard(const SnapshotReader& reader, const SealedSnapshot& sn
         path, ": the snapshot's header is of rank ", shard.rank, ", step ", shard.moment.step,
         ", attempt ", shard.moment.attempt, "; it was sealed as another one"));
   }
-  RETURN_IF_ERROR(base::MakeDirectories(directory));
-  RETURN_IF_ERROR(base::SyncDirectory(checkpoint_directory));
+  RETURN_IF_ERROR(MakeStepDirectory(checkpoint_directory, directory, owner));
 
-  const std::string beside = absl::StrCat(path, ".tmp");
+  // Of this owner alone: a job from which the directory is taken over may still write.
+  const std::string beside = absl::StrCat(path, ".", owner.job_id(), owner.log_id(), ".tmp");
   auto remove_beside = absl::MakeCleanup([&beside] { ::unlink(beside.c_str()); });
   ASSIGN_OR_RETURN(const std::string sha256, WriteAndSync(beside, payload));
   if (!reader.IsCurrent(snapshot)) {
     return absl::AbortedError(
         absl::StrCat(path, ": a rank took the memory of the snapshot while it was written"));
   }
+  RETURN_IF_ERROR(CheckOwner(checkpoint_directory, owner));
   RETURN_IF_ERROR(Rename(beside, path));
   std::move(remove_beside).Cancel();
 
@@ -182,6 +197,7 @@ absl::Status WriteManifest(const std::string& directory, v1::Manifest manifest) 
     return absl::FailedPreconditionError(
         absl::StrCat("checkpoint ", directory, ": ", complete.message()));
   }
+  RETURN_IF_ERROR(CheckOwner(directory.substr(0, directory.rfind('/')), manifest.owner()));
   return base::WriteFileDurably(absl::StrCat(directory, "/", kManifestFile),
                                 ToJson(manifest, JsonStyle::kPretty));
 }
@@ -198,11 +214,13 @@ bool IsSuperseded(const CheckpointId& id, const Retention& retention) {
 
 absl::Status ApplyRetention(const std::string& checkpoint_directory, const Retention& retention) {
   if (retention.committed.empty()) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckOwner(checkpoint_directory, retention.owner));
   RETURN_IF_ERROR(RemoveLeftovers(checkpoint_directory, retention.committed));
   ASSIGN_OR_RETURN(const std::vector<CheckpointId> found,
                    ListStepDirectories(checkpoint_directory));
   for (const CheckpointId& id : found) {
     if (!IsSuperseded(id, retention)) continue;
+    RETURN_IF_ERROR(CheckOwner(checkpoint_directory, retention.owner));
     const std::string away = PathOfDeleted(checkpoint_directory, id);
     RETURN_IF_ERROR(Rename(PathOf(checkpoint_directory, id), away));
     RETURN_IF_ERROR(base::SyncDirectory(checkpoint_directory));
@@ -212,7 +230,8 @@ absl::Status ApplyRetention(const std::string& checkpoint_directory, const Reten
 }
 
 absl::StatusOr<int> GiveUpIncomplete(const std::string& checkpoint_directory,
-                                     const CheckpointId& newest) {
+                                     const CheckpointId& newest, const v1::Owner& owner) {
+  RETURN_IF_ERROR(CheckOwner(checkpoint_directory, owner));
   ASSIGN_OR_RETURN(const std::vector<CheckpointId> found,
                    ListStepDirectories(checkpoint_directory));
   int given_up = 0;

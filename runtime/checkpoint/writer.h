@@ -2,8 +2,9 @@
 // `rank-00003.safetensors`, next to `rank-00003.json` (a ShardFile with its SHA-256).
 // `manifest.json`, written last, completes the checkpoint. Every file is written under a temporary
 // name, synced and renamed, so a crash leaves the old file, the new one or none, and every call may
-// be repeated. A directory belongs to one job, since attempts of two jobs would have the same
-// names. Threads: plain functions. Blocking: storage. Errors: those of the file system
+// be repeated. A directory belongs to one job (owner.h), since attempts of two jobs would have the
+// same names: every call checks its owner right before it changes something. Threads: plain
+// functions. Blocking: storage. Errors: those of CheckOwner; those of the file system
 // (ResourceExhausted - the disk is full), with the path. An error leaves checkpoints intact that
 // are already complete.
 #pragma once
@@ -23,7 +24,8 @@ namespace megascale::checkpoint {
 // this returned OK. Errors: DataLoss - its checksum differs; Aborted - a rank took the
 // buffer. After either error no shard was written.
 absl::Status PersistShard(const SnapshotReader& reader, const SealedSnapshot& snapshot,
-                          const std::string& checkpoint_directory);
+                          const std::string& checkpoint_directory,
+                          const megascale::checkpoint::v1::Owner& owner = {});
 
 // Returns NotFound if the directory of a checkpoint is missing, because GiveUpIncomplete removed
 // it. This status carries no errno, unlike an error of the file system. Call this before writing
@@ -42,6 +44,7 @@ absl::Status WriteManifest(const std::string& directory,
 struct Retention {
   std::vector<megascale::agent::v1::CheckpointId> committed;
   int64_t attempt = 0;
+  megascale::checkpoint::v1::Owner owner;
 };
 
 // Returns true if a checkpoint, complete or not, may be deleted: it is older (by step, then
@@ -61,6 +64,7 @@ absl::Status ApplyRetention(const std::string& checkpoint_directory, const Reten
 // write and another host cannot. The first would fill the storage with shards of steps whose
 // snapshots the second no longer has, so no checkpoint would ever be complete.
 absl::StatusOr<int> GiveUpIncomplete(const std::string& checkpoint_directory,
-                                     const megascale::agent::v1::CheckpointId& newest);
+                                     const megascale::agent::v1::CheckpointId& newest,
+                                     const megascale::checkpoint::v1::Owner& owner = {});
 
 }  // namespace megascale::checkpoint

@@ -346,12 +346,15 @@ TEST_F(StorageTest, MachinesThatCannotReadCheckpointsAreSparedAndTheJobEndsAsACa
   ASSERT_EQ(cluster_.WaitForEnd("calm"), control::v1::JOB_STATE_SUCCEEDED);
   cluster_.Submit("job", {"fault.heartbeat_timeout=2s", "fault.restart_backoff=2s"});
   ASSERT_TRUE(cluster_.WaitForStep("job", 70));
-  ASSERT_TRUE(OnAgent(1, {"/bin/mount", "-t", "tmpfs", "none", cluster_.checkpoints("job")}));
   // The snapshots in memory end with the agent, so only storage is left. It comes back where the
   // other one cannot read.
   cluster_.RunAgentsUnder(
       {"/usr/bin/nsenter", "--mount", "--target", absl::StrCat(cluster_.agent_pid(1))});
   cluster_.KillAgent(0);
+  ASSERT_TRUE(WaitUntil(
+      [&] { return cluster_.Status("job").state() == control::v1::JOB_STATE_RECOVERING; }, 60));
+  const std::string newest = cluster_.Status("job").last_checkpoint().directory();
+  ASSERT_TRUE(OnAgent(1, {"/bin/mount", "-t", "tmpfs", "none", newest}));
   cluster_.StartAgent(0, 2);
   ASSERT_TRUE(WaitUntil([&] { return EvidenceHas({"has no manifest.json"}); }, 60));
   cluster_.RunAgentsUnder({});
@@ -383,6 +386,135 @@ TEST_F(StorageTest, AgentsThatSeeDifferentDirectoriesAreRefusedBeforeAWorkerStar
             absl::StrCat("checkpoint.directory: node n1 does not see in ", shared,
                          "/job what node n0 wrote there (looked for 6s); every machine needs the "
                          "same directory: mount one shared file system there"));
+}
+
+// A power cut: all agents are back before the file system is.
+TEST_F(StorageTest, AJobWaitsForStorageThatIsAwayAndMakesNothingAnewOnTheBareMountPoint) {
+  const std::string real = cluster_.directory() + "/real";
+  const std::string disk = cluster_.directory() + "/disk";
+  const std::string text = cluster_.directory() + "/text";
+  std::filesystem::create_directory(real);
+  std::filesystem::create_directory(disk);
+  std::filesystem::rename(text, real + "/text");
+  std::filesystem::create_symlink(disk + "/text", text);
+  const auto mount = [&] { return ::mount(real.c_str(), disk.c_str(), nullptr, MS_BIND, nullptr); };
+  ASSERT_EQ(mount(), 0);
+  mounted_.push_back(disk);
+  cluster_.StartAgent(0, 4);
+  cluster_.Submit("calm");
+  ASSERT_EQ(cluster_.WaitForEnd("calm"), control::v1::JOB_STATE_SUCCEEDED);
+  cluster_.Submit("job", {"checkpoint.directory=" + disk});
+  ASSERT_TRUE(WaitUntil([&] { return cluster_.Status("job").has_last_checkpoint(); }, 60));
+  cluster_.KillAgent(0);
+  ASSERT_EQ(::umount2(disk.c_str(), MNT_DETACH), 0);
+  cluster_.StartAgent(0, 4);
+  const std::string away = absl::StrCat("checkpoint.directory: ", disk, "/job/.owner.json");
+  ASSERT_TRUE(WaitUntil(
+      [&] {
+        const std::string message = cluster_.Status("job").message();
+        return message.find("waits for storage (") != std::string::npos &&
+               message.find(away) != std::string::npos;
+      },
+      60))
+      << cluster_.Status("job").message();
+  EXPECT_EQ(cluster_.Status("job").state(), control::v1::JOB_STATE_STARTING);
+  EXPECT_TRUE(std::filesystem::is_empty(disk));
+  ASSERT_EQ(mount(), 0);
+  EXPECT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED)
+      << cluster_.Status("job").message();
+  EXPECT_EQ(cluster_.Status("job").attempt(), 2);
+  const CommandResult digest = cluster_.Megascale({"checkpoint", "digest", disk + "/job"});
+  EXPECT_EQ(digest.out, cluster_.Digest("calm") + "\n");
+}
+
+TEST_F(StorageTest, ADirectoryOfAnotherDriversJobIsRefusedAndTakenOverOnlyOnRequest) {
+  const std::string disk = cluster_.directory() + "/disk";
+  std::filesystem::create_directory(disk);
+  const std::string directory = "checkpoint.directory=" + disk;
+  cluster_.StartAgent(0, 4);
+  cluster_.Submit("job", {directory});
+  ASSERT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
+  const std::string mine = cluster_.Megascale({"checkpoint", "digest", disk + "/job"}).out;
+
+  Cluster other;
+  other.StartDriver();
+  other.StartAgent(0, 4);
+  const std::vector<std::string> again = {"submit",   other.directory() + "/job.yaml",
+                                          "--job-id", "job",
+                                          "--set",    directory,
+                                          "--set",    "train.seed=99"};
+  ASSERT_EQ(other.Megascale(again).exit_code, 0);
+  EXPECT_EQ(other.WaitForEnd("job"), control::v1::JOB_STATE_FAILED);
+  EXPECT_EQ(other.Status("job").reason(), "Refused");
+  const std::string refused = other.Status("job").message();
+  for (const std::string& part : {absl::StrCat("checkpoint.directory: ", disk, "/job: belongs to "),
+                                  std::string("job job of the driver's log "),
+                                  std::string("or take it over with --take-over")}) {
+    EXPECT_NE(refused.find(part), std::string::npos) << part << " is not in " << refused;
+  }
+  EXPECT_EQ(cluster_.Megascale({"checkpoint", "digest", disk + "/job"}).out, mine);
+  // A job whose directory is that of another job, whatever the two are called.
+  cluster_.Submit("victim");
+  ASSERT_EQ(cluster_.WaitForEnd("victim"), control::v1::JOB_STATE_SUCCEEDED);
+  cluster_.Submit("checkpoints", {absl::StrCat("checkpoint.directory=", cluster_.state_directory(),
+                                               "/jobs/victim")});
+  EXPECT_EQ(cluster_.WaitForEnd("checkpoints"), control::v1::JOB_STATE_FAILED);
+  EXPECT_NE(cluster_.Status("checkpoints").message().find("belongs to job victim of the driver's"),
+            std::string::npos)
+      << cluster_.Status("checkpoints").message();
+
+  std::vector<std::string> take = again;
+  take.emplace_back("--take-over");
+  ASSERT_EQ(other.Megascale(take).exit_code, 0);
+  EXPECT_EQ(other.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED)
+      << other.Status("job").message();
+  EXPECT_NE(other.Megascale({"checkpoint", "digest", disk + "/job"}).out, mine);
+  std::string aside;
+  for (const auto& entry : std::filesystem::directory_iterator(disk + "/job")) {
+    const std::string name = entry.path().filename().string();
+    if (name.rfind("taken-over-", 0) == 0) aside = entry.path().string();
+  }
+  EXPECT_EQ(cluster_.Megascale({"checkpoint", "digest", aside}).out, mine);
+}
+
+TEST_F(StorageTest, ACheckpointOfAnotherRunIsNotRestoredInPlaceOfTheJobsOwn) {
+  cluster_.StartAgent(0, 4);
+  cluster_.Submit("calm");
+  ASSERT_EQ(cluster_.WaitForEnd("calm"), control::v1::JOB_STATE_SUCCEEDED);
+  cluster_.Submit("other", {"train.seed=99"});
+  ASSERT_EQ(cluster_.WaitForEnd("other"), control::v1::JOB_STATE_SUCCEEDED);
+  cluster_.Submit("job");
+  ASSERT_TRUE(cluster_.WaitForStep("job", 70));
+  cluster_.KillAgent(0);
+  ASSERT_TRUE(WaitUntil(
+      [&] { return cluster_.Status("job").state() == control::v1::JOB_STATE_RECOVERING; }, 60));
+  const std::string newest = cluster_.Status("job").last_checkpoint().directory();
+  std::filesystem::remove_all(newest);
+  std::filesystem::copy(cluster_.Status("other").last_checkpoint().directory(), newest);
+  const CommandResult verified = cluster_.Megascale({"checkpoint", "verify", newest});
+  EXPECT_EQ(verified.exit_code, 1) << verified.out;
+  cluster_.StartAgent(0, 4);
+  ASSERT_TRUE(
+      WaitUntil([&] { return EvidenceHas({"is the checkpoint of another run (job other "}); }, 60))
+      << cluster_.Status("job").message();
+  EXPECT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED)
+      << cluster_.Status("job").message();
+  EXPECT_EQ(cluster_.Digest("job"), cluster_.Digest("calm"));
+}
+
+TEST_F(StorageTest, ACancelledJobKeepsAsManyCheckpointsAsItMay) {
+  cluster_.StartAgent(0, 4);
+  for (const char* id : {"job0", "job1", "job2"}) {
+    cluster_.Submit(id, {"train.steps=1000000", "checkpoint.interval=1", "checkpoint.keep=2"});
+    ASSERT_TRUE(WaitUntil([&] { return cluster_.Status(id).last_checkpoint().step() > 20; }, 60));
+    ASSERT_EQ(cluster_.Megascale({"cancel", id}).exit_code, 0);
+    EXPECT_EQ(cluster_.WaitForEnd(id), control::v1::JOB_STATE_CANCELLED);
+    int complete = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(cluster_.checkpoints(id))) {
+      complete += std::filesystem::exists(entry.path() / "manifest.json") ? 1 : 0;
+    }
+    EXPECT_EQ(complete, 2) << id;
+  }
 }
 
 }  // namespace

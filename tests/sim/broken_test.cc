@@ -136,6 +136,34 @@ TEST_F(BrokenTest, CheckpointOfAnOlderAttemptThatClaimsToBeOfThisOneIsFound) {
   EXPECT_TRUE(Finds("NeverTwoAttemptsCommit", tamper));
 }
 
+TEST_F(BrokenTest, JobThatNoLongerOwnsItsDirectoryAfterARestartIsFound) {
+  const auto tamper = [] {
+    Tampering tampering;
+    tampering.log = [](std::unique_ptr<driver::EventLog> log) {
+      return std::make_unique<EditedLog>(
+          std::move(log), [](const driver::Event&) { return false; },
+          [](DriverState* state) { state->clear_secret(); });
+    };
+    return tampering;
+  };
+  EXPECT_TRUE(Finds("OwnerIsKept", tamper));
+}
+
+TEST_F(BrokenTest, HostThatWritesIntoAnotherJobsDirectoryIsFound) {
+  EXPECT_TRUE(Finds("OthersAreLeftAlone", [] { return Tampering{.no_owners = true}; }));
+}
+
+TEST_F(BrokenTest, JobThatStorageEndsForEverIsFound) {
+  const auto tamper = [] {
+    Tampering tampering;
+    tampering.desired = [](agent::DesiredState* desired) {
+      for (auto& job : *desired->mutable_jobs()) job.clear_ran_here();
+    };
+    return tampering;
+  };
+  EXPECT_TRUE(Finds("StorageComesBack", tamper));
+}
+
 TEST_F(BrokenTest, CheckpointThatIsDeletedTooEarlyIsFound) {
   const auto tamper = [] {
     Tampering tampering;

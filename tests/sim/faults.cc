@@ -14,6 +14,7 @@ constexpr absl::Duration kAwayMax = absl::Seconds(5);
 constexpr absl::Duration kLostMin = absl::Seconds(8);
 constexpr absl::Duration kLostMax = absl::Seconds(40);
 constexpr absl::Duration kGraceMax = absl::Seconds(6);
+constexpr absl::Duration kStorageAwayMax = absl::Seconds(20);
 constexpr double kCalmSeeds = 0.03;
 
 }  // namespace
@@ -47,6 +48,7 @@ Faults::Faults(const Cluster& cluster, DriverNode* driver,
       &Faults::CutOffKeepers,   &Faults::DrainAgent,
       &Faults::CopyAgent,       &Faults::DamageCheckpoint,
       &Faults::DamageMemory,    &Faults::DamageDriverLog,
+      &Faults::UnmountStorage,  &Faults::TakeDirectoryOver,
   };
   if (world_.rng.Chance(kCalmSeeds) || calm) {
     world_.storm = false;
@@ -83,6 +85,7 @@ void Faults::Heal() {
   world_.storm = false;
   world_.storage_fails_until = world_.timeline.now();
   world_.storage_full_until = world_.timeline.now();
+  world_.storage_away_until = world_.timeline.now();
   world_.reads_fail_until.clear();
   world_.data_gone_until.clear();
   world_.tests_fail_until.clear();
@@ -269,6 +272,26 @@ void Faults::FillStorage() {
   world_.Break({"", Harm::kStorage},
                absl::StrCat("storage is full for ", absl::FormatDuration(how_long)));
   world_.storage_full_until = world_.timeline.now() + how_long;
+}
+
+// Sometimes all agents start again meanwhile, as after a power cut.
+void Faults::UnmountStorage() {
+  const absl::Duration how_long = world_.rng.Between(absl::Seconds(1), kStorageAwayMax);
+  world_.Break({"", Harm::kStorage},
+               absl::StrCat("storage is not mounted for ", absl::FormatDuration(how_long)));
+  world_.storage_away_until = world_.timeline.now() + how_long;
+  if (!world_.rng.Chance(0.5)) return;
+  for (const auto& agent : agents_) {
+    agent->Crash("power cut", world_.rng.Between(kAwayMin, kAwayMax));
+  }
+}
+
+// The job ends: its checkpoints are safe, but no longer its own.
+void Faults::TakeDirectoryOver() {
+  if (!world_.rng.Chance(0.1)) return;
+  const std::string job_id = cluster_.storage->TakeOver();
+  if (job_id.empty()) return;
+  world_.Say("storage", absl::StrCat("another driver's job takes the directory of ", job_id));
 }
 
 void Faults::FailReads() {

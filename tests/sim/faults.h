@@ -68,6 +68,8 @@ class Faults {
   void BreakConnection();
   void FailStorage();
   void FillStorage();
+  void UnmountStorage();
+  void TakeDirectoryOver();
   void FailReads();
   void DamageCheckpoint();
   void DamageMemory();

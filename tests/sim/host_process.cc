@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "runtime/checkpoint/snapshot.h"
+#include "runtime/job/job_spec.h"
 
 namespace megascale::sim {
 namespace {
@@ -14,6 +15,8 @@ constexpr absl::Duration kPreflightMax = absl::Milliseconds(900);
 constexpr absl::Duration kWorkMin = absl::Milliseconds(2);
 constexpr absl::Duration kWorkMax = absl::Milliseconds(150);
 constexpr absl::Duration kStorageRetry = absl::Seconds(2);
+constexpr absl::Duration kAwayPause = absl::Seconds(1);
+constexpr absl::Duration kAwayShort = absl::Seconds(20);
 
 }  // namespace
 
@@ -29,27 +32,74 @@ void HostProcess::After(absl::Duration delay, std::function<void()> run) {
 void HostProcess::Start() {
   const absl::Duration started = world_.rng.Between(absl::Milliseconds(20), kStartMax);
   if (!options_.preflight_only) return WorkLater(started);
-  After(started + world_.rng.Between(kWorkMin, kPreflightMax), [this] {
-    link::v1::FromHost message;
-    message.mutable_preflight()->set_state(agent::Preflight::STATE_PASSED);
-    if (!options_.job.from_checkpoint().empty()) {
-      message.mutable_preflight()->set_first_step(CheckpointStorage::kGivenStep);
+  After(started + world_.rng.Between(kWorkMin, kPreflightMax), [this] { RunPreflight(); });
+}
+
+void HostProcess::Fail(telemetry::FailureClass failure_class, const absl::Status& why) {
+  NoteStorage();
+  link::v1::FromHost message;
+  message.mutable_failure()->set_failure_class(failure_class);
+  message.mutable_failure()->set_message(std::string(why.message()));
+  options_.report(message);
+  options_.exit(1);
+}
+
+// A fault explains that the job cannot use its storage.
+void HostProcess::NoteStorage() {
+  if (!storage_.IsAway() && !storage_.IsTaken(options_.name.job_id)) return;
+  world_.Break({options_.name.node_id, Harm::kData}, "cannot use the checkpoint directory");
+}
+
+checkpoint::v1::Owner HostProcess::Owner() const {
+  return world_.tampering.no_owners ? checkpoint::v1::Owner() : options_.job.owner();
+}
+
+// As actors/preflight does.
+void HostProcess::RunPreflight() {
+  link::v1::FromHost message;
+  message.mutable_preflight()->set_state(agent::Preflight::STATE_PASSED);
+  message.mutable_preflight()->set_owns_directory(options_.job.has_owner());
+  const absl::Status claimed = storage_.Claim(options_.job);
+  const bool ran = options_.job.ran_here();
+  if (absl::IsPermissionDenied(claimed) && ran) {
+    return Fail(telemetry::FAILURE_CLASS_REFUSED, claimed);
+  }
+  if (!claimed.ok() && ran) {
+    if (!away_since_.has_value()) away_since_ = world_.timeline.now();
+    const absl::Duration waited = world_.timeline.now() - *away_since_;
+    const auto& fault = options_.job.spec().fault();
+    if (waited >= job::ToDuration(fault.checkpoint_timeout())) {
+      return Fail(telemetry::FAILURE_CLASS_STORAGE, claimed);
     }
-    // The data of a job with this name cannot be read.
-    if (options_.job.spec().name() == "refused") {
-      message.mutable_preflight()->set_state(agent::Preflight::STATE_REFUSED);
-      message.mutable_preflight()->set_message("data.files: cannot be read");
-    }
-    if (world_.timeline.now() < world_.data_gone_until[options_.name.node_id]) {
-      message.mutable_preflight()->set_state(agent::Preflight::STATE_REFUSED);
-      message.mutable_preflight()->set_message("data.files: the folder is empty");
-    }
-    if (message.preflight().state() == agent::Preflight::STATE_PASSED) {
-      world_.Tell(&Observer::OnPreflightPassed, options_.name);
-    }
+    message.mutable_preflight()->Clear();
+    message.mutable_preflight()->set_state(agent::Preflight::STATE_RUNNING);
+    message.mutable_preflight()->set_progress(++num_waits_);
     options_.report(message);
-    options_.exit(0);
-  });
+    if (waited >= kAwayShort) SayStorageError(claimed);
+    return After(kAwayPause, [this] { RunPreflight(); });
+  }
+  if (!claimed.ok()) {
+    NoteStorage();
+    message.mutable_preflight()->set_state(agent::Preflight::STATE_REFUSED);
+    message.mutable_preflight()->set_message(std::string(claimed.message()));
+  }
+  if (!options_.job.from_checkpoint().empty()) {
+    message.mutable_preflight()->set_first_step(CheckpointStorage::kGivenStep);
+  }
+  // The data of a job with this name cannot be read.
+  if (options_.job.spec().name() == "refused") {
+    message.mutable_preflight()->set_state(agent::Preflight::STATE_REFUSED);
+    message.mutable_preflight()->set_message("data.files: cannot be read");
+  }
+  if (world_.timeline.now() < world_.data_gone_until[options_.name.node_id]) {
+    message.mutable_preflight()->set_state(agent::Preflight::STATE_REFUSED);
+    message.mutable_preflight()->set_message("data.files: the folder is empty");
+  }
+  if (message.preflight().state() == agent::Preflight::STATE_PASSED) {
+    world_.Tell(&Observer::OnPreflightPassed, options_.name);
+  }
+  options_.report(message);
+  options_.exit(0);
 }
 
 megascale::telemetry::v1::RankStatus HostProcess::Heartbeat() const {
@@ -108,11 +158,12 @@ bool HostProcess::MakesRoom(const absl::Status& status, int64_t attempt, int64_t
   agent::CheckpointId newest;
   newest.set_attempt(attempt);
   newest.set_step(step);
-  storage_.GiveUpIncomplete(options_.name.job_id, newest);
+  storage_.GiveUpIncomplete(Owner(), options_.name.job_id, newest);
   return true;
 }
 
 void HostProcess::SayStorageError(const absl::Status& status) {
+  if (absl::IsPermissionDenied(status)) return Fail(telemetry::FAILURE_CLASS_REFUSED, status);
   link::v1::FromHost message;
   message.mutable_storage_error()->set_message(std::string(status.message()));
   options_.report(message);
@@ -131,9 +182,9 @@ bool HostProcess::OnPersist(const link::v1::Persist& persist) {
   shard.set_rank(persist.rank());
   shard.set_attempt(snapshot->attempt);
   shard.set_step(snapshot->step);
-  absl::Status status = storage_.WriteShard(options_.name.job_id, shard);
+  absl::Status status = storage_.WriteShard(Owner(), options_.name.job_id, shard);
   if (MakesRoom(status, shard.attempt(), shard.step())) {
-    status = storage_.WriteShard(options_.name.job_id, shard);
+    status = storage_.WriteShard(Owner(), options_.name.job_id, shard);
   }
   SetStorageFails(!status.ok());
   if (!status.ok()) {
@@ -151,7 +202,8 @@ bool HostProcess::OnPersist(const link::v1::Persist& persist) {
 
 bool HostProcess::OnFinalize(const agent::CheckpointId& id) {
   const auto write = [&] {
-    return storage_.WriteManifest(options_.name.job_id, id, options_.job.placements_size());
+    return storage_.WriteManifest(Owner(), options_.name.job_id, id,
+                                  options_.job.placements_size());
   };
   auto path = write();
   if (MakesRoom(path.status(), id.attempt(), id.step())) path = write();
@@ -165,6 +217,7 @@ bool HostProcess::OnFinalize(const agent::CheckpointId& id) {
   message.mutable_manifest()->set_attempt(id.attempt());
   message.mutable_manifest()->set_step(id.step());
   message.mutable_manifest()->set_directory(*path);
+  message.mutable_manifest()->set_has_owner(options_.job.has_owner());
   options_.report(message);
   return true;
 }
@@ -174,6 +227,7 @@ void HostProcess::OnRetain(const link::v1::Retain& retain) {
   checkpoint::Retention retention;
   retention.committed = {retain.committed().begin(), retain.committed().end()};
   retention.attempt = retain.attempt();
+  retention.owner = Owner();
   newest_committed_ = retention.committed.back().step();
   if (world_.tampering.retain) world_.tampering.retain(&retention.committed);
   const absl::Status status = storage_.ApplyRetention(options_.name.job_id, retention);

@@ -43,6 +43,11 @@ class HostProcess : public std::enable_shared_from_this<HostProcess> {
   bool runs() const { return alive_ && !hung_since_.has_value(); }
 
  private:
+  void RunPreflight();
+  void NoteStorage();
+  checkpoint::v1::Owner Owner() const;
+  // Ends the process with this failure.
+  void Fail(telemetry::FailureClass failure_class, const absl::Status& why);
   void After(absl::Duration delay, std::function<void()> run);
   void WorkLater(absl::Duration delay);
   void Work();
@@ -64,6 +69,8 @@ class HostProcess : public std::enable_shared_from_this<HostProcess> {
   bool works_ = false;  // a call of Work is scheduled
   bool alive_ = true;
   std::optional<absl::Duration> hung_since_;
+  std::optional<absl::Duration> away_since_;  // the preflight waits for storage
+  int64_t num_waits_ = 0;
 };
 
 }  // namespace megascale::sim

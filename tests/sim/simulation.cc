@@ -260,6 +260,7 @@ class Simulation {
     checkers_.push_back(std::make_unique<StrangerChecker>(&world_));
     if (drain_) checkers_.push_back(std::make_unique<DrainChecker>(&world_));
     checkers_.push_back(std::make_unique<LivenessChecker>(&world_));
+    checkers_.push_back(std::make_unique<StorageChecker>(&world_));
     checkers_.push_back(std::make_unique<TimeChecker>(&world_));
     checkers_.push_back(std::make_unique<DurationChecker>(&world_));
     checkers_.push_back(std::make_unique<StatusChecker>(&world_, &storage_));

@@ -323,6 +323,9 @@ bool WorkerProcess::CannotRead(const std::string& node_id) const {
 }
 
 bool WorkerProcess::NobodyReads() const {
+  if (storage_.IsAway() && options_.job.restore().source() == agent::RestorePoint::SOURCE_STORAGE) {
+    return true;
+  }
   const auto& placements = options_.job.placements();
   return std::all_of(placements.begin(), placements.end(),
                      [this](const auto& placement) { return CannotRead(placement.node_id()); });
@@ -337,7 +340,7 @@ absl::StatusOr<int64_t> WorkerProcess::ReadState() const {
   const agent::RestorePoint& restore = options_.job.restore();
   if (restore.source() == agent::RestorePoint::SOURCE_STORAGE) {
     if (NobodyReads()) return absl::DataLossError("input/output error");
-    return storage_.ReadShard(restore.directory(), options_.name.rank);
+    return storage_.ReadShard(restore, options_.name.rank);
   }
   if (restore.source() != agent::RestorePoint::SOURCE_MEMORY) return 0;
   ASSIGN_OR_RETURN(const auto reader, checkpoint::SnapshotReader::Open(options_.snapshots.get()));
@@ -358,7 +361,8 @@ void WorkerProcess::Load() {
   const std::string& directory = options_.job.restore().directory();
   if (!status.ok() && WasMemoryDamaged()) {
     world_.Break({options_.name.node_id, Harm::kReads}, "reads a damaged snapshot");
-  } else if (!status.ok() && (NobodyReads() || storage_.IsDamaged(directory, name().rank))) {
+  } else if (!status.ok() && (NobodyReads() || storage_.IsDamaged(directory, name().rank) ||
+                              storage_.IsTaken(name().job_id))) {
     world_.Break({options_.name.node_id, Harm::kReads}, absl::StrCat("cannot read ", directory));
     world_.Tell(&Observer::OnReadRefused, options_.name);
   } else if (!status.ok()) {

@@ -142,6 +142,8 @@ struct Tampering {
   // Change the driver's options, and what it sees of an agent at the other end.
   std::function<void(driver::DriverShell::Options*)> options = {};
   std::function<void(driver::AgentPeer*)> peer = {};
+  // Hosts do not check the owner of a checkpoint directory.
+  bool no_owners = false;
 };
 
 struct Violation {
@@ -162,6 +164,7 @@ class World {
   bool storm = true;                                       // messages are late, lost or repeated
   absl::Duration storage_fails_until;                      // shared storage refuses all writes
   absl::Duration storage_full_until;                       // shared storage refuses some writes
+  absl::Duration storage_away_until;                       // shared storage is not mounted anywhere
   std::map<std::string, absl::Duration> reads_fail_until;  // reads of shared storage, by node
   std::map<std::string, absl::Duration> data_gone_until;   // the training data, by node
   std::map<std::string, absl::Duration> tests_fail_until;  // tests of machines, by node

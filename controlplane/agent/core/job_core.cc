@@ -54,6 +54,7 @@ void TakeFromBefore(v1::DesiredJob* before, v1::DesiredJob* job) {
   job->mutable_checkpoint_directory()->swap(*before->mutable_checkpoint_directory());
   job->mutable_from_checkpoint()->swap(*before->mutable_from_checkpoint());
   job->mutable_allow_changed()->Swap(before->mutable_allow_changed());
+  if (before->has_owner()) job->mutable_owner()->Swap(before->mutable_owner());
 }
 
 }  // namespace
@@ -208,7 +209,9 @@ void JobCore::EndHost(const Process& process, v1::RankFailure failure, absl::Dur
       preflight_.has_value() && preflight_->state() != v1::Preflight::STATE_RUNNING;
   if (process.preflight_only && preflight_done) return;
   ++host_failures_;
+  // A host says that storage failed only after it has waited for it.
   if (failure.failure_class() == telemetry::v1::FAILURE_CLASS_REFUSED ||
+      failure.failure_class() == telemetry::v1::FAILURE_CLASS_STORAGE ||
       host_failures_ > kHostRestartsMax) {
     FailHost(std::move(failure));
     return;
@@ -267,6 +270,7 @@ void JobCore::OnHostMessage(int64_t process_id, const link::v1::FromHost& messag
         files_ = preflight_->data().file_sha256();
         *preflight_->mutable_data() = job::DigestOf(preflight_->data());
       }
+      if (preflight_->state() == v1::Preflight::STATE_PASSED) storage_error_.clear();
       break;
     case link::v1::FromHost::kShard:
       OnShard(message.shard());

@@ -130,6 +130,10 @@ Introduction<link::v1::ToHost> JobMemory::IntroduceHost(const v1::DesiredJob& jo
   assignment->set_from_checkpoint(job.from_checkpoint());
   *assignment->mutable_allow_changed() = job.allow_changed();
   if (job.has_data()) *assignment->mutable_data() = job.data();
+  if (job.has_owner()) *assignment->mutable_owner() = job.owner();
+  assignment->set_take_over(job.take_over());
+  assignment->set_owns_directory(job.owns_directory());
+  assignment->set_ran_here(job.ran_here());
   if (preflight_only) {
     assignment->set_has_memory(!snapshots_.empty());
     for (const v1::Placement& placement : job.placements()) {

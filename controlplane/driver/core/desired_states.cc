@@ -80,6 +80,9 @@ agent::DesiredJob CommonOf(const JobRecord& job) {
   desired.set_attempt(job.attempt());
   desired.set_phase(PhaseOf(job.stage()));
   *desired.mutable_restore() = job.restore();
+  desired.set_take_over(job.submitted().take_over());
+  desired.set_owns_directory(job.owns_directory());
+  desired.set_ran_here(job.has_data());
   if (job.has_cancel()) {
     *desired.mutable_stop_grace() = job.cancel().grace();
     desired.set_stop_with_checkpoint(job.cancel().checkpoint());
@@ -224,6 +227,10 @@ agent::DesiredState DesiredStates::For(const std::string& node_id,
       job->set_as_before(true);
     } else {
       job->MergeFrom(part.attempt);
+      *job->mutable_owner() = OwnerOf(state_, *record);
+    }
+    if (record->restore().attempt() > 0) {
+      *job->mutable_restore()->mutable_owner() = OwnerOf(state_, *record);
     }
     if (node_id == NodeOfRank(*record, 0)) AddFirst(*record, job);
   }

@@ -255,6 +255,8 @@ bool Transition::OnPreflightPassed(const pb::PreflightPassed& passed) {
   pb::NodePreflight& preflight = known != preflights->end() ? *known : *preflights->Add();
   preflight.set_node_id(passed.node_id());
   *preflight.mutable_preflight() = passed.preflight();
+  preflight.clear_again();
+  if (passed.preflight().owns_directory()) job->set_owns_directory(true);
   if (state_.rules() >= 4) preflight.set_incarnation(node->hello().incarnation());
   return true;
 }
@@ -519,7 +521,7 @@ void Transition::EndUnfenced(JobRecord* job) {
 bool Transition::OnRetentionEnded(const pb::RetentionEnded& ended) {
   JobRecord* job = Current(ended.job_id(), ended.attempt());
   if (job == nullptr || !WaitsForRetention(state_, *job) ||
-      NewestCommittedStep(*job) != ended.step()) {
+      NewestCommittedStep(*job) != ended.step() || (WritesManifest(*job) && !ended.timed_out())) {
     return false;
   }
   if (job->stage() == pb::STAGE_STOP) Enter(job, pb::STAGE_FENCE);

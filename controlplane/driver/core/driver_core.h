@@ -41,8 +41,11 @@ namespace megascale::driver {
 //      says that it can run tests, even if the agent first joined a driver of an older version,
 //      which did not know tests.
 //   9: the machines of an attempt have the same numerics version.
-//   10: exchanges and refusals are counted by who made them (party.h), not by node ids.
-//   10: of the files of a job's data the log has one list at most, and digests of the others.
+//   10: exchanges and refusals are counted by who made them (party.h), not by node ids; of the files
+//      of a job's data the log has one list at most, and digests of the others; a cancelled job
+//      waits for the deletion of older checkpoints even without a checkpoint of its own; a restore
+//      point names the attempt that committed it; an attempt that could not read its checkpoint or
+//      its data is followed by one that begins with a preflight, which waits for storage.
 inline constexpr int kRules = 10;
 
 // A restored copy of the log begins a new epoch (epoch.h), which adds this to the attempts of all
@@ -61,9 +64,14 @@ bool Apply(const Event& event, DriverState* state);
 // time in every round.
 inline constexpr int kOpenJobsMax = 1000;
 
-// Returns whether a submit must be logged; false: the same submit is in the log, so the caller
-// answers with the job that it made. Errors: AlreadyExists - another submit has made a job with the
-// id; ResourceExhausted - kOpenJobsMax jobs have not ended; the message says what to do.
+// Returns whether the job ended because its first preflight refused it, so that it never ran.
+bool WasRefusedAtStart(const JobRecord& job);
+
+// Returns whether a submit must be logged; a submit that takes a checkpoint directory over replaces
+// a job with its id that WasRefusedAtStart, whose record must be forgotten first. False: the same
+// submit is in the log, so the caller answers with the job that it made. Errors: AlreadyExists -
+// another submit has made a job with the id; ResourceExhausted - kOpenJobsMax jobs have not ended;
+// the message says what to do.
 absl::StatusOr<bool> IsNewSubmit(const IndexedState& state,
                                  const megascale::driver::v1::JobSubmitted& submit);
 

@@ -9,6 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "controlplane/driver/core/job_index.h"
 #include "controlplane/driver/core/recovery.h"
+#include "runtime/base/checksum.h"
 #include "runtime/job/job_spec.h"
 
 namespace megascale::driver {
@@ -204,6 +205,7 @@ namespace {
 
 // An empty incarnation is that of an older driver's log: it fits every one.
 bool IsOf(const pb::NodePreflight& preflight, const megascale::agent::v1::Hello& agent) {
+  if (preflight.again()) return false;
   return preflight.incarnation().empty() || preflight.incarnation() == agent.incarnation();
 }
 
@@ -309,20 +311,56 @@ int64_t StepBeingStored(const DriverState& state, const JobRecord& job) {
   return NewestCommittedStep(job) >= step ? 0 : step;
 }
 
-bool WaitsForRetention(const DriverState& state, const JobRecord& job) {
-  const bool runs = job.stage() == pb::STAGE_RUN;
-  const bool stops = job.stage() == pb::STAGE_STOP && job.cancel().checkpoint();
-  if ((!runs && !stops) || job.host_failed() || job.ended_size() == 0) return false;
-  if (job.ended_size() < WorldSize(job)) return false;
-  int64_t last_step = runs ? job.submitted().spec().train().steps() : 0;
+bool WritesManifest(const JobRecord& job) {
+  return std::any_of(job.finalize().begin(), job.finalize().end(),
+                     [&](int64_t step) { return step >= NewestCommittedStep(job); });
+}
+
+namespace {
+
+// Whether all that a cancelled job stores is committed, apart from manifests that are being
+// written.
+bool HasStopped(const DriverState& state, const JobRecord& job) {
+  if (job.stage() != pb::STAGE_STOP || job.committed().empty()) return false;
+  if (state.rules() >= 10) {
+    return AllGone(job) && (!job.cancel().checkpoint() || StepBeingStored(state, job) == 0);
+  }
+  int64_t last_step = 0;
   for (const auto& ended : job.ended()) {
     if (ended.failed()) return false;
     last_step = std::max(last_step, ended.step());
   }
-  if (NewestCommittedStep(job) < last_step) return false;
+  return job.cancel().checkpoint() && job.ended_size() >= WorldSize(job) &&
+         NewestCommittedStep(job) >= last_step;
+}
+
+bool HasFinished(const JobRecord& job) {
+  return job.stage() == pb::STAGE_RUN && job.ended_size() >= WorldSize(job) && HasAllSteps(job) &&
+         std::none_of(job.ended().begin(), job.ended().end(),
+                      [](const auto& ended) { return ended.failed(); });
+}
+
+}  // namespace
+
+bool WaitsForRetention(const DriverState& state, const JobRecord& job) {
+  if (job.host_failed() || (!HasFinished(job) && !HasStopped(state, job))) return false;
   const std::string node_id = NodeOfRank(job, 0);
   const NodeRecord* node = FindNode(state, node_id);
   return node != nullptr && node->alive() && !IsFenced(job, node_id);
+}
+
+std::string LogId(const DriverState& state) {
+  if (state.secret().empty()) return "";
+  return base::Sha256Hex(absl::StrCat("identity/", state.secret())).substr(0, 32);
+}
+
+checkpoint::v1::Owner OwnerOf(const DriverState& state, const JobRecord& job) {
+  checkpoint::v1::Owner owner;
+  if (state.secret().empty()) return owner;
+  owner.set_job_id(JobId(job));
+  owner.set_log_id(LogId(state));
+  owner.set_spec_sha256(job.submitted().spec_sha256());
+  return owner;
 }
 
 std::string CheckpointDirectory(const JobRecord& job) {

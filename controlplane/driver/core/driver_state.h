@@ -135,15 +135,27 @@ bool WaitsForFinalCheckpoint(const JobRecord& job);
 // was asked to stop has ended well at that step; 0: there is nothing to wait for.
 int64_t StepBeingStored(const DriverState& state, const JobRecord& job);
 
-// True when only the deletion of older checkpoints is left to do: every rank ended well, the last
-// checkpoint is committed, no host process has failed, and the node of rank 0, whose host deletes,
-// lives.
+// True when only the deletion of older checkpoints is left to do: every rank ended, well unless the
+// job was cancelled, the last checkpoint is committed, no host process has failed, and the node of
+// rank 0, whose host deletes, lives.
 bool WaitsForRetention(const DriverState& state, const JobRecord& job);
+
+// True while the host of rank 0 still has to write the manifest of a checkpoint, which then is the
+// newest one.
+bool WritesManifest(const JobRecord& job);
 
 // Returns the folder of the job's checkpoints. If the specification names a directory, this is a
 // folder in it with the job id as its name, because several jobs may name one directory; otherwise
 // it is a folder in the job's folder.
 std::string CheckpointDirectory(const JobRecord& job);
+
+// Returns the identity of the driver's log: made of the random secret with which the log began, so
+// that it stays the same in restarts, snapshots and restored copies. Empty: no driver of this
+// release has started on the log.
+std::string LogId(const DriverState& state);
+
+// Returns the owner of the job's checkpoint directory; without fields: see LogId.
+megascale::checkpoint::v1::Owner OwnerOf(const DriverState& state, const JobRecord& job);
 
 // Returns the lowest version of a desired state after `num_events` events. Desired states that
 // differ only in parts that are not logged have the versions between two of these.

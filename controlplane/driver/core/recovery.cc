@@ -232,7 +232,7 @@ absl::Duration BackoffOf(const JobRecord& job) {
   return std::min(backoff, kBackoffMax);
 }
 
-agent::RestorePoint ChooseRestore(const JobRecord& job,
+agent::RestorePoint ChooseRestore(int rules, const JobRecord& job,
                                   const std::vector<agent::Placement>& placements) {
   agent::RestorePoint restore = Beginning(job);
   if (job.committed_size() > 0) {
@@ -240,6 +240,8 @@ agent::RestorePoint ChooseRestore(const JobRecord& job,
     restore.set_source(agent::RestorePoint::SOURCE_STORAGE);
     restore.set_step(newest.step());
     restore.set_directory(newest.directory());
+    if (rules >= 10) restore.set_attempt(newest.attempt());
+    if (rules >= 10) restore.set_without_owner(!newest.has_owner());
   }
   const int64_t in_memory = NewestStepInMemory(job, placements);
   if (in_memory >= 0 && in_memory >= restore.step()) {

@@ -88,9 +88,10 @@ absl::Duration BackoffOf(const JobRecord& job);
 // Returns where an attempt with these placements starts: at the highest step of which every rank
 // has a sealed snapshot on its node, or at the newest committed checkpoint if that is newer. If
 // there is neither, it starts where the job began. The snapshots are those that the fenced nodes
-// reported, without steps that were rolled back before.
+// reported, without steps that were rolled back before. `rules`: DriverState.rules.
 megascale::agent::v1::RestorePoint ChooseRestore(
-    const JobRecord& job, const std::vector<megascale::agent::v1::Placement>& placements);
+    int rules, const JobRecord& job,
+    const std::vector<megascale::agent::v1::Placement>& placements);
 
 // Appends `words` to the first line of the culprit's evidence.
 void AddToEvidence(const std::string& words, JobRecord* job);

@@ -119,6 +119,13 @@ bool CouldNotReadMemory(const JobRecord& job) {
   return FailedAtRestore(job, agent::RestorePoint::SOURCE_MEMORY);
 }
 
+bool CouldNotUseStorage(const JobRecord& job) {
+  const bool host_failed =
+      job.culprit().rank() < 0 &&
+      job.culprit().failure_class() == megascale::telemetry::v1::FAILURE_CLASS_EXITED;
+  return host_failed || CouldNotRead(job);
+}
+
 void StepOverMemory(JobRecord* job) {
   for (auto& fenced : *job->mutable_fenced()) fenced.clear_snapshots();
   AddToEvidence("the newest checkpoint on storage is used", job);

@@ -25,6 +25,10 @@ megascale::agent::v1::StoredManifest NewestCheckpoint(const JobRecord& job);
 bool CouldNotRead(const JobRecord& job);
 bool CouldNotReadMemory(const JobRecord& job);
 
+// True when the newest attempt could not read its checkpoint, or its host process could not read
+// the data: storage may be away.
+bool CouldNotUseStorage(const JobRecord& job);
+
 // Forgets the snapshots in memory, so that the next attempt reads from storage.
 void StepOverMemory(JobRecord* job);
 

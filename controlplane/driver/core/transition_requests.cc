@@ -38,12 +38,18 @@ absl::Status CheckRoom(const JobIndex& index) {
 
 }  // namespace
 
+bool WasRefusedAtStart(const JobRecord& job) {
+  return IsTerminal(job) && !job.has_data() && job.attempt() > 0 &&
+         job.culprit().failure_class() == telemetry::v1::FAILURE_CLASS_REFUSED;
+}
+
 absl::StatusOr<bool> IsNewSubmit(const IndexedState& state, const pb::JobSubmitted& submit) {
   const JobRecord* job = state.Find(submit.job_id());
   if (job == nullptr) {
     RETURN_IF_ERROR(CheckRoom(state.index()));
     return true;
   }
+  if (submit.take_over() && WasRefusedAtStart(*job)) return true;
   const auto& known = job->submitted();
   const auto as_set = [](const auto& names) {
     return std::set<std::string>(names.begin(), names.end());

@@ -341,7 +341,7 @@ bool Transition::TryQueued(JobRecord* job) {
 }
 
 void Transition::StartAttempt(JobRecord* job, PlacementResult placement) {
-  const agent::RestorePoint restore = ChooseRestore(*job, placement.placements);
+  const agent::RestorePoint restore = ChooseRestore(state_.rules(), *job, placement.placements);
   const std::vector<std::string> before = NodesOf(*job);
   Touch(*job);
   attempt_begun_ = true;
@@ -441,7 +441,8 @@ void Transition::SettlePreflight(JobRecord* job) {
     if (state_.rules() >= 10) KeepFiles(job);
     job->set_first_step(job->preflights(0).preflight().first_step());
   }
-  StartRun(job, ChooseRestore(*job, {job->placements().begin(), job->placements().end()}));
+  StartRun(job, ChooseRestore(state_.rules(), *job,
+                              {job->placements().begin(), job->placements().end()}));
 }
 
 void Transition::Refuse(JobRecord* job, const PreflightRefusal& refusal) {
@@ -549,6 +550,9 @@ void Transition::AfterFailure(JobRecord* job) {
   } else {
     if (!older_rules && CouldNotReadMemory(*job)) StepOverMemory(job);
     CountFailure(job);
+  }
+  if (state_.rules() >= 10 && CouldNotUseStorage(*job)) {
+    for (auto& preflight : *job->mutable_preflights()) preflight.set_again(true);
   }
   TestAfterFailure(*job);
   ExchangeAfterFailure(*job);

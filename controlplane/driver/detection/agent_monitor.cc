@@ -78,6 +78,7 @@ std::vector<Event> AgentMonitor::OnTick(const IndexedState& indexed, absl::Durat
   for (const int place : indexed.index().open()) {
     const JobRecord& job = state.jobs(place);
     events_.AddRetentionEnded(state, job, reports_, &events);
+    events_.AddStorageAway(state, job, reports_, &events);
     for (Event& failed : detector_.FailuresOf(job, reports_)) {
       events_.AddProgress(job, &events);
       events.push_back(std::move(failed));

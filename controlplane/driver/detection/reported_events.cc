@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "controlplane/driver/core/placement.h"
 #include "controlplane/driver/exchanges/exchanges.h"
 #include "runtime/base/repeated.h"
 #include "runtime/base/text/printable.h"
@@ -22,6 +23,9 @@ namespace agent = megascale::agent::v1;
 namespace control = megascale::control::v1;
 namespace pb = megascale::driver::v1;
 namespace telemetry = megascale::telemetry::v1;
+
+// How many machines a job leaves because their storage is away.
+constexpr size_t kMovesForStorageMax = 2;
 
 // Returns NodeFenced if the node has reconciled a desired state without processes of the job, and
 // has none left.
@@ -493,10 +497,34 @@ void ReportedEvents::AddProgress(const JobRecord& job, std::vector<Event>* event
   }
 }
 
+void ReportedEvents::AddStorageAway(const DriverState& state, const JobRecord& job,
+                                    const AgentReports& reports, std::vector<Event>* events) const {
+  if (job.stage() != pb::STAGE_PREFLIGHT || !job.has_restore() ||
+      RefusingNodesOf(state, job).size() >= kMovesForStorageMax) {
+    return;
+  }
+  std::set<std::string> away;
+  std::string why;
+  for (const std::string& node_id : NodesOf(job)) {
+    const agent::ActualJob* actual = reports.ReportOfAttempt(node_id, job);
+    if (actual == nullptr || actual->storage_error().empty()) continue;
+    if (away.empty()) why = actual->storage_error();
+    away.insert(node_id);
+  }
+  if (away.empty() || !HasRoomWithout(state, job, away)) return;
+  Event event;
+  auto* refused = event.mutable_preflight_refused();
+  refused->set_job_id(JobId(job));
+  refused->set_attempt(job.attempt());
+  refused->set_node_id(*away.begin());
+  refused->set_message(why);
+  events->push_back(std::move(event));
+}
+
 void ReportedEvents::AddRetentionEnded(const DriverState& state, const JobRecord& job,
                                        const AgentReports& reports,
                                        std::vector<Event>* events) const {
-  if (!WaitsForRetention(state, job)) return;
+  if (!WaitsForRetention(state, job) || WritesManifest(job)) return;
   const agent::ActualJob* actual = reports.ReportOfAttempt(NodeOfRank(job, 0), job);
   const auto& newest = *job.committed().rbegin();
   if (actual == nullptr || actual->retained().attempt() != newest.attempt() ||

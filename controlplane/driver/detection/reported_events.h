@@ -40,6 +40,10 @@ class ReportedEvents {
   // It must precede every event that ends an attempt.
   void AddProgress(const JobRecord& job, std::vector<Event>* events) const;
 
+  // Appends PreflightRefused for a machine that waits for its storage, if the job has room on other
+  // machines. A job moves for that a few times only: storage may be away everywhere.
+  void AddStorageAway(const DriverState& state, const JobRecord& job, const AgentReports& reports,
+                      std::vector<Event>* events) const;
   // Appends RetentionEnded once all older checkpoints of a job that is otherwise over are deleted.
   // Call on ticks, because ranks on other nodes may end after the report about retention.
   void AddRetentionEnded(const DriverState& state, const JobRecord& job,

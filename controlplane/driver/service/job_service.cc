@@ -1,5 +1,7 @@
 #include "controlplane/driver/service/job_service.h"
 
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <grpcpp/grpcpp.h>
 #include <sys/random.h>
 
@@ -28,6 +30,7 @@
 #include "controlplane/driver/storage/loss_history.h"
 #include "proto/control.grpc.pb.h"
 #include "runtime/base/check.h"
+#include "runtime/base/checksum.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/numerics.h"
 #include "runtime/job/job_spec.h"
@@ -79,6 +82,17 @@ absl::Status CheckSubmit(const control::SubmitJobRequest& request) {
   return absl::OkStatus();
 }
 
+// Kept with the submit, since the same specification may have other bytes in another release.
+std::string SpecPrint(const job::v1::JobSpec& spec) {
+  std::string bytes;
+  google::protobuf::io::StringOutputStream stream(&bytes);
+  google::protobuf::io::CodedOutputStream coded(&stream);
+  coded.SetSerializationDeterministic(true);
+  spec.SerializeToCodedStream(&coded);
+  coded.Trim();
+  return base::Sha256Hex(bytes);
+}
+
 absl::StatusOr<control::Job> Submit(DriverLoop* loop, const control::SubmitJobRequest& request) {
   RETURN_IF_ERROR(CheckSubmit(request));
   megascale::driver::v1::JobSubmitted submit;
@@ -88,6 +102,8 @@ absl::StatusOr<control::Job> Submit(DriverLoop* loop, const control::SubmitJobRe
   *submit.mutable_spec() = *std::move(spec);
   submit.set_from_checkpoint(request.from_checkpoint());
   *submit.mutable_allow_changed() = request.allow_changed();
+  submit.set_take_over(request.take_over());
+  submit.set_spec_sha256(SpecPrint(submit.spec()));
   submit.set_secret_seed(RandomSecret());
   return loop->Submit(submit);
 }

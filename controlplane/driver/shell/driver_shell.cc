@@ -138,6 +138,12 @@ absl::Status DriverShell::Submit(pb::JobSubmitted submit) {
         " belongs to an earlier job with this id, whose record the driver has deleted; choose "
         "another job id, or leave it out"));
   }
+  if (index_.Find(state_, submit.job_id()) != nullptr) {
+    Event forgotten;
+    forgotten.mutable_jobs_forgotten()->add_job_ids(submit.job_id());
+    DropTraces(submit.job_id());
+    Feed(std::move(forgotten));
+  }
   to_describe_.push_back(submit.job_id());
   Event event;
   *event.mutable_job_submitted() = std::move(submit);
@@ -415,6 +421,12 @@ void DriverShell::Forget(absl::Duration now) {
   ForgetNodes();
 }
 
+void DriverShell::DropTraces(const std::string& job_id) {
+  described_.erase(job_id);
+  evidences_.Forget(job_id);
+  loss_logs_.Drop(job_id);
+}
+
 void DriverShell::ForgetNodes() {
   Event event;
   for (const std::string& node_id : NodesToForget(state_, log_clock_->Now())) {
@@ -437,9 +449,7 @@ void DriverShell::ForgetJobs() {
     if (!options_.files->OpenAppended(mark).ok()) continue;
     event.mutable_jobs_forgotten()->add_job_ids(id);
     publisher_->ForgetJob(id);
-    described_.erase(id);
-    evidences_.Forget(id);
-    loss_logs_.Drop(id);
+    DropTraces(id);
   }
   if (event.has_jobs_forgotten()) Feed(std::move(event));
 }

@@ -165,6 +165,8 @@ class DriverShell {
   void FeedAll(std::vector<Event> events);
   void Forget(absl::Duration now);
   void ForgetJobs();
+  // Forgets what it keeps of the job beside the state.
+  void DropTraces(const std::string& job_id);
   void ForgetNodes();
   // `touched_jobs`: that the events of this round touched.
   absl::Status Commit(const std::set<std::string>& touched_jobs);

@@ -1,6 +1,7 @@
 #include "runtime/data/source/documents.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -204,7 +205,9 @@ absl::StatusOr<std::vector<std::string>> FilesOf(const std::string& path) {
   if (error) return base::ErrnoStatus(error.value(), path);
   std::sort(files.begin(), files.end());
   if (!files.empty()) return files;
-  return absl::InvalidArgumentError(absl::StrCat(path, ": is a folder without files"));
+  // As a file that is missing: nothing may be mounted there.
+  return base::WithErrno(
+      absl::InvalidArgumentError(absl::StrCat(path, ": is a folder without files")), ENOENT);
 }
 
 }  // namespace megascale::data

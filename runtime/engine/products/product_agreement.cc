@@ -15,6 +15,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/directory.h"
+#include "runtime/checkpoint/owner.h"
 #include "runtime/checkpoint/product_table.h"
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/plan/instruction.h"
@@ -130,6 +131,7 @@ absl::StatusOr<std::string> Agreement::KnownTable() const {
       const std::string& directory = options_.restore.directory();
       ASSIGN_OR_RETURN(const checkpoint::v1::Manifest manifest,
                        checkpoint::ReadManifest(directory));
+      RETURN_IF_ERROR(checkpoint::CheckIsCommitted(manifest, options_.restore));
       if (options_.may_differ && !IsOwn(manifest)) return "";
       return checkpoint::ProductTableOfCheckpoint(manifest, directory);
     }

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
+#include "runtime/checkpoint/owner.h"
 #include "runtime/checkpoint/reader.h"
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/hugging_face/initial_weights.h"
@@ -75,6 +76,7 @@ absl::Status CopyStateOut(const checkpoint::ShardLayout& layout,
 
 absl::Status StoredState::Open() {
   ASSIGN_OR_RETURN(reader_, checkpoint::CheckpointReader::Open(restore_.directory()));
+  RETURN_IF_ERROR(checkpoint::CheckIsCommitted(reader_->manifest(), restore_));
   if (reader_->manifest().step() == restore_.step()) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat(restore_.directory(), ": holds step ",
                                           reader_->manifest().step(), ", expected step ",

@@ -499,4 +499,17 @@ void LivenessChecker::CheckAll() {
   }
 }
 
+void StorageChecker::OnState(const DriverState& before, const DriverState& after) {
+  for (const JobRecord& job : after.jobs()) {
+    const JobRecord* old = driver::FindJob(before, driver::JobId(job));
+    if (old == nullptr || driver::IsTerminal(*old) || !driver::IsTerminal(job)) continue;
+    const bool limit_passed = job.reason() == "StorageFailed";
+    if (!job.has_data() || limit_passed || !absl::StrContains(job.message(), "is not mounted")) {
+      continue;
+    }
+    world_.Violate("StorageComesBack",
+                   absl::StrCat("job ", driver::JobId(job), " has ended: ", job.message()));
+  }
+}
+
 }  // namespace megascale::sim

@@ -246,4 +246,15 @@ class LivenessChecker : public Observer {
   std::set<std::string> ran_;  // jobs that were RUNNING since OnHealed
 };
 
+// StorageComesBack: storage that is away for seconds ends no job that has run before, unless its
+// fault.checkpoint_timeout has passed.
+class StorageChecker : public Observer {
+ public:
+  explicit StorageChecker(World* world) : world_(*world) {}
+  void OnState(const DriverState& before, const DriverState& after) override;
+
+ private:
+  World& world_;
+};
+
 }  // namespace megascale::sim

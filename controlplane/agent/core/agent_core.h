@@ -154,9 +154,9 @@ class AgentCore {
   // last, and samples of the GPUs. Everything else is fetched when somebody asks for it.
   static constexpr int kUnaskedBytesMax = 1024;
 
-  // The maximum size of a report, below that of a gRPC message (64 MiB). A larger one could never
-  // be sent, and the machine would be taken for lost.
-  static constexpr size_t kReportBytesMax = size_t{60} << 20;
+  // The maximum size of a report, below that of a message that a driver reads (16 MiB). A larger
+  // one would never arrive, and the machine would be taken for lost.
+  static constexpr size_t kReportBytesMax = size_t{12} << 20;
 
   // Returns the whole actual state; one with ActualState.too_large_bytes in place of a state of
   // more than `bytes_max`. `heartbeats`: of live processes, by process id. The report copies each

@@ -64,6 +64,7 @@ class TestDriver : public v1::AgentService::Service {
                        grpc::ServerReaderWriter<v1::AgentDown, v1::AgentUp>* stream) override {
     v1::AgentUp up;
     if (!stream->Read(&up)) return grpc::Status::OK;
+    known_epoch_ = up.hello().known().epoch();
     v1::AgentDown down;
     down.mutable_desired();
     stream->Write(down);
@@ -82,6 +83,8 @@ class TestDriver : public v1::AgentService::Service {
     return std::exchange(received_, {}) == ids;
   }
 
+  int64_t known_epoch() const { return known_epoch_; }
+
   std::optional<v1::ActualState> AwaitFirstReport() {
     absl::MutexLock lock(&mutex_);
     const auto met = [&] { return first_report_.has_value(); };
@@ -93,6 +96,7 @@ class TestDriver : public v1::AgentService::Service {
   absl::Mutex mutex_;
   std::vector<std::string> received_;
   std::optional<v1::ActualState> first_report_;
+  std::atomic<int64_t> known_epoch_ = -1;  // of the newest hello
 };
 
 sockaddr_un AddressOf(const std::string& path) {
@@ -240,6 +244,24 @@ TEST_F(DriverStreamTest, EverythingIsSentAfterTheDriverWasKilled) {
     absl::SleepFor(absl::Milliseconds(120));
     relay.Cut();
   }
+}
+
+// A driver whose epoch is older than the one that the agent serves must learn that at once.
+TEST_F(DriverStreamTest, EachStreamBeginsWithTheEpochThatTheAgentServes) {
+  TestDriver driver;
+  const Serving serving(&driver, absl::StrCat("unix:", directory_, "/d.sock"));
+  Relay relay(directory_ + "/r.sock", directory_ + "/d.sock");
+  const auto stream =
+      DriverStream::Create(OptionsFor(absl::StrCat("unix:", directory_, "/r.sock")));
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  ASSERT_TRUE(AwaitOpened(stream->get()));
+  EXPECT_EQ(driver.known_epoch(), 0);
+  v1::KnownState known;
+  known.set_epoch(7);
+  (*stream)->SetKnown(known);
+  relay.Cut();
+  ASSERT_TRUE(AwaitOpened(stream->get()));
+  EXPECT_EQ(driver.known_epoch(), 7);
 }
 
 // A slow link takes fewer reports than the agent makes, and not every report has the text.

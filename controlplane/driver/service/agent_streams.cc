@@ -13,6 +13,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "controlplane/driver/detection/agent_hello.h"
+#include "controlplane/driver/listen/server_limits.h"
 #include "controlplane/driver/service/attempt_store.h"
 #include "controlplane/driver/service/driver_loop.h"
 #include "controlplane/driver/service/grpc_status.h"
@@ -115,6 +116,13 @@ class AgentStreams::Impl::Session
   }
 
   void SendDesired(const agent::DesiredState& desired) override {
+    if (desired.ByteSizeLong() > size_t{kSentBytesMax}) {
+      // gRPC would end the stream, and the next one, too.
+      base::LogError(absl::StrCat("the desired state of node ", node_id_, " has ",
+                                  desired.ByteSizeLong(),
+                                  " bytes, more than a message may have: it is not sent"));
+      return;
+    }
     std::lock_guard<std::mutex> lock(mutex_);
     desired_ = desired;
     WriteNext();

@@ -99,6 +99,7 @@ int PrintUsageError(const CLI::App& app, const std::string& what) {
 
 Command* Command::Add(const std::string& name, const std::string& description) {
   commands_.push_back(std::make_unique<Command>(app_->add_subcommand(name, description)));
+  app_->require_subcommand(0, 1);  // further words are arguments, also if they name commands
   return commands_.back().get();
 }
 

@@ -121,6 +121,17 @@ TEST_F(CommandLineTest, SaysWhatIsMissingOrTooMuch) {
   EXPECT_EQ(out_, "");
 }
 
+TEST_F(CommandLineTest, AnArgumentMayBeCalledAsACommandIs) {
+  Command* show = line_.Add("show", "shows");
+  show->OptionalPositional("JOB", &file_, "job");
+  show->Runs([] { return 9; });
+  EXPECT_EQ(Run({"show", "submit"}), 9);
+  EXPECT_EQ(file_, "submit");
+  EXPECT_EQ(Run({"submit", "show", "--data", "checkpoint", "worker"}), 7);
+  EXPECT_EQ(file_, "show");
+  EXPECT_EQ(data_, (std::vector<std::string>{"checkpoint", "worker"}));
+}
+
 TEST_F(CommandLineTest, HelpIsACommandToo) {
   line_.AddHelp();
   ASSERT_EQ(Run({"--help"}), kExitGood);
@@ -147,14 +158,18 @@ TEST_F(CommandLineTest, HelpIsACommandToo) {
 TEST_F(CommandLineTest, CommandsStandInTheirGroups) {
   line_.Group("Others:");
   line_.Add("one", "does one thing")->Add("inner", "is of the same group");
-  line_.Add("another", "does another, and says so in so many words that they need two lines of it");
+  line_.Add(
+      "another",
+      "does another, and says so in so many words that the page of the program needs a second "
+      "line for the end of it");
   EXPECT_EQ(Run({"--help"}), kExitGood);
   EXPECT_NE(
       out_.find("COMMANDS\n    submit      submits\n    checkpoint  checkpoints\n\n"
                 "    Others:\n    one         does one thing\n    another     does another, "),
       std::string::npos)
       << out_;
-  EXPECT_NE(out_.find("\n                lines of it\n"), std::string::npos) << out_;
+  EXPECT_NE(out_.find("\n                second line for the end of it\n"), std::string::npos)
+      << out_;
   EXPECT_EQ(Run({"one", "--help"}), kExitGood);
   EXPECT_NE(out_.find("COMMANDS\n    inner  is of the same group\n"), std::string::npos) << out_;
 }

@@ -99,6 +99,13 @@ agent::DesiredJob CommonOf(const JobRecord& job) {
   return desired;
 }
 
+// Tells an agent of an older version the list of files. Without the list nothing is told: then the
+// agent's preflight finds its own list, which the driver compares.
+void SetList(const megascale::checkpoint::v1::DataFingerprint& data, agent::DesiredJob* desired) {
+  *desired->mutable_data() = job::ListOf(data);
+  if (data.num_files() > 0 && data.file_sha256().empty()) desired->clear_data();
+}
+
 // The fields for the agent of rank 0 only: its host writes manifests and deletes checkpoints.
 void AddFirst(const JobRecord& job, agent::DesiredJob* desired) {
   desired->set_delete_checkpoints(true);
@@ -219,9 +226,7 @@ agent::DesiredState DesiredStates::For(const std::string& node_id,
     const DesiredParts::Part& part = parts_.Of(*record);
     agent::DesiredJob* job = desired.add_jobs();
     *job = part.common;
-    if (job->has_data() && !node->hello().data_digests()) {
-      *job->mutable_data() = job::ListOf(*DataOf(*record));
-    }
+    if (job->has_data() && !node->hello().data_digests()) SetList(*DataOf(*record), job);
     const auto attempt = known.find(job->job_id());
     if (attempt != known.end() && attempt->second == job->attempt()) {
       job->set_as_before(true);

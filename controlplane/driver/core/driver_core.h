@@ -54,7 +54,8 @@ inline constexpr int kRules = 10;
 inline constexpr int64_t kAttemptsOfAnEpoch = 1'000'000;
 
 // Applies one event. Returns false when the event is refused, because it belongs to an older
-// attempt or incarnation or repeats what the state knows; then only the count of events changes.
+// attempt or incarnation or repeats what the state knows; then only the count of events and the
+// newest time change.
 // Determinism: the state depends on nothing but the events. `index`: the index of the state, which
 // is kept up to date. Without an index every job is looked at.
 bool Apply(const Event& event, DriverState* state, JobIndex* index);

@@ -214,6 +214,8 @@ TEST_F(DriverCoreTest, AgentsAreToldADigestOfTheDataAndOlderOnesTheList) {
   for (const auto& preflight : job().preflights()) {
     EXPECT_EQ(preflight.preflight().data().file_sha256_size(), 0);
   }
+  state_.mutable_jobs(0)->mutable_data()->clear_file_sha256();
+  EXPECT_FALSE(Desired("n0").has_data()) << "its preflight finds the list";
 }
 
 TEST_F(DriverCoreTest, FromACheckpointThatHasAllStepsIsRefused) {

@@ -453,8 +453,10 @@ void StrangerChecker::OnState(const DriverState& before, const DriverState& afte
 
 // --- DurationsAreReal -------------------------------------------------------------------------
 
-void DurationChecker::OnSubmitAcknowledged(const std::string& job_id) {
-  submitted_.try_emplace(job_id, world_.timeline.now());
+void DurationChecker::OnState(const DriverState& before, const DriverState& after) {
+  for (const JobRecord& job : after.jobs()) {
+    if (known_.insert(JobId(job)).second) submitted_[JobId(job)] = world_.timeline.now();
+  }
 }
 
 void DurationChecker::OnFault(const Fault& fault) {

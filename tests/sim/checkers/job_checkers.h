@@ -219,13 +219,14 @@ class DurationChecker : public Observer {
   static constexpr absl::Duration kErrorMax = absl::Seconds(2);
 
   explicit DurationChecker(World* world) : world_(*world) {}
-  void OnSubmitAcknowledged(const std::string& job_id) override;
+  void OnState(const DriverState& before, const DriverState& after) override;
   void OnFault(const Fault& fault) override;
   void OnStatus(const control::Job& job, const DriverState& durable) override;
 
  private:
   World& world_;
-  std::map<std::string, absl::Duration> submitted_;  // when, by job
+  std::set<std::string> known_;                      // jobs
+  std::map<std::string, absl::Duration> submitted_;  // when, by job that is checked
 };
 
 // RunsOrEnds: once all faults are over, every job is RUNNING or has ended in bounded time.

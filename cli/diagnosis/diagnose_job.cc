@@ -33,13 +33,13 @@ using nlohmann::json;
 
 // Slowness is judged from this many steps on.
 constexpr size_t kStepsMin = 3;
-// The newest steps are compared with older ones: with these many more, in a job of few ranks, but
-// not with the newest of them, in which the job may have begun to be slow.
-constexpr int64_t kStepsCompared = 100;
+// The newest steps are compared with older ones in a job of at most this many ranks, but not with
+// the newest of them, in which the job may have begun to be slow.
 constexpr int kRanksCompared = 64;
 constexpr int64_t kStepsBetween = 16;
 // A brief diagnosis costs at most about half a second.
-constexpr DiagnoseOptions kBrief = {.num_steps = 10, .replayed_max = 2e7, .is_brief = true};
+constexpr DiagnoseOptions kBrief = {
+    .num_steps = 10, .num_compared = 0, .replayed_max = 2e7, .is_brief = true};
 // The evidence of at most this many ranks is read.
 constexpr size_t kRanksAsked = 64;
 // While it is not known which rank has stopped, all is read again after a wait, because its process
@@ -92,8 +92,8 @@ std::string NodeOfVerdict(const control::v1::Job& job, const Diagnosis& diagnosi
 }
 
 int64_t StepsToRead(const control::v1::Job& job, const DiagnoseOptions& options) {
-  const bool is_compared = !options.is_brief && job.ranks_size() <= kRanksCompared;
-  return is_compared ? std::max(options.num_steps, kStepsCompared) : options.num_steps;
+  const bool is_compared = job.ranks_size() <= kRanksCompared;
+  return is_compared ? std::max(options.num_steps, options.num_compared) : options.num_steps;
 }
 
 std::string LimitText(const google::protobuf::Duration& limit) {
@@ -324,6 +324,19 @@ JudgedSteps SplitSteps(const control::v1::Job& job, int64_t num_newest,
   return judged;
 }
 
+// Returns how many times as long a step takes as it did earlier in the job: by the warning of the
+// newest steps, or on average of the last hour. 0: not known.
+double TimesUsual(const control::v1::Job& job) {
+  double times = 0;
+  for (const control::v1::NumberWarning& warning : job.number_warnings()) {
+    if (warning.kind() != control::v1::NumberWarning::KIND_SLOWER || warning.value() <= 0) continue;
+    times = warning.usual() / warning.value();
+  }
+  const auto kept = static_cast<double>(job.last_hour().kept_nanos());
+  const auto degraded = static_cast<double>(job.last_hour().degraded_nanos());
+  return kept > 0 ? std::max(times, (kept + degraded) / kept) : times;
+}
+
 // Returns the diagnosis of steps that end.
 absl::StatusOr<Diagnosis> DiagnoseSlow(const control::v1::Job& job, const JobTrace& traced,
                                        const DiagnoseOptions& options) {
@@ -345,9 +358,9 @@ absl::StatusOr<Diagnosis> DiagnoseSlow(const control::v1::Job& job, const JobTra
   for (const diagnose::Worker& worker : measured.graph.workers()) {
     names.push_back(traced.spans.names()[static_cast<size_t>(worker.rank)]);
   }
-  Diagnosis diagnosis =
-      DiagnoseSteps(measured.graph, measured.steps, diagnose::kMeasuredJobOptions, names,
-                    {.before = judged.before, .machine_of = judged.machine_of});
+  Diagnosis diagnosis = DiagnoseSteps(
+      measured.graph, measured.steps, diagnose::kMeasuredJobOptions, names,
+      {.before = judged.before, .machine_of = judged.machine_of, .times_usual = TimesUsual(job)});
   if (diagnosis.findings.cause == CauseWord(diagnose::SlowCause::kUnknown)) {
     if (std::string early = TooEarly(job); !early.empty()) {
       diagnosis.findings.verdict = std::move(early);
@@ -561,7 +574,16 @@ absl::StatusOr<Diagnosis> DiagnoseJob(EvidenceSource* source, const DiagnoseOpti
 std::string BriefVerdict(EvidenceSource* source, const control::v1::Job& job) {
   if (job.state() != control::v1::JOB_STATE_RUNNING) return "";
   if (job.ranks_size() > kBriefRanksMax) return Postponed(job).findings.verdict;
-  const absl::StatusOr<Diagnosis> diagnosis = DiagnoseJob(source, kBrief);
+  absl::StatusOr<Diagnosis> diagnosis = DiagnoseJob(source, kBrief);
+  const auto is_of = [&](diagnose::SlowCause cause) {
+    return diagnosis.ok() && diagnosis->findings.cause == CauseWord(cause);
+  };
+  if (is_of(diagnose::SlowCause::kUnequalStages) || is_of(diagnose::SlowCause::kSlowerStage)) {
+    // A machine that has become slow looks like this, too. Only older steps tell.
+    DiagnoseOptions compared = kBrief;
+    compared.num_compared = DiagnoseOptions().num_compared;
+    diagnosis = DiagnoseJob(source, compared);
+  }
   return diagnosis.ok() ? diagnosis->findings.verdict : "";
 }
 

@@ -51,6 +51,9 @@ Diagnosis DiagnoseSteps(const diagnose::OperationGraph& graph,
 
 struct DiagnoseOptions {
   int64_t num_steps = 0;  // number of the job's newest steps
+  // In a small job the newest steps are compared with older ones, of this many in all; 0: they are
+  // not.
+  int64_t num_compared = 100;
   // Approximate limit on the replayed operations; older steps beyond it are left out. The default
   // takes about ten seconds.
   double replayed_max = 5e8;

@@ -69,6 +69,18 @@ class Names {
   absl::Span<const trace::RankName> names_;
 };
 
+// Says why the layers of a stage are not what makes it slow.
+std::string NotItsLayers(const Suspect& cause) {
+  if (cause.times_before > 0) {
+    return absl::StrCat("it computed ", Times(cause.times_before), " as long before");
+  }
+  if (cause.times_planned > 0) {
+    return absl::StrCat("by the plan it has ", Times(cause.times_planned), " their work");
+  }
+  return absl::StrCat("steps take ", Times(cause.times_usual), " as long as they did, with the ",
+                      "same layers");
+}
+
 std::string VerdictLine(const SlowVerdict& verdict, const Names& names) {
   const Suspect& cause = verdict.cause;
   switch (cause.cause) {
@@ -89,6 +101,12 @@ std::string VerdictLine(const SlowVerdict& verdict, const Names& names) {
                                            : absl::StrCat("; ", names.Of(cause.worker),
                                                           " is its only rank, so that may as well "
                                                           "be slow"));
+    case SlowCause::kSlowerStage:
+      return absl::StrCat(
+          "slower stage: ",
+          cause.worker < 0 ? absl::StrCat("stage ", cause.stage) : names.Of(cause.worker),
+          " computes ", Times(cause.times_slower),
+          " as long as the other stages, and not for its layers: ", NotItsLayers(cause));
     case SlowCause::kSlowLink:
       return absl::StrCat(
           "slow link: between ", names.Of(cause.worker), " and ", names.Of(cause.peer),
@@ -98,8 +116,9 @@ std::string VerdictLine(const SlowVerdict& verdict, const Names& names) {
       return absl::StrCat("slow collective: ", cause.label,
                           " takes longer in some steps or on some ranks than in others");
     case SlowCause::kSlowMachine:
-      return absl::StrCat("slow machine: all ranks of ", names.MachineOf(cause.worker), " compute ",
-                          Times(cause.times_slower), " as long as before; the others do not");
+      return absl::StrCat("slow machine: ", cause.num_workers, " ranks of ",
+                          names.MachineOf(cause.worker), " compute ", Times(cause.times_slower),
+                          " as long as before; those of other machines do not");
     case SlowCause::kSlowMachineLink:
       return absl::StrCat("slow link: of ", names.MachineOf(cause.worker),
                           "; its exchanges with other machines take ", Times(cause.times_slower),
@@ -155,7 +174,8 @@ std::string SuspectText(const Suspect& suspect, const Names& names) {
   }
 }
 
-std::vector<std::string> AdviceFor(const Suspect& cause) {
+std::vector<std::string> AdviceFor(const SlowVerdict& verdict) {
+  const Suspect& cause = verdict.cause;
   switch (cause.cause) {
     case SlowCause::kOneWorker:
       return {"look for other load, throttling or heat on its machine"};
@@ -163,6 +183,8 @@ std::vector<std::string> AdviceFor(const Suspect& cause) {
       return {absl::StrCat("give stage ", cause.stage,
                            " fewer layers; the last stage also computes the loss"),
               "compare layouts without a run: `megascale plan FILE`"};
+    case SlowCause::kSlowerStage:
+      return {"look for other load, throttling or heat on the machines of its ranks"};
     case SlowCause::kSlowLink:
       return {"test the link between the two machines, and look for other traffic on it"};
     case SlowCause::kSlowMachine:
@@ -176,6 +198,8 @@ std::vector<std::string> AdviceFor(const Suspect& cause) {
     case SlowCause::kDataWait:
       return {"look at the storage that holds the data, and at the host process: `megascale logs`"};
     case SlowCause::kJitter:
+      if (verdict.step_times > 1)
+        return {"look for other load on the machines: `megascale status`"};
       return {"look for other load on the machines: `megascale status`",
               "sequences of unequal length have the same effect"};
     case SlowCause::kUnknown:
@@ -255,6 +279,8 @@ std::string CauseWord(SlowCause cause) {
       return "slow_worker";
     case SlowCause::kUnequalStages:
       return "unequal_stages";
+    case SlowCause::kSlowerStage:
+      return "slower_stage";
     case SlowCause::kSlowLink:
       return "slow_link";
     case SlowCause::kSlowMachine:
@@ -315,9 +341,9 @@ Findings DescribeSlowness(const diagnose::OperationGraph& graph, const diagnose:
         "%s (M_S)",
         Percent(result.fix_slowest_workers.share), Percent(result.fix_last_stage.share)));
   }
-  if (verdict.cause.step_times > 0) {
+  if (verdict.step_times > 1) {
     findings.evidence.push_back(absl::StrFormat(
-        "the newest steps take %.2f times as long as older ones", verdict.cause.step_times));
+        "the newest steps take %.2f times as long as older ones", verdict.step_times));
   }
   if (verdict.grows) {
     findings.evidence.push_back("the newest steps take 10 % longer than the oldest, or more");
@@ -330,7 +356,7 @@ Findings DescribeSlowness(const diagnose::OperationGraph& graph, const diagnose:
             : ""));
     findings.done.push_back("nothing: slowness alone makes the driver do nothing");
   }
-  findings.advice = AdviceFor(verdict.cause);
+  findings.advice = AdviceFor(verdict);
   for (const Suspect& suspect : verdict.excluded) {
     findings.excluded.push_back(SuspectText(suspect, names));
   }

@@ -102,6 +102,7 @@ class MeasuredJobBuilder {
     workers_.push_back({plan.rank, at.data, at.pipeline});
     for (const Instruction& instruction : plan.instructions) {
       const Role role = RoleOf(instruction.kind());
+      workers_.back().planned_work += static_cast<double>(instruction.flops);
       const bool meets = instruction.group != plan::GroupKind::kNone;
       const bool is_pass = plan::IsPass(instruction.kind());
       const std::string name(plan::OperationOf(instruction.kind()).name);

@@ -42,6 +42,8 @@ struct Worker {
   int rank = 0;     // as the trace or the job numbers it
   int replica = 0;  // data-parallel coordinate
   int stage = 0;    // pipeline coordinate
+  // What the plan gives it to compute in a step, in operations; 0: not known.
+  double planned_work = 0;
 };
 
 inline constexpr int kNoMeeting = -1;

@@ -16,7 +16,6 @@ namespace {
 
 // This many of the newest steps are compared with the older ones.
 constexpr size_t kNewest = 5;
-constexpr size_t kOldMin = 4;
 // The job is slower than before if its steps take this many times as long.
 constexpr double kStepMin = 1.1;
 // A worker computes longer if it does so by this, beyond the median of the others, and in two
@@ -47,7 +46,7 @@ class Comparison {
 
   SlowChange Run() {
     SlowChange change;
-    if (now_.size() < kNewest || history_.before.size() < kOldMin) return change;
+    if (now_.size() < kNewest || history_.before.size() < kOldStepsMin) return change;
     if (history_.machine_of.size() != num_workers_) return change;
     step_before_ = MedianSeconds(history_.before);
     const double step_now = MedianSeconds(now_);
@@ -122,11 +121,15 @@ class Comparison {
     return work;
   }
 
+  // What the change of a worker is if there are no others to compare it with: nothing tells it from
+  // the job, or all of it.
+  enum class Alone { kNoChange, kOwnChange };
+
   // Returns by worker how many times longer it computes, beyond the median of those on other
   // machines; where there is one machine, of the other workers. A worker is not slower because the
   // others have become faster. Workers on the machines `without` do not count.
   std::vector<double> ChangeOf(const std::vector<double>& work, const std::vector<double>& before,
-                               const Without& without) const {
+                               const Without& without, Alone alone) const {
     std::vector<double> ratios(num_workers_, 1);
     for (size_t w = 0; w < num_workers_; ++w) {
       if (before[w] > 0) ratios[w] = work[w] / before[w];
@@ -141,11 +144,12 @@ class Comparison {
       const auto [at, is_new] = common_of.try_emplace(history_.machine_of[w]);
       if (is_new || is_one_machine) at->second = CommonOf(ratios, without, is_other);
       if (at->second > 0) changes[w] = std::min(ratios[w], ratios[w] / at->second);
+      if (at->second <= 0 && alone == Alone::kOwnChange) changes[w] = ratios[w];
     }
     return changes;
   }
 
-  // Returns the median of the others; 0: there are none, so nothing tells a worker from the job.
+  // Returns the median of the others; 0: there are none.
   double CommonOf(const std::vector<double>& ratios, const Without& without,
                   absl::FunctionRef<bool(size_t)> is_other) const {
     std::vector<double> of_others;
@@ -156,10 +160,11 @@ class Comparison {
   }
 
   // Returns the changes by worker and step.
-  std::vector<std::vector<double>> ChangesOf(const Work& work, const Without& without) const {
+  std::vector<std::vector<double>> ChangesOf(const Work& work, const Without& without,
+                                             Alone alone) const {
     std::vector<std::vector<double>> changes(num_workers_);
     for (const std::vector<double>& of_now : work.now) {
-      const std::vector<double> of_step = ChangeOf(of_now, work.before, without);
+      const std::vector<double> of_step = ChangeOf(of_now, work.before, without, alone);
       for (size_t w = 0; w < num_workers_; ++w) changes[w].push_back(of_step[w]);
     }
     return changes;
@@ -175,32 +180,39 @@ class Comparison {
 
   // Finds workers of one machine that compute longer. Those on the machine `without` do not count.
   void FindWork(const Work& work, int without, SlowChange* change) const {
-    const std::vector<std::vector<double>> changes = ChangesOf(work, {without, kNoMachine});
+    const std::vector<std::vector<double>> changes =
+        ChangesOf(work, {without, kNoMachine}, Alone::kNoChange);
     const std::vector<double> medians = MediansOf(changes);
-    std::set<int> slow;
+    std::vector<size_t> slow;
     std::set<int> machines;
+    double times = 1;
     for (size_t w = 0; w < num_workers_; ++w) {
       if (MachineOf(static_cast<int>(w)) == without) continue;
       const auto num = std::count_if(changes[w].begin(), changes[w].end(),
-                                     [](double times) { return times >= kWorkOfStepMin; });
+                                     [](double change) { return change >= kWorkOfStepMin; });
       if (static_cast<double>(num) < kPersistentChangeMin * static_cast<double>(now_.size()))
         continue;
       if (medians[w] < kWorkMin) continue;
-      slow.insert(static_cast<int>(w));
+      slow.push_back(w);
       machines.insert(MachineOf(static_cast<int>(w)));
-      change->times = std::max(change->times, medians[w]);
+      times = std::max(times, medians[w]);
     }
-    if (machines.size() != 1 ||
-        !StandsOut(work, change->times, *machines.begin(), without, medians)) {
-      change->times = 1;
-      return;
-    }
-    const auto num_there =
-        std::count(history_.machine_of.begin(), history_.machine_of.end(), *machines.begin());
-    const bool is_machine = slow.size() > 1 && static_cast<int64_t>(slow.size()) == num_there;
-    change->what = is_machine ? Change::kMachine : Change::kWorker;
-    change->worker = *slow.begin();
-    if (!is_machine && slow.size() > 1) change->what = Change::kNone;
+    // Of a job on one machine, several ranks may as well be a stage.
+    if (machines.size() != 1 || *machines.begin() < 0) return;
+    if (slow.size() > 1 && machines_.size() == 1) return;
+    if (!StandsOut(work, times, slow.front(), without)) return;
+    change->what = slow.size() > 1 ? Change::kMachine : Change::kWorker;
+    change->worker = static_cast<int>(slow.front());
+    change->num_workers = static_cast<int>(slow.size());
+    change->times = times;
+    for (const size_t w : slow) change->seconds = std::max(change->seconds, GrowthOf(work, w));
+  }
+
+  // Returns how much longer the worker computes in a step.
+  static double GrowthOf(const Work& work, size_t worker) {
+    std::vector<double> now;
+    for (const std::vector<double>& of_now : work.now) now.push_back(of_now[worker]);
+    return base::UpperMedian(std::move(now)) - work.before[worker];
   }
 
   // True if the change is found without any one of the other machines as well.
@@ -214,17 +226,17 @@ class Comparison {
     });
   }
 
-  // True if a change of `times` on the machine `slow` is large beside those of the workers on all
-  // machines but this and `without`. `medians`: of the changes without the machine `without`.
-  bool StandsOut(const Work& work, double times, int slow, int without,
-                 std::vector<double> medians) const {
-    const Without both = {slow, without};
-    // If three machines are left, the slow one is half of what each other one is compared
-    // with, which then seems to have become faster. Two of them can be compared with each other.
-    if (without != kNoMachine && machines_.size() >= 4) medians = MediansOf(ChangesOf(work, both));
+  // True if a change of `times` of the worker `slow` is large beside those of the workers on other
+  // machines; where there is one machine, of the other workers. The slow one does not count for
+  // their changes, because beside it they would seem to have become faster.
+  bool StandsOut(const Work& work, double times, size_t slow, int without) const {
+    const Without left_out = {MachineOf(static_cast<int>(slow)), without};
+    const std::vector<double> medians = MediansOf(ChangesOf(work, left_out, Alone::kOwnChange));
     double second = 0;
     for (size_t w = 0; w < num_workers_; ++w) {
-      if (IsIn(both, MachineOf(static_cast<int>(w))) || medians[w] <= 0) continue;
+      const bool is_other =
+          machines_.size() == 1 ? w != slow : !IsIn(left_out, MachineOf(static_cast<int>(w)));
+      if (!is_other || medians[w] <= 0) continue;
       second = std::max(second, std::max(medians[w], 1 / medians[w]) - 1);
     }
     return times - 1 >= kTimesTheSecondChange * second;
@@ -296,6 +308,7 @@ class Comparison {
                         meeting.excess >= kOfLargestMin * largest;
       if (!meeting.is_slow) continue;
       slow.push_back(&meeting);
+      change->seconds = std::max(change->seconds, meeting.excess);
       is_within_machine = is_within_machine || meeting.machines.size() == 1;
       change->times =
           std::max(change->times,
@@ -303,6 +316,7 @@ class Comparison {
     }
     if (!IsPersistent(slow)) {
       change->times = 1;
+      change->seconds = 0;
       return;
     }
     const int worker = slow.size() > 1 ? OnlyIn(slow, &Meeting::workers) : -1;

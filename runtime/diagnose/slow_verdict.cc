@@ -32,6 +32,15 @@ constexpr double kDataWaitMin = 0.1;
 // this many workers, each of which costs a replay of every step.
 constexpr double kShareOfLoadsMin = 0.7;
 constexpr size_t kLoadersMax = 8;
+// A stage is slower than its layers explain if it takes this many times what the plan says. The
+// first and the last stage also have the embedding and the loss, whose operations take longer than
+// their number says.
+constexpr double kTimesPlannedMax = 1.1;
+constexpr double kTimesPlannedOfEndMax = 2;
+// Or if it has got this share of its excess over the other stages after this share of the older
+// steps: where few of them are left, most of them may be slow already.
+constexpr double kNewShareMin = 0.5;
+constexpr double kShareOfOldSteps = 0.25;
 
 class SlownessExplanation {
  public:
@@ -63,16 +72,22 @@ class SlownessExplanation {
     std::stable_sort(suspects.begin(), suspects.end(),
                      [](const Suspect& a, const Suspect& b) { return a.share > b.share; });
     verdict.excluded = std::move(suspects);
-    Compare(history, &verdict.cause);
+    const SlowChange change = FindChange(graph_, steps_, history);
+    verdict.step_times = change.step_times;
+    Compare(change, &verdict.cause);
+    if (verdict.cause.cause == SlowCause::kUnequalStages) JudgeStage(history, &verdict.cause);
     return verdict;
   }
 
  private:
-  // What has changed since older steps is the cause, unless a rank that computes longer, or waiting
-  // for data, explains more than a change of exchanges.
-  void Compare(const History& history, Suspect* cause) const {
-    const SlowChange change = FindChange(graph_, steps_, history);
-    if (change.what == Change::kNone || cause->cause == SlowCause::kDataWait) return;
+  // What has changed since older steps is the cause, unless waiting for data costs more; or unless
+  // a rank that computes longer explains more than a change of exchanges.
+  void Compare(const SlowChange& change, Suspect* cause) const {
+    if (change.what == Change::kNone) return;
+    if (cause->cause == SlowCause::kDataWait &&
+        change.seconds <= cause->share * result_.mean_actual()) {
+      return;
+    }
     const bool computes = change.what == Change::kWorker || change.what == Change::kMachine;
     if (!computes && cause->cause == SlowCause::kOneWorker &&
         cause->times_slower >= kTimesSlowerMin) {
@@ -85,7 +100,48 @@ class SlownessExplanation {
               .share = cause->share,
               .times_slower = change.times,
               .step_times = change.step_times,
-              .has_witnesses = change.has_witnesses};
+              .has_witnesses = change.has_witnesses,
+              .num_workers = change.num_workers};
+  }
+
+  // The layers of a stage do not change while a job runs. So they are not the cause if the stage
+  // was like the others before, if the plan gives it no more work, or if steps were once nearly as
+  // short as without it.
+  void JudgeStage(const History& history, Suspect* cause) const {
+    const auto stage = static_cast<size_t>(cause->stage);
+    const double excess = cause->times_slower - 1;
+    const double before = RatioBefore(history.before, stage);
+    const double planned = PlannedRatio(stage);
+    const bool is_end = stage == 0 || stage + 1 == workers_of_stage_.size();
+    const double times_planned_max = is_end ? kTimesPlannedOfEndMax : kTimesPlannedMax;
+    if (before > 0 && before - 1 <= (1 - kNewShareMin) * excess) {
+      cause->times_before = before;
+    } else if (planned > 0 && cause->times_slower >= times_planned_max * planned) {
+      cause->times_planned = planned;
+    } else if (history.times_usual - 1 >= kNewShareMin * (result_.slowdown - 1)) {
+      cause->times_usual = history.times_usual;
+    } else {
+      return;
+    }
+    cause->cause = SlowCause::kSlowerStage;
+  }
+
+  // Returns how many times as long as the other stages a stage computed in those of the older steps
+  // in which this was least; 0: there are too few steps.
+  double RatioBefore(absl::Span<const MeasuredStep> before, size_t stage) const {
+    if (before.size() < kOldStepsMin) return 0;
+    std::vector<double> ratios;
+    for (const MeasuredStep& step : before) ratios.push_back(RatioOfStage(WorkOf(step), stage));
+    std::sort(ratios.begin(), ratios.end());
+    return ratios[static_cast<size_t>(kShareOfOldSteps * static_cast<double>(ratios.size()))];
+  }
+
+  // Returns how many times as much work as the other stages the plan gives a stage; 0: not known.
+  double PlannedRatio(size_t stage) const {
+    std::vector<double> work;
+    for (const Worker& worker : graph_.workers()) work.push_back(worker.planned_work);
+    const bool is_known = std::all_of(work.begin(), work.end(), [](double w) { return w > 0; });
+    return is_known ? RatioOfStage(work, stage) : 0;
   }
 
   static SlowCause CauseOf(Change change) {
@@ -125,9 +181,19 @@ class SlownessExplanation {
   const Worker& WorkerOf(size_t operation) const {
     return graph_.workers()[static_cast<size_t>(graph_.operations()[operation].worker)];
   }
-  double TimeOf(size_t step, size_t operation) const {
-    const OperationTimes& times = steps_[step].times;
-    return times.duration[operation] + (options_.delays_are_work ? times.delay[operation] : 0);
+  double TimeOf(const MeasuredStep& step, size_t operation) const {
+    return step.times.duration[operation] +
+           (options_.delays_are_work ? step.times.delay[operation] : 0);
+  }
+  double TimeOf(size_t step, size_t operation) const { return TimeOf(steps_[step], operation); }
+  // Returns by worker how long it computes.
+  std::vector<double> WorkOf(const MeasuredStep& step) const {
+    std::vector<double> work(graph_.workers().size());
+    for (size_t i = 0; i < graph_.size(); ++i) {
+      if (KindOf(i).role != Role::kCompute) continue;
+      work[static_cast<size_t>(graph_.operations()[i].worker)] += TimeOf(step, i);
+    }
+    return work;
   }
   double ShareOf(const Choice& chosen) const {
     return FixOperations(graph_, steps_, options_, result_, chosen).share;
@@ -139,16 +205,12 @@ class SlownessExplanation {
       workers_of_stage_.resize(std::max(workers_of_stage_.size(), StageOf(w) + 1));
       workers_of_stage_[StageOf(w)].push_back(w);
     }
-    work_.assign(steps_.size(), std::vector<double>(graph_.workers().size()));
-    for (size_t s = 0; s < steps_.size(); ++s) {
-      for (size_t i = 0; i < graph_.size(); ++i) {
-        if (KindOf(i).role != Role::kCompute) continue;
-        work_[s][static_cast<size_t>(graph_.operations()[i].worker)] += TimeOf(s, i);
-      }
+    for (const MeasuredStep& step : steps_) {
+      work_.push_back(WorkOf(step));
       std::vector<double>& medians = median_of_stage_.emplace_back();
       for (const std::vector<size_t>& workers : workers_of_stage_) {
         std::vector<double> of_stage;
-        for (const size_t w : workers) of_stage.push_back(work_[s][w]);
+        for (const size_t w : workers) of_stage.push_back(work_.back()[w]);
         medians.push_back(base::UpperMedian(std::move(of_stage)));
       }
     }
@@ -252,16 +314,21 @@ class SlownessExplanation {
     if (members.size() == 1) suspect.worker = static_cast<int>(members.front());
     std::vector<double> ratios;
     for (const std::vector<double>& work : work_) {
-      std::vector<double> here;
-      std::vector<double> elsewhere;
-      for (size_t w = 0; w < work.size(); ++w) {
-        (graph_.workers()[w].stage == suspect.stage ? here : elsewhere).push_back(work[w]);
-      }
-      ratios.push_back(
-          RatioOf(base::UpperMedian(std::move(here)), base::UpperMedian(std::move(elsewhere))));
+      ratios.push_back(RatioOfStage(work, static_cast<size_t>(suspect.stage)));
     }
     suspect.times_slower = Persistent(std::move(ratios));
     return suspect;
+  }
+
+  // Returns how many times the work of the other stages the work of this stage is. `work`: by
+  // worker.
+  double RatioOfStage(const std::vector<double>& work, size_t stage) const {
+    std::vector<double> here;
+    std::vector<double> elsewhere;
+    for (size_t w = 0; w < work.size(); ++w) {
+      (StageOf(w) == stage ? here : elsewhere).push_back(work[w]);
+    }
+    return RatioOf(base::UpperMedian(std::move(here)), base::UpperMedian(std::move(elsewhere)));
   }
 
   // By meeting: the two workers of a transfer.

@@ -13,12 +13,13 @@
 namespace megascale::diagnose {
 
 enum class SlowCause {
-  kNone,             // the slowdown is below kSlowdownMin
-  kOneWorker,        // one worker computes slower than those with the same work
-  kUnequalStages,    // one pipeline stage takes longer to compute than the others
-  kSlowLink,         // transfers between two workers take longer than between others
-  kSlowCollective,   // collectives take long in some steps, or on some workers
-  kSlowMachine,      // all workers of a machine have begun to compute slower
+  kNone,            // the slowdown is below kSlowdownMin
+  kOneWorker,       // one worker computes slower than those with the same work
+  kUnequalStages,   // one pipeline stage takes longer to compute than the others
+  kSlowerStage,     // the same, but not because of its layers: it was not so before, or by the plan
+  kSlowLink,        // transfers between two workers take longer than between others
+  kSlowCollective,  // collectives take long in some steps, or on some workers
+  kSlowMachine,     // all workers of a machine have begun to compute slower
   kSlowMachineLink,  // the exchanges of a machine with others have begun to take longer
   kLateWorker,       // the exchanges of one worker, and of no other, have begun to take longer
   kDataWait,         // workers wait for the data to train on
@@ -32,9 +33,9 @@ inline constexpr double kSlowdownMin = 1.1;
 // A cause that was considered. Fields that do not apply keep their defaults.
 struct Suspect {
   SlowCause cause = SlowCause::kUnknown;
-  // Index of the worker. kUnequalStages: set if the stage has only this worker. kDataWait: set if
-  // the loads of this worker alone, or of its machine's workers, cost nearly what all loads cost.
-  // kSlowMachine, kSlowMachineLink: the first one on the machine.
+  // Index of the worker. kUnequalStages, kSlowerStage: set if the stage has only this worker.
+  // kDataWait: set if the loads of this worker alone, or of its machine's workers, cost nearly what
+  // all loads cost. kSlowMachine, kSlowMachineLink: the first one on the machine.
   int worker = -1;
   bool is_machine = false;  // kDataWait: the machine of the worker is meant
   int peer = -1;            // index: the other end of the link
@@ -50,6 +51,12 @@ struct Suspect {
   // If found by comparison with older steps: how many times as long a step takes now; else 0.
   double step_times = 0;
   bool has_witnesses = false;  // as in SlowChange
+  int num_workers = 0;         // kSlowMachine: as in SlowChange
+  // kSlowerStage: how many times as long as the others it computed before, or should by the plan;
+  // or how many times as long a step takes as usual. The two that do not tell are 0.
+  double times_before = 0;
+  double times_planned = 0;
+  double times_usual = 0;
 };
 
 struct SlowVerdict {
@@ -59,11 +66,14 @@ struct SlowVerdict {
   double lost_seconds = 0;        // of a step
   double step_seconds = 0;        // mean, as measured
   bool grows = false;             // the newest steps take longer than the oldest by 10 % or more
+  // How many times as long a step takes as older ones; 1: not longer, or not compared.
+  double step_times = 1;
 };
 
 // Requires: `result` is that of AnalyzeSteps with the other arguments; `history` is empty or as
 // FindChange requires it. What has changed since older steps counts more than what differs between
-// ranks. Cost: a few replays of every step.
+// ranks: stages that were equal have not become unequal, nor do those that are equal by the plan.
+// Cost: a few replays of every step.
 SlowVerdict ExplainSlowness(const OperationGraph& graph, absl::Span<const MeasuredStep> steps,
                             const WhatIfOptions& options, const WhatIf& result,
                             const History& history = {});

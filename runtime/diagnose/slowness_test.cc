@@ -397,8 +397,8 @@ TEST(SlownessTest, LeavesOutRanksThatAreNotKnownAndStepsThatAreNotWhole) {
 
 // --- what has changed ----------------------------------------------------------------------------
 
-// The newest of 40 steps, of which the fault began with step 25, and older ones to compare them
-// with. Machines hold two ranks each.
+// The newest of 40 steps, of which the fault began with step 25 or `since`, and older ones to
+// compare them with. Machines hold two ranks each.
 struct Compared {
   MeasuredJob measured;
   std::vector<MeasuredStep> before;
@@ -407,10 +407,10 @@ struct Compared {
   History history() const { return {.before = before, .machine_of = machine_of}; }
 };
 
-Compared CompareSteps(plan::MeshSizes sizes, const Fault& fault) {
+Compared CompareSteps(plan::MeshSizes sizes, const Fault& fault, int64_t since = 25) {
   const Job job =
       RunSteps([&](const RankPlan& plan, const Instruction& i, int64_t step,
-                   int64_t nanos) { return step > 24 ? fault(plan, i, step, nanos) : nanos; },
+                   int64_t nanos) { return step >= since ? fault(plan, i, step, nanos) : nanos; },
                sizes, 40);
   const std::vector<bool> known(job.plans.size(), true);
   Compared compared = {JobOfSteps(job.plans, known, job.steps).value(), {}, {}};
@@ -423,11 +423,15 @@ Compared CompareSteps(plan::MeshSizes sizes, const Fault& fault) {
   return compared;
 }
 
-SlowVerdict JudgeChange(plan::MeshSizes sizes, const Fault& fault) {
-  const Compared compared = CompareSteps(sizes, fault);
-  const auto& [graph, steps] = compared.measured;
+SlowVerdict Explain(const MeasuredJob& measured, const History& history) {
+  const auto& [graph, steps] = measured;
   const WhatIf result = AnalyzeSteps(graph, steps, kMeasuredJobOptions);
-  return ExplainSlowness(graph, steps, kMeasuredJobOptions, result, compared.history());
+  return ExplainSlowness(graph, steps, kMeasuredJobOptions, result, history);
+}
+
+SlowVerdict JudgeChange(plan::MeshSizes sizes, const Fault& fault, int64_t since = 25) {
+  const Compared compared = CompareSteps(sizes, fault, since);
+  return Explain(compared.measured, compared.history());
 }
 
 const plan::MeshSizes kWide = {.data = 4, .pipeline = 2};
@@ -588,45 +592,120 @@ TEST(SlowChangeTest, TheOnlyMachineIsNotNamedForAllOfIt) {
   EXPECT_EQ(verdict.cause.step_times, 0);
 }
 
-TEST(SlowChangeTest, AStageThatHasMoreWorkFromTheBeginningIsNoSlowMachine) {
-  const SlowVerdict verdict = JudgeChange(
-      kLong, [](const RankPlan&, const Instruction&, int64_t, int64_t nanos) { return nanos; });
-  EXPECT_EQ(verdict.cause.cause, SlowCause::kNone);
-  EXPECT_EQ(verdict.cause.step_times, 0);
+// Makes the passes of a stage `times` as long.
+Fault StageTakes(int stage, double times) {
+  return [=](const RankPlan& plan, const Instruction& i, int64_t, int64_t nanos) {
+    const bool is_slow = plan.stage() == stage && plan::IsPass(i.kind());
+    return is_slow ? static_cast<int64_t>(times * static_cast<double>(nanos)) : nanos;
+  };
 }
 
-TEST(PositionsTest, ARankStandsInTheNewestStepThatItHasBegun) {
-  const std::vector<RankPlan> plans = PlansOf({.data = 2});
-  std::vector<timeline::RankSpans> ranks(2);
-  for (size_t rank = 0; rank < 2; ++rank) {
-    for (int64_t step = 1; step <= 2 + static_cast<int64_t>(rank); ++step) {
-      for (const Instruction& instruction : plans[rank].instructions) {
-        ranks[rank].spans.push_back({.begin_nanos = 1,
-                                     .end_nanos = 2,
-                                     .instruction = instruction.id.packed(),
-                                     .step = step});
-      }
+TEST(SlowChangeTest, NamesTheMachineThatHasAllRanksOfAStageAlsoAmongTwoOrThree) {
+  for (const int num_machines : {2, 3, 4}) {
+    for (const double times : {2.0, 10.0}) {
+      const SlowVerdict verdict =
+          JudgeChange({.data = 2, .pipeline = num_machines}, StageTakes(num_machines - 1, times));
+      EXPECT_EQ(verdict.cause.cause, SlowCause::kSlowMachine) << num_machines;
+      EXPECT_EQ(verdict.cause.worker, 2 * (num_machines - 1));
+      EXPECT_EQ(verdict.cause.num_workers, 2);
+      EXPECT_EQ(verdict.cause.has_witnesses, num_machines > 2) << num_machines;
     }
   }
-  ranks[0].spans.back().end_nanos = 0;
-  const plan::InstructionId piece = plan::InstructionId(plan::OpKind::kForward, 0, 0).WithPiece(3);
-  ranks[1].spans.push_back({.begin_nanos = 1, .instruction = piece.packed(), .step = 3});
-  ranks[1].spans.push_back({.begin_nanos = 1, .instruction = ~0ull, .step = 8});
-  std::vector<RankPosition> positions = PositionsOf(plans, ranks);
-  EXPECT_EQ(positions[0].step, 2);
-  EXPECT_EQ(positions[0].states.back(), InstructionState::kRuns);
-  EXPECT_EQ(positions[0].states.front(), InstructionState::kEnded);
-  EXPECT_EQ(positions[1].step, 3);
-  EXPECT_EQ(positions[1].piece, 3);
-  ranks[1] = {.known = false, .spans = {}};
-  EXPECT_FALSE(PositionsOf(plans, ranks)[1].known);
-  // A step that another rank makes up does not move this one.
-  ranks[1] = {.spans = {{.begin_nanos = 1,
-                         .instruction = plans[1].instructions[0].id.packed(),
-                         .step = int64_t{1} << 60}}};
-  positions = PositionsOf(plans, ranks);
-  EXPECT_EQ(positions[0].step, 2);
-  EXPECT_EQ(positions[0].states.back(), InstructionState::kRuns);
+}
+
+TEST(SlowChangeTest, NamesTheMachineOfWhichSeveralRanksComputeSlowly) {
+  Compared compared =
+      CompareSteps(kWide, [](const RankPlan& plan, const Instruction& i, int64_t, int64_t nanos) {
+        return plan.rank > 4 && plan::IsPass(i.kind()) ? 3 * nanos : nanos;
+      });
+  for (int& machine : compared.machine_of) machine /= 2;
+  const SlowVerdict verdict = Explain(compared.measured, compared.history());
+  EXPECT_EQ(verdict.cause.cause, SlowCause::kSlowMachine);
+  EXPECT_EQ(verdict.cause.worker, 5);
+  EXPECT_EQ(verdict.cause.num_workers, 3);
+}
+
+// Its ranks are on two machines: none is named, and the plan is not at fault.
+TEST(SlowChangeTest, AStageThatWasLikeTheOthersIsNotUnequal) {
+  for (const double times : {1.5, 2.0}) {
+    const SlowVerdict verdict = JudgeChange(kWide, StageTakes(1, times));
+    EXPECT_EQ(verdict.cause.cause, SlowCause::kSlowerStage) << times;
+    EXPECT_EQ(verdict.cause.worker, -1);
+    EXPECT_NEAR(verdict.cause.times_before, 1, 0.05);
+    EXPECT_GT(verdict.step_times, 1.1);
+  }
+}
+
+TEST(SlowChangeTest, AStageThatHasMoreWorkFromTheBeginningIsUnequalAndNoSlowMachine) {
+  for (const double later : {1.0, 1.3}) {  // all ranks
+    const SlowVerdict verdict = JudgeChange(
+        kLong,
+        [&](const RankPlan& plan, const Instruction& i, int64_t step, int64_t nanos) {
+          const auto all = static_cast<double>(nanos) * (step > 24 ? later : 1);
+          return StageTakes(3, 2)(plan, i, step, static_cast<int64_t>(all));
+        },
+        1);
+    EXPECT_EQ(verdict.cause.cause, SlowCause::kUnequalStages) << later;
+    EXPECT_EQ(verdict.cause.stage, 3);
+    EXPECT_EQ(verdict.cause.step_times, 0);
+  }
+}
+
+// Most of the older steps are slow, too.
+TEST(SlowChangeTest, AStageThatWasLikeTheOthersInAQuarterOfTheOlderStepsIsNotUnequal) {
+  EXPECT_EQ(JudgeChange(kLong, StageTakes(3, 2), 8).cause.cause, SlowCause::kSlowerStage);
+  EXPECT_EQ(JudgeChange(kLong, StageTakes(3, 2), 3).cause.cause, SlowCause::kUnequalStages);
+}
+
+// Older steps are gone, but the job reported how long they took.
+TEST(SlowChangeTest, AJobThatWasFasterWithTheSameStagesHasNoUnequalOnes) {
+  const Compared slow = CompareSteps(kLong, StageTakes(3, 2), 1);
+  const auto explain = [&](double times_usual) {
+    return Explain(slow.measured, {.machine_of = slow.machine_of, .times_usual = times_usual});
+  };
+  EXPECT_EQ(explain(0).cause.cause, SlowCause::kUnequalStages);
+  EXPECT_EQ(explain(1.1).cause.cause, SlowCause::kUnequalStages) << "that explains little of it";
+  EXPECT_EQ(explain(1.6).cause.cause, SlowCause::kSlowerStage);
+  EXPECT_EQ(explain(1.6).cause.times_usual, 1.6);
+}
+
+// An attempt that begins on a slow machine knows no faster steps, but its plan. The last stage also
+// computes the loss, of which the plan does not know how long it takes.
+TEST(SlowChangeTest, AStageWithoutMoreWorkByThePlanIsNotUnequal) {
+  struct Case {
+    int stage;
+    double times;
+    int percent_planned;
+    SlowCause cause;
+  };
+  for (const Case& c :
+       {Case{3, 3, 100, SlowCause::kSlowerStage}, Case{3, 3, 300, SlowCause::kUnequalStages},
+        Case{3, 1.6, 100, SlowCause::kUnequalStages}, Case{1, 3, 180, SlowCause::kSlowerStage},
+        Case{1, 3, 300, SlowCause::kUnequalStages}}) {
+    Job job = RunSteps(StageTakes(c.stage, c.times), kLong);
+    for (RankPlan& plan : job.plans) {
+      for (Instruction& i : plan.instructions) {
+        if (plan::IsPass(i.kind())) i.flops = plan.stage() == c.stage ? c.percent_planned : 100;
+      }
+    }
+    const SlowVerdict verdict = Judge(job).verdict;
+    EXPECT_EQ(verdict.cause.cause, c.cause) << c.stage << " " << c.times;
+    const bool is_slower = c.cause == SlowCause::kSlowerStage;
+    EXPECT_DOUBLE_EQ(verdict.cause.times_planned, is_slower ? c.percent_planned / 100.0 : 0);
+  }
+}
+
+// All ranks wait for data as they always did.
+TEST(SlowChangeTest, NamesASlowMachineRatherThanAShorterWaitForData) {
+  const SlowVerdict verdict = JudgeChange(
+      kWide,
+      [](const RankPlan& plan, const Instruction& i, int64_t step, int64_t nanos) {
+        if (plan::OperationOf(i.kind()).op_class == OpClass::kLoad) return 60 * nanos;
+        return step > 24 && IsOn(3, plan) && plan::IsPass(i.kind()) ? 4 * nanos : nanos;
+      },
+      1);
+  EXPECT_EQ(verdict.cause.cause, SlowCause::kSlowMachine);
+  EXPECT_EQ(verdict.cause.worker, 6);
 }
 
 // --- output --------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "runtime/diagnose/exchange_state.h"
+#include "runtime/diagnose/measured_job.h"
 #include "runtime/diagnose/number_check.h"
 #include "runtime/plan/build/roles.h"
 #include "runtime/plan/build/step_plan.h"
@@ -603,6 +604,40 @@ TEST(NumberCheckTest, AnotherAttemptMayBeSlower) {
   std::vector<LoggedStep> steps = Steps(300);
   for (size_t i = 200; i < 300; ++i) steps[i] = {201 + static_cast<int>(i), 2, 0.5, 1000, 2.0, 2};
   EXPECT_TRUE(CheckNumbers(steps).empty());
+}
+
+TEST(PositionsTest, ARankStandsInTheNewestStepThatItHasBegun) {
+  const std::vector<RankPlan> plans = PlansOf(Of({.data = 2}, 1));
+  std::vector<timeline::RankSpans> ranks(2);
+  for (size_t rank = 0; rank < 2; ++rank) {
+    for (int64_t step = 1; step <= 2 + static_cast<int64_t>(rank); ++step) {
+      for (const plan::Instruction& instruction : plans[rank].instructions) {
+        ranks[rank].spans.push_back({.begin_nanos = 1,
+                                     .end_nanos = 2,
+                                     .instruction = instruction.id.packed(),
+                                     .step = step});
+      }
+    }
+  }
+  ranks[0].spans.back().end_nanos = 0;
+  const plan::InstructionId piece = plan::InstructionId(plan::OpKind::kForward, 0, 0).WithPiece(3);
+  ranks[1].spans.push_back({.begin_nanos = 1, .instruction = piece.packed(), .step = 3});
+  ranks[1].spans.push_back({.begin_nanos = 1, .instruction = ~0ull, .step = 8});
+  std::vector<RankPosition> positions = PositionsOf(plans, ranks);
+  EXPECT_EQ(positions[0].step, 2);
+  EXPECT_EQ(positions[0].states.back(), InstructionState::kRuns);
+  EXPECT_EQ(positions[0].states.front(), InstructionState::kEnded);
+  EXPECT_EQ(positions[1].step, 3);
+  EXPECT_EQ(positions[1].piece, 3);
+  ranks[1] = {.known = false, .spans = {}};
+  EXPECT_FALSE(PositionsOf(plans, ranks)[1].known);
+  // A step that another rank makes up does not move this one.
+  ranks[1] = {.spans = {{.begin_nanos = 1,
+                         .instruction = plans[1].instructions[0].id.packed(),
+                         .step = int64_t{1} << 60}}};
+  positions = PositionsOf(plans, ranks);
+  EXPECT_EQ(positions[0].step, 2);
+  EXPECT_EQ(positions[0].states.back(), InstructionState::kRuns);
 }
 
 }  // namespace

@@ -29,8 +29,12 @@ enum class Fault {
   kStopKeeper,   // SIGSTOP: the process that starts and reaps those of a machine
   kStopDriver,   // SIGSTOP
   kSlowSend,     // what a rank sends to other machines sleeps at times between its pieces
+  // Both ranks of a machine, which are all ranks of a stage, compute longer.
+  kStageAFifth,    // 1.2 times as long: nobody need be named
+  kStageTwice,     // 2 times
+  kStageTenTimes,  // 10 times
 };
-inline constexpr int kNumFaults = 18;
+inline constexpr int kNumFaults = 21;
 
 // Returns a word for programs: "link_down".
 std::string Name(Fault fault);
@@ -65,7 +69,8 @@ const std::vector<Layout>& Layouts();
 
 // Consecutive seeds go through all faults, then through all layouts. The rank depends on the seed
 // alone, but that the victims of kSlowCopy and kSlowStorage are of a first or last stage: only
-// those read and copy batches.
+// those read and copy batches. Faults of a stage have the layout whose stages are on one machine
+// each.
 Injection Draw(uint64_t seed);
 
 // Returns the first seeds of which `num_named` have a victim that must be named, `num_survived` are
@@ -93,6 +98,9 @@ enum class Judgement {
   kRightVictim,  // but not why
   kWrong,        // names another
 };
+
+// Whether a verdict blames the layout of the job, which is never at fault here.
+bool BlamesThePlan(const Said& said);
 
 // Judges a verdict on an injection whose victim is on `node`, or was on it when it struck.
 Judgement Judge(const Injection& injection, const std::string& node, const Said& said);

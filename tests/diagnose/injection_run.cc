@@ -54,7 +54,9 @@ class OneRun {
     report_.step_seconds =
         Seconds(absl::Now() - begin) / static_cast<double>(injection_.step - first);
     const Said before = Ask();
-    if (before.rank >= 0 || !before.node.empty()) report_.calm = before.summary;
+    if (before.rank >= 0 || !before.node.empty() || BlamesThePlan(before)) {
+      report_.calm = before.summary;
+    }
     const Job job = cluster_.Status("job");
     if (job.ranks_size() != PacedCluster::kMachines * kRanksOfMachine)
       return Problem("the job lost its ranks");

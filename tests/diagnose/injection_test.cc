@@ -1,6 +1,6 @@
 // What `megascale diagnose` says of real jobs with faults. Replays recorded evidence, and runs live
-// two faults that stop a job; `./dev soak diagnose` makes 147 live runs: 100 with a victim that
-// must be named, 7 with one that need not be, and 40 in which nobody may be named. By hand:
+// two faults that stop a job; `./dev soak diagnose` makes 154 live runs: 100 with a victim that
+// must be named, 14 with one that need not be, and 40 in which nobody may be named. By hand:
 //   megascale-inject --seed S --runs N --verbose
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -48,7 +48,8 @@ TEST(InjectionTest, SeedsGoThroughAllFaultsAndLayouts) {
   for (uint64_t seed = 0; seed < 3 * kNumFaults; ++seed) {
     const Injection injection = Draw(seed);
     EXPECT_EQ(static_cast<uint64_t>(injection.fault), seed % kNumFaults);
-    EXPECT_EQ(static_cast<uint64_t>(injection.layout), seed / kNumFaults);
+    const bool is_of_a_stage = injection.fault >= Fault::kStageAFifth;
+    EXPECT_EQ(static_cast<uint64_t>(injection.layout), is_of_a_stage ? 1 : seed / kNumFaults);
     EXPECT_LT(injection.rank, 8);
   }
 }
@@ -65,6 +66,19 @@ TEST(InjectionTest, AVerdictMustNameTheVictimAndTheCause) {
   injection.fault = Fault::kNothing;
   EXPECT_EQ(Judge(injection, "n2", {.cause = "jitter"}), Judgement::kRight);
   EXPECT_EQ(Judge(injection, "n2", {.cause = "slow_worker", .rank = 5}), Judgement::kWrong);
+}
+
+TEST(InjectionTest, TheLayoutIsNeverAtFault) {
+  for (uint64_t seed = 0; seed < kNumFaults; ++seed) {
+    EXPECT_EQ(Judge(Draw(seed), "n1", {.cause = "unequal_stages"}), Judgement::kWrong);
+  }
+  Injection injection = Draw(0);
+  injection.fault = Fault::kStageAFifth;
+  EXPECT_EQ(Judge(injection, "n1", {.cause = "slower_stage"}), Judgement::kRight);
+  EXPECT_EQ(Judge(injection, "n1", {.cause = "slow_machine", .node = "n1"}), Judgement::kRight);
+  EXPECT_EQ(Judge(injection, "n1", {.cause = "slow_machine", .node = "n2"}), Judgement::kWrong);
+  injection.fault = Fault::kStageTwice;
+  EXPECT_EQ(Judge(injection, "n1", {.cause = "slower_stage"}), Judgement::kNotYet);
 }
 
 TEST(InjectionTest, AStoppedDriverIsNoRanksFault) {
@@ -103,6 +117,7 @@ TEST(SoakTest, HasAHundredVictimsThatMustBeNamedAndTwentyRunsOfEachKindWithout) 
   for (const auto& [fault, count] : counts) num_named += MustBeNamed(fault) ? count : 0;
   EXPECT_EQ(num_named, 100);
   EXPECT_EQ(counts[Fault::kStopHost], 7);
+  EXPECT_EQ(counts[Fault::kStageAFifth], 7);
   EXPECT_EQ(counts[Fault::kNothing], 20);
   EXPECT_EQ(counts[Fault::kBusyAlike], 20);
 }
@@ -117,7 +132,7 @@ TEST(SoakTest, FiveOfAHundredFaultsMayBeWrongAndASixthMayNot) {
 TEST(SoakTest, RunsInWhichNobodyNeedBeNamedAreCountedApart) {
   EXPECT_EQ(Counts(SoakReports(3)),
             "97 of 100 runs whose victim must be named are right\n"
-            "7 of 7 runs that the job survives name nobody else\n"
+            "14 of 14 runs that the job survives name nobody else\n"
             "40 of 40 runs without a victim name nobody\n");
 }
 
@@ -213,7 +228,7 @@ TEST(SideBySideTest, RunsThatNeedTheMachineAreAlone) {
   EXPECT_FALSE(LoadsMachine(Fault::kStopWorker));
   int num_together = 0;
   for (const uint64_t seed : SoakSeeds({})) num_together += LoadsMachine(Draw(seed).fault) ? 0 : 1;
-  EXPECT_GE(num_together, 70) << "of 147";
+  EXPECT_GE(num_together, 70) << "of 154";
 }
 
 TEST(LiveInjectionsTest, AStoppedJobIsExplainedWithinFiveSeconds) {

@@ -15,6 +15,7 @@ constexpr double kReadSeconds = 0.1;
 }  // namespace
 
 void PacedCluster::Start(int slots, const std::vector<std::string>& fields) {
+  slots_ = slots;
   cluster_.UseProgram(e2e::Runfile("tests/diagnose/paced_program"));
   cluster_.StartDriver();
   for (int i = 0; i < kMachines; ++i) {
@@ -33,6 +34,12 @@ void PacedCluster::LimitCores() {
 bool PacedCluster::Strike(Fault fault, int machine, int local_rank, double slow_mbit) {
   const auto set = [&](const char* name, const std::string& text) {
     machines_.SetSwitch(machine, absl::StrCat(name, "-", local_rank), text);
+  };
+  const auto slow_all = [&](const char* times) {
+    for (int rank = 0; rank < slots_; ++rank) {
+      machines_.SetSwitch(machine, absl::StrCat("slow-", rank), times);
+    }
+    return true;
   };
   switch (fault) {
     case Fault::kLinkDown:
@@ -53,6 +60,12 @@ bool PacedCluster::Strike(Fault fault, int machine, int local_rank, double slow_
     case Fault::kSlowRank:
       set("slow", "3");
       return true;
+    case Fault::kStageAFifth:
+      return slow_all("1.2");
+    case Fault::kStageTwice:
+      return slow_all("2");
+    case Fault::kStageTenTimes:
+      return slow_all("10");
     case Fault::kLateRank:
       set("late", "0.3 0.1");
       return true;

@@ -33,6 +33,7 @@ class PacedCluster {
   bool Strike(Fault fault, int machine, int local_rank, double slow_mbit);
 
  private:
+  int slots_ = 0;  // of each machine
   Machines machines_;
   e2e::Cluster cluster_;  // ends before its machines: their groups are empty then
 };

@@ -176,8 +176,8 @@ std::optional<std::string> WordsOf(const control::Job& job, const Judged& judged
       return absl::StrFormat("rank %d on %s computes %.1f times slower", rank_of(cause.worker),
                              node_of(cause.worker), cause.times_slower);
     case diagnose::SlowCause::kSlowMachine:
-      return absl::StrFormat("all ranks on %s compute %.1f times slower", node_of(cause.worker),
-                             cause.times_slower);
+      return absl::StrFormat("%d ranks on %s compute %.1f times slower", cause.num_workers,
+                             node_of(cause.worker), cause.times_slower);
     case diagnose::SlowCause::kLateWorker:
       return absl::StrFormat("the exchanges of rank %d on %s take %.1f times longer",
                              rank_of(cause.worker), node_of(cause.worker), cause.times_slower);

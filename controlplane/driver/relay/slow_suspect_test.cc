@@ -210,7 +210,7 @@ TEST(LargeSlowJobTest, AMachineAllOfWhoseRanksAreSlowIsNamed) {
   const auto suspicion = slow.Find();
   ASSERT_TRUE(suspicion.ok()) << suspicion.status();
   EXPECT_EQ(suspicion->node_id(), "n41");
-  EXPECT_THAT(suspicion->verdict(), testing::StartsWith("all ranks on n41 compute"));
+  EXPECT_THAT(suspicion->verdict(), testing::StartsWith("8 ranks on n41 compute"));
 }
 
 // A machine that says of itself that it is slow, and whose spans do not show it, is not suspected;

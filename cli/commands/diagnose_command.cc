@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "cli/command_line/report.h"
 #include "cli/commands/commands.h"
 #include "cli/connection/connection.h"
@@ -77,6 +78,25 @@ absl::StatusOr<diagnose::ChromeTrace> ReadTraceFile(const std::string& path) {
   return diagnose::ReadChromeTrace(read);
 }
 
+// Says which small faults of the trace were put right or left out.
+void AddFaults(const diagnose::ChromeTrace& trace, const diagnose::TracedJob& job,
+               std::vector<std::string>* notes) {
+  const size_t num_events = trace.events.size() + static_cast<size_t>(trace.num_bad);
+  if (trace.num_negative > 0) {
+    notes->push_back(absl::StrFormat(
+        "%d of %d events end before they begin, the worst %.0f us before; they count as 0 s",
+        trace.num_negative, num_events, -1e6 * trace.most_negative_seconds));
+  }
+  if (trace.num_bad > 0) {
+    notes->push_back(absl::StrCat(trace.num_bad, " of ", num_events,
+                                  " events are bad and left out; the first: ", trace.first_bad));
+  }
+  if (job.num_twice > 0) {
+    notes->push_back(absl::StrCat(job.num_twice, " of ", num_events,
+                                  " events are a second one of the same operation; left out"));
+  }
+}
+
 absl::StatusOr<Diagnosis> DiagnoseTrace(const std::string& path) {
   ASSIGN_OR_RETURN(const diagnose::ChromeTrace trace, ReadTraceFile(path));
   ASSIGN_OR_RETURN(const diagnose::TracedJob job, diagnose::JobOfTrace(trace));
@@ -88,6 +108,7 @@ absl::StatusOr<Diagnosis> DiagnoseTrace(const std::string& path) {
   }
   Diagnosis diagnosis = DiagnoseSteps(job.graph, job.steps, {}, names);
   diagnosis.findings.done.clear();
+  AddFaults(trace, job, &diagnosis.notes);
   if (job.num_steps_left_out > 0) {
     diagnosis.notes.push_back(
         absl::StrCat(job.num_steps_left_out, " steps have other operations than most; left out"));

@@ -78,6 +78,11 @@ absl::StatusOr<minder::Recording> ReadRecording(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string text, base::ReadFile(path, kFileBytesMax));
   auto recording = minder::ParseRecording(text);
   if (!recording.ok()) return base::Annotate(recording.status(), path);
+  if (recording->num_bad_lines > 0) {
+    std::fprintf(stderr, "megascale: %s: %d malformed lines are left out; the first: %s\n",
+                 path.c_str(), static_cast<int>(recording->num_bad_lines),
+                 recording->first_bad_line.c_str());
+  }
   return recording;
 }
 

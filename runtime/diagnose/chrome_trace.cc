@@ -214,7 +214,17 @@ class Handler final : public nlohmann::json_sax<nlohmann::json> {
 
   absl::Status status() const { return status_; }
   bool has_events() const { return has_events_; }
-  ChromeTrace Take() && { return std::move(trace_); }
+  // Errors: InvalidArgument - too many events are bad.
+  absl::StatusOr<ChromeTrace> Take() && {
+    const int64_t num_faults = trace_.num_negative + trace_.num_bad;
+    const auto num_events = static_cast<int64_t>(trace_.events.size()) + trace_.num_bad;
+    if (static_cast<double>(num_faults) > kBadEventsMax * static_cast<double>(num_events)) {
+      return Invalid(absl::StrCat(first_fault_, "; ", num_faults, " of ", num_events,
+                                  " events of steps are bad, and at most ", kBadEventsMax * 100,
+                                  " % may be"));
+    }
+    return std::move(trace_);
+  }
 
  private:
   Part InPart() const { return depth_ == 0 ? Part::kIgnored : parts_[depth_ - 1]; }
@@ -240,8 +250,8 @@ class Handler final : public nlohmann::json_sax<nlohmann::json> {
 
   bool Number(double value) {
     if (InPart() == Part::kEvent) {
-      if (key_ == "ts") Time(value, -kMicrosecondsMax, &event_.begin_seconds);
-      if (key_ == "dur") Time(value, 0, &event_.seconds);
+      if (key_ == "ts") Time(value, &event_.begin_seconds);
+      if (key_ == "dur") Time(value, &event_.seconds);
       if (key_ == "pid") Integer(value, &event_.pid);
       if (key_ == "tid") Integer(value, &event_.tid);
     } else if (InPart() == Part::kArguments) {
@@ -264,9 +274,9 @@ class Handler final : public nlohmann::json_sax<nlohmann::json> {
         absl::StrCat("event ", num_events_, ": ", key_, " is ", value, "; expected ", expected);
   }
 
-  void Time(double microseconds, double min, double* seconds) {
-    if (!(microseconds >= min && microseconds <= kMicrosecondsMax)) {
-      Mistake(microseconds, absl::StrCat(min, " to ", kMicrosecondsMax, " microseconds"));
+  void Time(double microseconds, double* seconds) {
+    if (!(std::abs(microseconds) <= kMicrosecondsMax)) {
+      Mistake(microseconds, absl::StrCat("at most ", kMicrosecondsMax, " microseconds"));
       return;
     }
     *seconds = microseconds / 1e6;
@@ -282,13 +292,26 @@ class Handler final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool AddEvent() {
-    ++num_events_;
+    const int64_t number = num_events_++;
     if (!is_complete_) return true;
     if (!names_step_) {
       ++trace_.num_without_step;
       return true;
     }
-    if (!mistake_.empty()) return Fail(mistake_);
+    if (!mistake_.empty()) {
+      if (trace_.num_bad++ == 0) trace_.first_bad = mistake_;
+      if (first_fault_.empty()) first_fault_ = mistake_;
+      return true;
+    }
+    if (event_.seconds < 0) {
+      ++trace_.num_negative;
+      trace_.most_negative_seconds = std::min(trace_.most_negative_seconds, event_.seconds);
+      if (first_fault_.empty()) {
+        first_fault_ = absl::StrCat("event ", number, ": dur is ", event_.seconds * 1e6,
+                                    "; expected 0 or more microseconds");
+      }
+      event_.seconds = 0;
+    }
     if (static_cast<int64_t>(trace_.events.size()) >= limits_.events_max) {
       return Fail(absl::StrCat("the trace has more than ", limits_.events_max,
                                " events of steps; record fewer steps"));
@@ -315,7 +338,8 @@ class Handler final : public nlohmann::json_sax<nlohmann::json> {
   std::string key_;
   bool has_events_ = false;
   TraceEvent event_;
-  std::string mistake_;  // of the event; empty: there is none
+  std::string mistake_;      // of the event; empty: there is none
+  std::string first_fault_;  // of all events that count
   bool is_complete_ = false;
   bool names_step_ = false;
   std::string name_;

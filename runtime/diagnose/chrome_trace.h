@@ -34,7 +34,15 @@ struct ChromeTrace {
   std::vector<std::string> names;
   std::vector<TraceEvent> events;  // in the file's order
   int64_t num_without_step = 0;    // complete events that name no step; left out
+  // Events that end before they begin, since a clock was adjusted meanwhile: they last 0 s here.
+  int64_t num_negative = 0;
+  double most_negative_seconds = 0;  // of the worst of them; <= 0
+  int64_t num_bad = 0;               // other events with a value out of range; left out
+  std::string first_bad = "";        // what is wrong with the first of them
 };
+
+// A trace is refused if more than this share of the events of steps is negative or bad.
+inline constexpr double kBadEventsMax = 0.01;
 
 // The largest trace that is read.
 struct ChromeTraceLimits {
@@ -48,8 +56,8 @@ struct ChromeTraceLimits {
 using ReadBytes = std::function<absl::StatusOr<size_t>(char* buffer, size_t size)>;
 
 // Events that are not complete ones, and fields that TraceEvent lacks, are ignored. Errors:
-// InvalidArgument - the file is no such trace, is damaged or too large, or an event has a value out
-// of range; the message says where. Those of `read`.
+// InvalidArgument - the file is no such trace, is damaged or too large, or too many of its events
+// are bad; the message says where. Those of `read`.
 absl::StatusOr<ChromeTrace> ReadChromeTrace(const ReadBytes& read,
                                             const ChromeTraceLimits& limits = {});
 

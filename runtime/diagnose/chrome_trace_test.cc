@@ -101,6 +101,32 @@ TEST(ChromeTraceTest, RefusesValuesOutOfRange) {
   ExpectRefused(R"([{"ph":"X","name":"gc","args":{"step":0.5}}])", "step is 0.5");
 }
 
+// Clocks are adjusted while a job is traced, and a few events may be damaged.
+TEST(ChromeTraceTest, AFewFaultsAreCountedAndMoreAreRefused) {
+  const auto text = [](int num_negative, int num_bad) {
+    std::string list = "[";
+    for (int i = 0; i < 400; ++i) {
+      const std::string dur = i < num_negative ? absl::StrCat(-27 - i) : "5";
+      const std::string number = i >= 400 - num_bad ? "0.5" : absl::StrCat(i);
+      absl::StrAppend(&list, i > 0 ? "," : "", R"({"ph":"X","name":"gc","ts":3,"dur":)", dur,
+                      R"(,"args":{"step":1,"seq_id":)", number, "}}");
+    }
+    return list + "]";
+  };
+  const auto trace = Read(text(3, 1));
+  ASSERT_TRUE(trace.ok()) << trace.status();
+  EXPECT_EQ(trace->events.size(), 399u);
+  EXPECT_EQ(trace->num_negative, 3);
+  EXPECT_DOUBLE_EQ(trace->most_negative_seconds, -29e-6);
+  EXPECT_EQ(trace->events[0].seconds, 0);
+  EXPECT_DOUBLE_EQ(trace->events[3].seconds, 5e-6);
+  EXPECT_EQ(trace->num_bad, 1);
+  EXPECT_NE(trace->first_bad.find("event 399: seq_id is 0.5"), std::string::npos);
+  ExpectRefused(text(3, 2),
+                "event 0: dur is -27; expected 0 or more microseconds; 5 of 400 events");
+  ExpectRefused(text(0, 5), "event 395: seq_id is 0.5");
+}
+
 // Profilers write threads with large or negative ids, text for ids, and counters beside the steps.
 TEST(ChromeTraceTest, OddFieldsOfEventsThatDoNotCountAreIgnored) {
   const auto trace = Read(absl::StrCat(
@@ -221,6 +247,20 @@ TEST(TracedJobTest, RefusesMoreStagesThanItCanReplay) {
     events.push_back({.name = "forward-compute", .rank = rank});
   }
   ExpectNoJob(events, "1 data-parallel ranks and 50000 stages take too long");
+}
+
+TEST(TracedJobTest, LeavesOutAFewOperationsThatOccurTwice) {
+  std::vector<Event> events;
+  for (int64_t sequence = 0; sequence < 99; ++sequence) {
+    events.push_back({.name = "forward-compute", .sequence = sequence});
+  }
+  events.push_back({.name = "forward-compute", .seconds = 7, .sequence = 4});
+  const auto job = JobOfTrace(TraceOf(events));
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->num_twice, 1);
+  EXPECT_DOUBLE_EQ(job->graph.Replay(job->steps[0].times), 99);
+  events.push_back({.name = "forward-compute", .sequence = 5});
+  ExpectNoJob(events, "forward-compute 5 occurs twice");
 }
 
 TEST(TracedJobTest, LeavesOutStepsThatLackAnOperationAndNamesUnknownOnes) {

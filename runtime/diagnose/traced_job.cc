@@ -157,7 +157,9 @@ class TracedJobBuilder {
             "; expected one chunk for each stage: interleaved schedules are not analysed"));
       }
       const Key key(worker, kind, event.sequence);
-      if (!events_of_step_[event.step].emplace(key, &event).second) {
+      if (events_of_step_[event.step].emplace(key, &event).second) continue;
+      if (static_cast<double>(++job_.num_twice) >
+          kBadEventsMax * static_cast<double>(trace_.events.size())) {
         return absl::InvalidArgumentError(absl::StrCat("step ", event.step, ": ", Describe(key),
                                                        " occurs twice; expected different seq_id"));
       }

@@ -32,12 +32,14 @@ struct TracedJob {
   int num_replicas = 0;
   int num_stages = 0;
   int64_t num_steps_left_out = 0;          // steps with other operations than most
+  int64_t num_twice = 0;                   // events of an operation that occurs twice; left out
   std::vector<std::string> ignored_names;  // of operations that the analysis does not know
 };
 
 // Requires: `trace` came from ReadChromeTrace. Errors: InvalidArgument - it is no trace of training
 // steps; passes of several chunks on one stage (interleaved schedules); operations without their
-// counterpart. The message names the step, the rank and the operation.
+// counterpart; more operations that occur twice than kBadEventsMax. The message names the step, the
+// rank and the operation.
 absl::StatusOr<TracedJob> JobOfTrace(const ChromeTrace& trace);
 
 }  // namespace megascale::diagnose

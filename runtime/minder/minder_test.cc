@@ -384,6 +384,22 @@ TEST(RecordingTest, AMalformedLineIsNamed) {
               ::testing::HasSubstr("line 2: a value is no number"));
 }
 
+// Other programs write such texts.
+TEST(RecordingTest, AFewMalformedLinesAreLeftOutAndCounted) {
+  std::string text = "machine,seconds,m\n";
+  for (int i = 0; i < 198; ++i) absl::StrAppend(&text, "n0,", i, ",1\n");
+  const auto read = ParseRecording(text + "n0,198,N/A\nn0,199\n");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->num_bad_lines, 2);
+  EXPECT_THAT(read->first_bad_line, ::testing::HasSubstr("line 200: a value is no number"));
+  EXPECT_EQ(read->machines[0].metrics[0].size(), 198u);
+  const auto refused = ParseRecording(text + "n0,198,N/A\nn0,199\nn0,200,-,\n");
+  EXPECT_THAT(std::string(refused.status().message()),
+              ::testing::HasSubstr("line 200: a value is no number"));
+  EXPECT_THAT(std::string(refused.status().message()),
+              ::testing::HasSubstr("3 of 201 lines are malformed, and at most 1 % may be"));
+}
+
 TEST(ModelFileTest, ATextIsReadAsItWasWritten) {
   MinderModels models = HeatModels();
   models.made_by = "a \"test\"";

@@ -43,6 +43,11 @@ absl::Status AddLine(const std::vector<absl::string_view>& cells, size_t line, R
   if (!absl::SimpleAtod(cells[1], &seconds) || !std::isfinite(seconds)) {
     return Malformed(line, "the time is no number of seconds");
   }
+  std::vector<double> values(recording->metrics.size(), std::nan(""));
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (cells[i + 2].empty() || absl::SimpleAtod(cells[i + 2], &values[i])) continue;
+    return Malformed(line, "a value is no number");
+  }
   const auto [at, is_new] =
       machines->try_emplace(std::string(cells[0]), recording->machines.size());
   if (is_new) {
@@ -50,11 +55,8 @@ absl::Status AddLine(const std::vector<absl::string_view>& cells, size_t line, R
     recording->machines.back().metrics.resize(recording->metrics.size());
   }
   RecordedMachine& machine = recording->machines[at->second];
-  for (size_t i = 0; i < recording->metrics.size(); ++i) {
-    if (cells[i + 2].empty()) continue;
-    double value = 0;
-    if (!absl::SimpleAtod(cells[i + 2], &value)) return Malformed(line, "a value is no number");
-    if (std::isfinite(value)) machine.metrics[i].push_back({seconds, value});
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (std::isfinite(values[i])) machine.metrics[i].push_back({seconds, values[i]});
   }
   return absl::OkStatus();
 }
@@ -69,6 +71,7 @@ absl::StatusOr<Recording> ParseRecording(absl::string_view csv) {
   Recording recording;
   std::map<std::string, size_t, std::less<>> machines;
   size_t number = 0;
+  int64_t num_lines = 0;
   for (absl::string_view line : absl::StrSplit(csv, '\n')) {
     ++number;
     line = absl::StripSuffix(line, "\r");
@@ -86,9 +89,16 @@ absl::StatusOr<Recording> ParseRecording(absl::string_view csv) {
       continue;
     }
     if (line.empty()) continue;
-    if (const absl::Status added = AddLine(cells, number, &recording, &machines); !added.ok()) {
-      return added;
-    }
+    ++num_lines;
+    const absl::Status added = AddLine(cells, number, &recording, &machines);
+    if (added.ok() || recording.num_bad_lines++ > 0) continue;
+    recording.first_bad_line = std::string(added.message());
+  }
+  if (static_cast<double>(recording.num_bad_lines) >
+      kBadLinesMax * static_cast<double>(num_lines)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(recording.first_bad_line, "; ", recording.num_bad_lines, " of ", num_lines,
+                     " lines are malformed, and at most ", kBadLinesMax * 100, " % may be"));
   }
   return recording;
 }

@@ -5,9 +5,11 @@
 //   n0,1764052800.0,0.41,1.97
 //
 // Each line has the values that a machine measured at one time, in seconds on a clock that all
-// machines share. In an empty cell, nothing was measured. Pure: from text and to text.
+// machines share. In an empty cell, nothing was measured. A few malformed lines are left out and
+// counted. Pure: from text and to text.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -25,9 +27,15 @@ struct RecordedMachine {
 struct Recording {
   std::vector<std::string> metrics;
   std::vector<RecordedMachine> machines;
+  int64_t num_bad_lines = 0;        // of the text; left out
+  std::string first_bad_line = "";  // what is wrong with the first of them
 };
 
-// Errors: InvalidArgument - malformed; the message names the line.
+// A text is refused if more than this share of its lines is malformed.
+inline constexpr double kBadLinesMax = 0.01;
+
+// Errors: InvalidArgument - the header, or too many lines are malformed; the message names the
+// first one.
 absl::StatusOr<Recording> ParseRecording(absl::string_view csv);
 // Whether a file may give this name to a machine or a metric: 1 to 128 printable characters.
 bool IsName(absl::string_view text);

@@ -1,8 +1,10 @@
 // The program against a driver whose answers are fixed: what it prints about them.
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <pty.h>
 #include <stdlib.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -168,12 +170,29 @@ class AnswersTest : public ::testing::Test {
 
   // Returns the lines that the command prints on a terminal of that width.
   std::vector<std::string> RunOnTerminal(const std::string& words, int width) {
-    const Outcome shown =
-        Shell(absl::StrCat("TERM=xterm NO_COLOR=1 script -qec 'stty cols ", width,
-                           "; timeout 60 cli/megascale ", words, flags_, "' /dev/null"));
-    EXPECT_EQ(shown.code, 0) << shown.error << shown.out;
-    std::vector<std::string> lines = absl::StrSplit(shown.out, "\r\n");
-    EXPECT_EQ(lines.back(), "") << shown.out;
+    const std::string command = absl::StrCat("TERM=xterm NO_COLOR=1 exec timeout --foreground 60 ",
+                                             "cli/megascale ", words, flags_);
+    winsize size = {};
+    size.ws_row = 24;
+    size.ws_col = static_cast<unsigned short>(width);
+    int terminal = -1;
+    const pid_t pid = ::forkpty(&terminal, nullptr, nullptr, &size);
+    if (pid == 0) {
+      ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+      ::_exit(127);
+    }
+    std::string shown;
+    char buffer[4096];
+    // A read fails once the terminal's last process has ended.
+    for (ssize_t got = 0; (got = ::read(terminal, buffer, sizeof(buffer))) > 0;) {
+      shown.append(buffer, static_cast<size_t>(got));
+    }
+    ::close(terminal);
+    int status = -1;
+    EXPECT_EQ(::waitpid(pid, &status, 0), pid);
+    EXPECT_EQ(status, 0) << shown;
+    std::vector<std::string> lines = absl::StrSplit(shown, "\r\n");
+    EXPECT_EQ(lines.back(), "") << shown;
     lines.pop_back();
     return lines;
   }

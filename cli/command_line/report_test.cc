@@ -185,7 +185,7 @@ TEST(ReportTest, ATableFitsItsTerminal) {
             "NODE  STATE\n"
             "n0    alive\n"
             "    tests: 3 passed, at…\n"
-            "    why: it is slow sinc…\n"
+            "    why: it is slow sin…\n"
             "n1    alive\n");
   const std::string name(30, 'n');  // is to be typed
   EXPECT_EQ(FitTable({{"NODE", "STATE"}, {name, "alive"}}, 20, LongText::kCut),

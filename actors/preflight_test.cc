@@ -204,6 +204,73 @@ TEST_F(PreflightTest, ACheckpointDirectoryThatCannotBeIsNamed) {
                                             "/text/checkpoints: Not a directory"));
 }
 
+TEST_F(PreflightTest, TheDirectoryOfAnotherJobIsRefusedUnlessItIsTakenOver) {
+  HostAssignment first = AssignmentOf("n0");
+  first.mutable_owner()->set_job_id("toy");
+  first.mutable_owner()->set_log_id("10c00000aaaa");
+  const Preflight passed = Run(first);
+  EXPECT_EQ(passed.state(), Preflight::STATE_PASSED) << passed.message();
+  EXPECT_TRUE(passed.owns_directory());
+  HostAssignment second = AssignmentOf("n1");
+  *second.mutable_owner() = first.owner();
+  EXPECT_TRUE(Run(second).owns_directory()) << "the other machine of the job";
+  HostAssignment other = first;
+  other.mutable_owner()->set_log_id("0123");
+  const Preflight refused = Run(other);
+  EXPECT_EQ(refused.state(), Preflight::STATE_REFUSED);
+  EXPECT_EQ(refused.message(),
+            absl::StrCat("checkpoint.directory: ", directory_,
+                         "/checkpoints: belongs to job toy of the driver's log 10c00000; choose "
+                         "another checkpoint.directory or job id, or take it over with "
+                         "--take-over"));
+  other.set_take_over(true);
+  const Preflight taken = Run(other);
+  EXPECT_EQ(taken.state(), Preflight::STATE_PASSED) << taken.message();
+  EXPECT_EQ(taken.warnings_size(), 1);
+  // The job that lost the directory ends, on every machine.
+  *first.mutable_data() = passed.data();
+  first.set_ran_here(true);
+  EXPECT_EQ(RunPreflight(first, kCpu, {}).status().code(), absl::StatusCode::kPermissionDenied);
+}
+
+TEST_F(PreflightTest, AJobThatHasRunWaitsUntilItsStorageIsBack) {
+  HostAssignment assignment = AssignmentOf("n0");
+  assignment.mutable_owner()->set_job_id("toy");
+  assignment.mutable_owner()->set_log_id("10c0");
+  const Preflight passed = Run(assignment);
+  ASSERT_EQ(passed.state(), Preflight::STATE_PASSED) << passed.message();
+  *assignment.mutable_data() = passed.data();
+  assignment.set_ran_here(true);
+  assignment.set_owns_directory(true);
+  const std::string directory = assignment.checkpoint_directory();
+  std::filesystem::rename(directory, directory_ + "/away");
+  std::vector<std::string> said;
+  const auto mount = [&](const Preflight& waits) {
+    said.push_back(waits.message());
+    if (said.size() > 1) return;
+    EXPECT_FALSE(std::filesystem::exists(directory)) << "made anew";
+    std::filesystem::rename(directory_ + "/away", directory);
+    std::filesystem::remove(directory_ + "/text");  // the data comes later
+  };
+  const auto mount_data = [&](const Preflight& waits) {
+    mount(waits);
+    if (said.size() == 2) {
+      EXPECT_TRUE(base::WriteFileDurably(directory_ + "/text", std::string(4000, 'x')).ok());
+    }
+  };
+  EXPECT_EQ(Run(assignment, mount_data).state(), Preflight::STATE_PASSED);
+  ASSERT_EQ(said.size(), 2u);
+  EXPECT_TRUE(absl::StrContains(said[0], "waits for storage (0 of 1h): checkpoint.directory: "))
+      << said[0];
+  EXPECT_TRUE(absl::StrContains(said[0], "is its file system mounted?")) << said[0];
+  EXPECT_TRUE(absl::StrContains(said[1], directory_ + "/text")) << said[1];
+  // It does not wait for ever.
+  assignment.mutable_spec()->mutable_fault()->mutable_checkpoint_timeout()->set_seconds(0);
+  std::filesystem::remove(directory_ + "/text");
+  const auto gone = RunPreflight(assignment, kCpu, {});
+  EXPECT_EQ(base::ErrnoOf(gone.status()), ENOENT) << gone.status();
+}
+
 TEST_F(PreflightTest, MoreThreadsThanCoresIsAWarning) {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   const Preflight passed = Run(AssignmentOf("n0", cores + 1));

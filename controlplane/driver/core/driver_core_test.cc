@@ -642,6 +642,35 @@ TEST_F(DriverCoreTest, CancelWithCheckpointWaitsForItsCommit) {
   EXPECT_EQ(job().message(), "cancelled; newest checkpoint: step 7 in /c/step-7-attempt-1");
 }
 
+// Otherwise it would keep more checkpoints than checkpoint.keep.
+TEST_F(DriverCoreTest, CancelWithoutCheckpointWaitsForRetentionToo) {
+  Run();
+  for (int64_t step : {10, 20, 29}) Do(Manifest(1, step));
+  Do(Stored(1, 30));
+  Do(Cancelled(false));
+  for (int rank = 0; rank < 3; ++rank) Do(Ended(1, rank, true, 30));
+  Do(Failed(1, 3, "n1", telemetry::FAILURE_CLASS_EXITED));  // it did not stop in time
+  EXPECT_EQ(job().reason(), "Retention");
+  EXPECT_FALSE(Do(RetentionEnded(1, 29))) << "the manifest of step 30 is being written";
+  Do(Manifest(1, 30));
+  EXPECT_FALSE(Do(RetentionEnded(1, 29)));
+  EXPECT_TRUE(Do(RetentionEnded(1, 30)));
+  EXPECT_EQ(job().stage(), pb::STAGE_FENCE);
+  for (const char* node : {"n0", "n1"}) Do(Fenced(1, node, {}));
+  EXPECT_EQ(job().state(), control::JOB_STATE_CANCELLED);
+}
+
+TEST_F(DriverCoreTest, CancelByOlderRulesDoesNotWaitForRetention) {
+  Event started;
+  started.mutable_driver_started()->set_rules(9);
+  Do(started);
+  Run();
+  Do(Manifest(1, 10));
+  Do(Cancelled(false));
+  for (int rank = 0; rank < 4; ++rank) Do(Ended(1, rank, true, 12));
+  EXPECT_EQ(job().stage(), pb::STAGE_FENCE);
+}
+
 TEST_F(DriverCoreTest, CancelDoesNotWaitForEver) {
   Run();
   Do(Cancelled(true));

@@ -184,6 +184,7 @@ class UnreadCheckpointTest : public DriverFailuresTest {
     Do(FailedToRead(attempt, rank, node_id));
     for (const char* node : {"n0", "n1", "n2"}) Do(Fenced(attempt, node, {}));
     BackoffElapsed(attempt);
+    for (const char* node : {"n0", "n1"}) Do(Passed("j", job().attempt(), node));
   }
   std::vector<int64_t> CommittedSteps() const {
     std::vector<int64_t> steps;
@@ -327,6 +328,96 @@ TEST_F(UnreadCheckpointTest, ThatCouldBeReadAfterAllIsGivenTheSamePatienceAgain)
   BackoffElapsed(3);
   EXPECT_EQ(job().restore().step(), 20);
   EXPECT_EQ(job().attempts_without_progress(), 1);
+}
+
+// Storage may be away: the preflight waits for it, and a rank would fail again.
+TEST_F(UnreadCheckpointTest, APreflightComesBeforeTheNextRead) {
+  CommitAndKill({10, 20}, 2);
+  EXPECT_EQ(job().stage(), pb::STAGE_RUN) << "the agents have passed";
+  Do(FailedToRead(2, 2, "n1"));
+  for (const char* node : {"n0", "n1"}) Do(Fenced(2, node, {}));
+  BackoffElapsed(2);
+  EXPECT_EQ(job().stage(), pb::STAGE_PREFLIGHT);
+  EXPECT_TRUE(Desired("n1").ran_here());
+  EXPECT_EQ(job().restore().step(), 20);
+  Do(Passed("j", 3, "n0"));
+  EXPECT_EQ(job().stage(), pb::STAGE_PREFLIGHT);
+  Do(Passed("j", 3, "n1"));
+  EXPECT_EQ(job().stage(), pb::STAGE_RUN);
+}
+
+TEST_F(DriverFailuresTest, AHostThatCannotReadTheDataIsFollowedByAPreflight) {
+  Run();
+  Do(Failed(1, -1, "n0", telemetry::FAILURE_CLASS_EXITED));
+  for (const char* node : {"n0", "n1"}) Do(Fenced(1, node, {}));
+  BackoffElapsed(1);
+  EXPECT_EQ(job().attempt(), 2);
+  EXPECT_EQ(job().stage(), pb::STAGE_PREFLIGHT);
+}
+
+// The identity is that of the random secret with which the log began.
+TEST_F(DriverFailuresTest, TheOwnerIsTheSameInEveryAttemptAndEpochOfALog) {
+  EXPECT_FALSE(DesiredFor(state_, "n0").jobs_size() > 0);
+  EXPECT_EQ(LogId(state_), "");
+  Event first;
+  first.mutable_driver_started()->set_rules(kRules);
+  first.mutable_driver_started()->set_secret("random");
+  first.mutable_driver_started()->set_epoch(1);
+  Do(first);
+  Event submitted = Submitted("j", SpecOf(2, 2, 30));
+  submitted.mutable_job_submitted()->set_spec_sha256("5bec");
+  submitted.mutable_job_submitted()->set_take_over(true);
+  Do(submitted);
+  Do(Joined("n0", "a", 2));
+  Do(Joined("n1", "a", 2));
+  const auto owner = Desired("n0").owner();
+  EXPECT_EQ(owner.job_id(), "j");
+  EXPECT_EQ(owner.spec_sha256(), "5bec");
+  EXPECT_THAT(owner.log_id(), SizeIs(32));
+  EXPECT_EQ(owner.log_id().find("random"), std::string::npos);
+  EXPECT_TRUE(Desired("n0").take_over());
+  EXPECT_FALSE(Desired("n0").owns_directory());
+  EXPECT_FALSE(Desired("n0").ran_here());
+  for (const char* node : {"n0", "n1"}) {
+    Event passed = Passed("j", 1, node);
+    passed.mutable_preflight_passed()->mutable_preflight()->set_owns_directory(true);
+    Do(passed);
+  }
+  EXPECT_TRUE(Desired("n0").owns_directory());
+  Event manifest = Manifest(1, 10);
+  Do(manifest);
+  KillRank(1);
+  EXPECT_EQ(Desired("n0").restore().attempt(), 1);
+  EXPECT_TRUE(Desired("n0").restore().without_owner()) << "as an agent of an older release did";
+  EXPECT_EQ(Desired("n0").restore().owner().log_id(), owner.log_id());
+  Event restored = first;
+  restored.mutable_driver_started()->set_secret("");
+  restored.mutable_driver_started()->set_epoch(2);
+  restored.mutable_driver_started()->set_restored(true);
+  Do(restored);
+  EXPECT_EQ(OwnerOf(state_, job()).log_id(), owner.log_id());
+}
+
+TEST_F(DriverFailuresTest, ASubmitThatTakesOverReplacesAJobThatWasRefusedBeforeItRan) {
+  SubmitAndJoin();
+  Event refused;
+  refused.mutable_preflight_refused()->set_job_id("j");
+  refused.mutable_preflight_refused()->set_attempt(1);
+  refused.mutable_preflight_refused()->set_node_id("n0");
+  refused.mutable_preflight_refused()->set_message("belongs to another job");
+  Do(refused);
+  ASSERT_EQ(job().state(), control::JOB_STATE_FAILED);
+  const JobIndex index(state_);
+  const IndexedState indexed(state_, index);
+  Event again = Submitted("j", SpecOf(2, 2, 30));
+  EXPECT_FALSE(IsNewSubmit(indexed, again.job_submitted()).value()) << "as the first one";
+  again.mutable_job_submitted()->set_take_over(true);
+  EXPECT_TRUE(IsNewSubmit(indexed, again.job_submitted()).value());
+  Event forgotten;
+  forgotten.mutable_jobs_forgotten()->add_job_ids("j");
+  Do(forgotten);
+  Do(again);
+  EXPECT_EQ(job().state(), control::JOB_STATE_STARTING);
 }
 
 // The log of an older driver is replayed by that driver's rules.

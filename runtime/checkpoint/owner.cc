@@ -34,7 +34,7 @@ absl::Status OthersError(const std::string& directory, const v1::Owner& owner,
       absl::StrCat(directory, ": belongs to ", Describe(owner), "; ", what_to_do));
 }
 
-absl::Status Rename(const std::string& from, const std::string& to) {
+absl::Status Move(const std::string& from, const std::string& to) {
   if (::rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
   return base::ErrnoStatus(errno, absl::StrCat("rename ", from, " to ", to));
 }
@@ -101,11 +101,11 @@ absl::StatusOr<int> MoveAside(const DirectoryClaim& claim, const std::string& as
         std::filesystem::equivalent(from, claim.from_checkpoint, error)) {
       continue;
     }
-    RETURN_IF_ERROR(Rename(from, absl::StrCat(aside, "/", name)));
+    RETURN_IF_ERROR(Move(from, absl::StrCat(aside, "/", name)));
     ++moved;
   }
   if (has_table) {
-    RETURN_IF_ERROR(Rename(table, absl::StrCat(aside, "/", kProductTableFile)));
+    RETURN_IF_ERROR(Move(table, absl::StrCat(aside, "/", kProductTableFile)));
   }
   return moved;
 }

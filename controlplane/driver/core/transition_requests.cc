@@ -40,7 +40,7 @@ absl::Status CheckRoom(const JobIndex& index) {
 
 bool WasRefusedAtStart(const JobRecord& job) {
   return IsTerminal(job) && !job.has_data() && job.attempt() > 0 &&
-         job.culprit().failure_class() == telemetry::v1::FAILURE_CLASS_REFUSED;
+         job.culprit().failure_class() == megascale::telemetry::v1::FAILURE_CLASS_REFUSED;
 }
 
 absl::StatusOr<bool> IsNewSubmit(const IndexedState& state, const pb::JobSubmitted& submit) {

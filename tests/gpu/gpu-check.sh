@@ -207,12 +207,14 @@ kill_rest() {
 
 quoted() { printf '"%s"' "$(tr -d '\000-\037' <<<"$1" | sed 's/[\\"]/\\&/g')"; }
 
+# Adds a part to the results, and then to the table: what the table shows is kept. Writes nothing for a part that did not
+# begin, because the time for that is over.
 rows='' failed=0 cut=''
 report() {
   local part=$1 result=$2 seconds=$3 note=$4
   rows+="${rows:+,}
   {\"part\": \"$part\", \"result\": \"$result\", \"seconds\": $seconds, \"note\": $(quoted "$note")}"
-  save
+  [[ $result == 'left out' ]] || save
   printf '%-12s %-9s %7d  %s\n' "$part" "$result" "$seconds" "$note"
 }
 
@@ -246,10 +248,10 @@ save() {
     copy_cut "$packed/gpu-check" "$max"
     write_results
     cp "$work/results.json" "$packed/gpu-check/"
-    tar -C "$packed" -cf - gpu-check | gzip >"$out/.archive" || return
+    tar -C "$packed" -cf - gpu-check | gzip >"$out/.archive" || break
     (($(wc -c <"$out/.archive") <= archive_bytes_max)) && mv "$out/.archive" "$archive" && return
   done
-  echo "gpu-check: the results do not fit $archive_bytes_max bytes; $archive lacks those of the last part" >&2
+  echo "gpu-check: $archive lacks the last part: the disk is full, or the results do not fit $archive_bytes_max bytes" >&2
 }
 
 # Where the script itself is told to end, it stops the part, keeps its results, and ends.
@@ -309,6 +311,7 @@ for part in "${parts[@]}"; do
   [[ $result == FAILED ]] && failed=1 note="${note:-ended with $status}; see $part.log in the archive"
   report "$part" "$result" $((SECONDS - begin)) "$note"
 done
+save
 [[ -z $cut ]] || echo "cut, to fit the archive: $(tr '\n' ' ' <<<"$cut")"
 echo "results: $out/results.json, $archive"
 exit "$failed"

@@ -3,7 +3,7 @@
 // its products.
 //
 //   gpu_benchmark [--precision bf16|fp32] [--small] [--json FILE]
-//   gpu_benchmark --libraries           opens CUDA's libraries instead, and says which files they are
+//   gpu_benchmark --libraries           opens CUDA's libraries instead, and names their files
 //   gpu_benchmark --check [--small]     tests the device instead (runtime/device/check)
 //   gpu_benchmark --weights [--small]   times the initial weights of such a model instead
 #include <dlfcn.h>

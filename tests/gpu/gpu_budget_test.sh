@@ -61,9 +61,8 @@ export FAKES=$folder TMPDIR=$folder
 # Every fake does what it should, at once.
 in_order() {
   rm -rf "$folder/does" "$folder/out" "$folder/calls" && mkdir "$folder/does"
-  printf 'Running main()\nAll/First.\n  One/a  # GetParam()\n  Two/a\nSecond.\n  One\n  Two\n  Three\nThird.\n  One\n  Two\n  Three\n' \
-    >"$folder/tests"
-  printf 'Fourth.\n  One\nAll/Fifth.\n  One/b\n  Two/b\n' >>"$folder/tests"
+  printf '%s\n' 'Running main()' 'All/First.' '  One/a  # GetParam()' '  Two/a' Second. '  One' '  Two' '  Three' \
+    Third. '  One' '  Two' '  Three' Fourth. '  One' All/Fifth. '  One/b' '  Two/b' >"$folder/tests"
   # Test after test, as GoogleTest does; `dies` aborts in one of them.
   cat >"$folder/does/tests" <<'FAKE'
 for option; do [[ $option == --gtest_filter=* ]] && filter=${option#*=}; done
@@ -92,15 +91,16 @@ in_archive() { tar -xzOf "$folder/out/gpu-check.tar.gz" "gpu-check/$1"; }
 
 # What a table says, results.json and the archive have; both are whole whenever there are some.
 is_kept() {
-  local part result
+  local part result row
   [[ -e $folder/out/results.json ]] || return 0
   python3 -m json.tool <"$folder/out/results.json" >/dev/null || fail "results.json is no JSON"
   [[ -e $folder/out/gpu-check.tar.gz ]] || return 0
   in_archive results.json | python3 -m json.tool >/dev/null || fail "the archive has no results.json"
   while read -r part result _; do
     [[ $result =~ ^(passed|FAILED|stopped)$ ]] || continue
-    grep -q "\"part\": \"$part\", \"result\": \"$result\"" "$folder/out/results.json" || fail "results.json lacks $part"
-    in_archive results.json | grep "\"part\": \"$part\", \"result\": \"$result\"" >/dev/null || fail "the archive lacks $part"
+    row="\"part\": \"$part\", \"result\": \"$result\""
+    grep -q "$row" "$folder/out/results.json" || fail "results.json lacks $part"
+    in_archive results.json | grep "$row" >/dev/null || fail "the archive lacks $part"
     in_archive "$part.log" >/dev/null || fail "the archive lacks $part.log"
   done <"$folder/table"
 }
@@ -204,8 +204,10 @@ row weights FAILED 'ended with 1; see weights.log'
 size=$(wc -c <"$folder/out/gpu-check.tar.gz")
 ((size > 1 << 20 && size <= 16 << 20)) || fail "the archive has $size bytes"
 grep -q '^cut, to fit the archive: bench.json bench.log device.log weights.log' "$folder/table" || fail "not said: cut"
-grep -q '"cut": \["bench.json", "bench.log", "device.log", "weights.log"\]' "$folder/out/results.json" || fail "results.json: cut"
-in_archive device.log | grep -a '^\[gpu-check: [0-9]* bytes were cut out here\]$' >/dev/null || fail "device.log does not say it"
+grep -q '"cut": \["bench.json", "bench.log", "device.log", "weights.log"\]' "$folder/out/results.json" ||
+  fail "results.json does not say it"
+in_archive device.log | grep -a '^\[gpu-check: [0-9]* bytes were cut out here\]$' >/dev/null ||
+  fail "device.log does not say it"
 is_kept
 
 # Mistakes are named before anything runs.

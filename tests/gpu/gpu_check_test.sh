@@ -10,7 +10,7 @@ fail() {
   tar -xzOf "$folder/out/gpu-check.tar.gz" >&2
   exit 1
 }
-in_archive() { tar -xzOf "$folder/out/gpu-check.tar.gz" "gpu-check/$1" >"$folder/extracted" && grep -Eq "$2" "$folder/extracted"; }
+in_archive() { tar -xzOf "$folder/out/gpu-check.tar.gz" "gpu-check/$1" | grep -E "$2" >/dev/null; }
 
 mkdir "$folder/bin"
 ln -s "$PWD/tests/e2e/cuda_program" "$folder/bin/megascale"
@@ -46,8 +46,8 @@ run --parts large,pytorch >"$folder/little.txt" || fail "a part that is left out
 [[ $(grep -Ec '^(large|pytorch) +left out +[0-9]+  the GPU has 24564 MiB; the model of large needs 40 GB$' \
   "$folder/little.txt") -eq 2 ]] || fail "large and pytorch are not left out"
 
-# CUDA's libraries are found where a Python has them, wherever that is: with --python, and on the PATH. The files are those
-# of the toolkit.
+# CUDA's libraries are found where a Python has them, wherever that is: with --python, and on the PATH. The files are
+# those of the toolkit.
 environment=$folder/an.unusual/place/env
 python3 -m venv --without-pip "$environment"
 site=$("$environment/bin/python3" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
@@ -59,8 +59,9 @@ for library in cu13:libcudart.so.13 cu13:libcublasLt.so.13 nccl:libnccl.so.2; do
   echo "nvidia/$name/lib/$file,sha256=0,1" >>"$site/nvidia_$name-1.0.dist-info/RECORD"
 done
 expect_found() {
-  grep -q "; CUDA runtime: $site/nvidia/cu13/lib/libcudart.so.13; cuBLASLt: $site/nvidia/cu13/lib/libcublasLt.so.13; NCCL: \
-$site/nvidia/nccl/lib/libnccl.so.2$" "$folder/libraries.txt" || fail "the libraries were not found"
+  local wanted="; CUDA runtime: $site/nvidia/cu13/lib/libcudart.so.13"
+  wanted+="; cuBLASLt: $site/nvidia/cu13/lib/libcublasLt.so.13; NCCL: $site/nvidia/nccl/lib/libnccl.so.2"
+  grep -qF "$wanted" "$folder/libraries.txt" || fail "the libraries were not found"
 }
 run --parts machine --python "$environment/bin/python3" >"$folder/libraries.txt" || fail "the part machine"
 expect_found

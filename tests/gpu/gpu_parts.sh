@@ -76,7 +76,7 @@ run_conformance() { run_tests '*Cuda*:*Device*:*Communicator*-*Gpu*Job*:Fragment
 run_jobs() { run_tests '*GpuJob*'; }
 
 run_sanitizer() {
-  local tool status notes=''
+  local tool check status notes=''
   tool=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
   [[ -n $tool ]] || { say "compute-sanitizer is not installed" && return 77; }
   for check in memcheck racecheck; do

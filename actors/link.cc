@@ -1,5 +1,6 @@
 #include "actors/link.h"
 
+#include <cerrno>
 #include <string>
 #include <utility>
 
@@ -9,6 +10,14 @@
 #include "runtime/base/status.h"
 
 namespace megascale::actors {
+
+absl::Status CheckDescriptors(size_t num_received, size_t num_expected) {
+  if (num_received == num_expected) return absl::OkStatus();
+  const std::string what =
+      absl::StrCat("the assignment came with ", num_received, " of ", num_expected, " descriptors");
+  if (num_received < num_expected) return base::ErrnoStatus(EMFILE, what);
+  return absl::InternalError(what);
+}
 
 absl::Status Link::Send(const google::protobuf::MessageLite& message) {
   ASSIGN_OR_RETURN(const std::string bytes, base::Serialize(message, base::kFrameBytesMax));

@@ -2,6 +2,7 @@
 // Threads: Send from any thread; Receive from one.
 #pragma once
 
+#include <cstddef>
 #include <mutex>
 #include <vector>
 
@@ -15,6 +16,10 @@ namespace megascale::actors {
 
 // How long a process waits for its assignment after its start.
 inline constexpr absl::Duration kAssignmentTimeout = absl::Seconds(60);
+
+// Checks the number of descriptors that came with an assignment. Errors: ResourceExhausted - too
+// few: the kernel leaves out those for which this process has no room; Internal - too many.
+absl::Status CheckDescriptors(size_t num_received, size_t num_expected);
 
 class Link {
  public:

@@ -1,6 +1,7 @@
 #include "controlplane/launch/process_keeper.h"
 
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -104,10 +105,22 @@ absl::StatusOr<pid_t> ProcessKeeper::Spawn(const SpawnRequest& request) {
     if (!frame.ok()) return base::Annotate(frame.status(), "process keeper");
     std::memcpy(&reply, frame->payload.data(), std::min(sizeof(reply), frame->payload.size()));
   }
-  if (reply.error != 0) {
-    return base::ErrnoStatus(reply.error, absl::StrCat("start ", request.program));
-  }
+  if (reply.error != 0) return FailedSpawn(request.program, reply.error);
   return reply.pid;
+}
+
+// ErrnoStatus would name the limit of this process.
+absl::Status ProcessKeeper::FailedSpawn(const std::string& program, int error) const {
+  rlimit limit = {};
+  if (error != EMFILE || ::prlimit(pid_, RLIMIT_NOFILE, nullptr, &limit) != 0) {
+    return base::ErrnoStatus(error, absl::StrCat("start ", program));
+  }
+  return base::WithErrno(
+      absl::ResourceExhaustedError(absl::StrCat(
+          "start ", program, ": too many open files: the limit of the process keeper (process ",
+          pid_, ") is ", limit.rlim_cur,
+          "; raise it with `ulimit -n` before the program starts that has this keeper")),
+      error);
 }
 
 absl::Status ProcessKeeper::Kill(int64_t token, int signal) {

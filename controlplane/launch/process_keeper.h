@@ -88,6 +88,7 @@ class ProcessKeeper {
   pid_t pid() const { return pid_; }
 
  private:
+  absl::Status FailedSpawn(const std::string& program, int error) const;
   ProcessKeeper(pid_t pid, base::UniqueFd commands, base::UniqueFd exits)
       : pid_(pid), commands_(std::move(commands)), exits_(std::move(exits)) {}
 

@@ -271,6 +271,7 @@ absl::Status Engine::PrepareCommunicators() {
   fabric.job_id = options_.job_id;
   fabric.attempt = options_.attempt;
   fabric.secret = options_.secret;
+  fabric.binds_address = options_.binds_address;
   fabric.region = options_.comm_region;
   fabric.readable = memory_.readable();
   fabric.store = options_.store;

@@ -36,6 +36,7 @@ struct EngineOptions {
   std::vector<megascale::agent::v1::Placement> placements;  // of all ranks
   std::string node_id;                                      // this rank's
   std::string secret;                                       // of the attempt
+  bool binds_address = true;                                // as in comm::FabricOptions
   std::string socket_directory;                             // for tensor sockets to other agents
   // address to listen on for other machines, instead of a socket file; empty: use a socket file
   std::string interface;

@@ -158,6 +158,7 @@ absl::Status Exchange::Connect() {
   options.job_id = asked_.group();
   options.attempt = kAttempt;
   options.secret = asked_.secret();
+  options.binds_address = asked_.binds_address();
   comm::GroupSpec group;
   group.name = kGroup;
   for (int i = 0; i < num_members_; ++i) group.ranks.push_back(i);

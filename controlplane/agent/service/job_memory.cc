@@ -88,6 +88,7 @@ Introduction<link::v1::ToWorker> JobMemory::IntroduceWorker(const v1::DesiredJob
   *assignment->mutable_placements() = job.placements();
   assignment->set_node_id(node_id_);
   assignment->set_secret(job.secret());
+  assignment->set_binds_address(job.binds_address());
   *assignment->mutable_restore() = job.restore();
   assignment->set_socket_directory(socket_directory_);
   assignment->set_heartbeat_slot(local->heartbeat_slot);

@@ -59,6 +59,7 @@ agent::DesiredJob AttemptOf(const JobRecord& job) {
   *desired.mutable_spec() = job.submitted().spec();
   AddRuns(job, &desired);
   desired.set_secret(SecretOf(job));
+  desired.set_binds_address(job.binds_address());
   desired.set_checkpoint_directory(CheckpointDirectory(job));
   desired.set_from_checkpoint(job.submitted().from_checkpoint());
   *desired.mutable_allow_changed() = job.submitted().allow_changed();

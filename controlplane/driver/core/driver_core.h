@@ -41,11 +41,12 @@ namespace megascale::driver {
 //      says that it can run tests, even if the agent first joined a driver of an older version,
 //      which did not know tests.
 //   9: the machines of an attempt have the same numerics version.
-//   10: exchanges and refusals are counted by who made them (party.h), not by node ids; of the files
+//  10: exchanges and refusals are counted by who made them (party.h), not by node ids; of the files
 //      of a job's data the log has one list at most, and digests of the others; a cancelled job
 //      waits for the deletion of older checkpoints even without a checkpoint of its own; a restore
 //      point names the attempt that committed it; an attempt that could not read its checkpoint or
-//      its data is followed by one that begins with a preflight, which waits for storage.
+//      its data is followed by one that begins with a preflight, which waits for storage; the
+//      ranks of an attempt bind their proofs to addresses if all its agents can.
 inline constexpr int kRules = 10;
 
 // A restored copy of the log begins a new epoch (epoch.h), which adds this to the attempts of all

@@ -353,6 +353,7 @@ void Transition::StartAttempt(JobRecord* job, PlacementResult placement) {
   job->set_attempt(job->attempt() + 1);
   job->set_instruction_set(placement.instruction_set);
   *job->mutable_placements() = {placement.placements.begin(), placement.placements.end()};
+  job->set_binds_address(state_.rules() >= 10 && AllBindAddresses(state_, NodesOf(*job)));
   begun_on_.merge(NodesOf(placement));
   job->clear_ended();
   job->clear_fenced();

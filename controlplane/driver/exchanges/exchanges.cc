@@ -187,6 +187,13 @@ std::string GroupOf(const v1::Exchange& exchange) {
   return absl::StrCat(".exchange-", exchange.id());
 }
 
+bool AllBindAddresses(const v1::DriverState& state, const std::vector<std::string>& node_ids) {
+  return std::none_of(state.nodes().begin(), state.nodes().end(), [&](const v1::NodeRecord& node) {
+    return !node.hello().binds_address() &&
+           std::binary_search(node_ids.begin(), node_ids.end(), node.hello().node_id());
+  });
+}
+
 agent::MachineTestRequest RequestOf(const v1::DriverState& state, const v1::Exchange& exchange,
                                     absl::string_view node_id) {
   agent::MachineTestRequest request;
@@ -198,6 +205,8 @@ agent::MachineTestRequest RequestOf(const v1::DriverState& state, const v1::Exch
     if (member.node_id() == node_id) asked->set_member(asked->node_ids_size());
     asked->add_node_ids(member.node_id());
   }
+  asked->set_binds_address(
+      AllBindAddresses(state, {asked->node_ids().begin(), asked->node_ids().end()}));
   // Only the holder of the log's secret can make it. Its parts are those of no proof (epoch.h).
   asked->set_secret(base::Sha256Hex(absl::StrCat(state.secret(), "/exchange/", state.epoch(), "/",
                                                  exchange.id(), "/", state.secret())));

@@ -374,6 +374,19 @@ TEST_F(ExchangesTest, BothMembersAreAskedForTheSameExchangeWithASecretOfTheLog) 
   EXPECT_NE(RequestOf(state_, next, "n0").exchange().secret(), first.exchange().secret());
 }
 
+TEST_F(ExchangesTest, MembersBindTheirProofsToAddressesIfBothCan) {
+  v1::DriverState state;
+  for (const char* node_id : {"n0", "n1", "older"}) {
+    megascale::agent::v1::Hello* hello = state.add_nodes()->mutable_hello();
+    hello->set_node_id(node_id);
+    hello->set_binds_address(hello->node_id() != "older");
+  }
+  v1::Exchange exchange = RunningExchange();
+  EXPECT_TRUE(RequestOf(state, exchange, "n0").exchange().binds_address());
+  exchange.mutable_members(1)->set_node_id("older");
+  EXPECT_FALSE(RequestOf(state, exchange, "n0").exchange().binds_address());
+}
+
 TEST_F(ExchangesTest, TheResultHasTheLowerRateAndTheFailuresOfBoth) {
   v1::Exchange exchange = RunningExchange();
   for (int i = 0; i < 2; ++i) {

@@ -4,9 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <functional>
 #include <iterator>
 #include <limits>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -206,6 +208,13 @@ int64_t RaiseDescriptorLimit() {
   if (::setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
   return static_cast<int64_t>(
       std::min<rlim_t>(limit.rlim_cur, std::numeric_limits<int64_t>::max()));
+}
+
+int64_t CountOpenDescriptors() {
+  std::error_code error;
+  const std::filesystem::directory_iterator all("/proc/self/fd", error);
+  if (error) return 0;
+  return std::distance(begin(all), end(all)) - 1;  // the last one reads the directory
 }
 
 std::string FormatBytes(int64_t bytes) {

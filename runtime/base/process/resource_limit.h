@@ -59,6 +59,9 @@ std::optional<OutOfMemoryKills> CountOutOfMemoryKills(const std::string& root = 
 // that it starts. Does nothing if that is not allowed. Returns the resulting limit.
 int64_t RaiseDescriptorLimit();
 
+// Returns how many descriptors this process has open; 0: they cannot be counted.
+int64_t CountOpenDescriptors();
+
 // Returns "512 B", "3.2 KiB", "1.9 GiB".
 std::string FormatBytes(int64_t bytes);
 

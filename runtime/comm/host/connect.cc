@@ -17,6 +17,7 @@
 #include "runtime/base/checksum.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
+#include "runtime/base/process/resource_limit.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/communicator.h"
 #include "runtime/comm/host/handshake.h"
@@ -28,9 +29,18 @@ namespace {
 constexpr absl::Duration kPollInterval = absl::Milliseconds(100);
 // Incoming sockets that have not authenticated yet. Further ones wait in the kernel's queue.
 constexpr size_t kStrangersMax = 256;
+constexpr size_t kStrangersMin = 8;
+// What a rank opens beside its connections: the listening socket, the pump's eventfd, some files.
+constexpr size_t kOtherDescriptors = 16;
 // Pause before a socket that the peer closed is replaced: a dying process closes its sockets one by
 // one.
 constexpr absl::Duration kTryAgainAfter = absl::Milliseconds(100);
+
+// Whether an errno says that this process or its machine has no room for a socket. Then no peer is
+// at fault, and it does not help to wait.
+bool IsOwnLack(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
 
 class Meeting {
  public:
@@ -59,6 +69,7 @@ class Meeting {
   };
 
   static absl::Duration Now() { return base::RealClock().Monotonic(); }
+  absl::Status ReserveDescriptors();
   absl::Status Listen();
   absl::Status FindAddresses();
   absl::Duration Left() const { return deadline_ - Now(); }
@@ -67,8 +78,11 @@ class Meeting {
   static absl::Status NotReached(const Outgoing& outgoing, const absl::Status& why);
   absl::Status AdvanceOutgoing(Outgoing& outgoing);
   absl::StatusOr<bool> AdvanceHandshake(Outgoing& outgoing);
+  Shared SharedAt(const std::string& address) const {
+    return {options_.secret, options_.binds_address ? address : ""};
+  }
   absl::Status Accept();
-  bool HasRoom() const { return incoming_.size() < kStrangersMax; }
+  bool HasRoom() const { return incoming_.size() < strangers_max_; }
   void DropSilent();
   void AdvanceIncoming();
   absl::Status Welcome(AcceptorHandshake& handshake);
@@ -77,18 +91,21 @@ class Meeting {
   const std::vector<StreamRequest>& requests_;
   const absl::Duration deadline_;
   std::vector<base::UniqueFd> streams_;
+  size_t strangers_max_ = kStrangersMax;
   std::optional<ListeningSocket> listening_;
   std::vector<Outgoing> outgoing_;
   std::deque<Stranger> incoming_;  // the oldest first
 };
 
 absl::StatusOr<std::vector<base::UniqueFd>> Meeting::Run() {
+  RETURN_IF_ERROR(ReserveDescriptors());
   RETURN_IF_ERROR(Listen());
   RETURN_IF_ERROR(FindAddresses());
   while (true) {
     for (Outgoing& outgoing : outgoing_) {
       if (streams_[outgoing.request].valid()) continue;
       if (absl::Status status = AdvanceOutgoing(outgoing); !status.ok()) {
+        if (IsOwnLack(base::ErrnoOf(status))) return status;
         const StreamRequest& request = requests_[outgoing.request];
         return Blame(base::Annotate(
                          status, absl::StrCat("rank ", request.peer, " of group ", request.group)),
@@ -104,6 +121,25 @@ absl::StatusOr<std::vector<base::UniqueFd>> Meeting::Run() {
     if (Left() <= absl::ZeroDuration()) return TimedOut();
     WaitForWork();
   }
+}
+
+// Strangers get only descriptors that no peer needs.
+absl::Status Meeting::ReserveDescriptors() {
+  const auto limit = static_cast<size_t>(base::RaiseDescriptorLimit());
+  const auto num_open = static_cast<size_t>(base::CountOpenDescriptors());
+  const size_t num_needed = requests_.size() + kOtherDescriptors + kStrangersMin;
+  if (num_open + num_needed > limit) {
+    return base::WithErrno(
+        absl::ResourceExhaustedError(absl::StrCat(
+            "too few descriptors: this rank needs ", num_needed,
+            " for its connections to other machines, beside ", num_open,
+            " open ones, and its limit is ", limit,
+            ", which it has from its agent; raise the agent's limit (ulimit -Hn, or LimitNOFILE "
+            "of its unit) and start the agent again")),
+        EMFILE);
+  }
+  strangers_max_ = std::min(kStrangersMax, limit - num_open - num_needed + kStrangersMin);
+  return absl::OkStatus();
 }
 
 absl::Status Meeting::Listen() {
@@ -185,7 +221,9 @@ absl::Status Meeting::AdvanceOutgoing(Outgoing& outgoing) {
   if (!outgoing.socket.valid()) {
     if (Now() < outgoing.try_after) return absl::OkStatus();
     absl::StatusOr<base::UniqueFd> socket = StartConnect(outgoing.address);
-    if (absl::IsResourceExhausted(socket.status())) return absl::OkStatus();  // try again later
+    const bool is_queue_full =
+        absl::IsResourceExhausted(socket.status()) && !IsOwnLack(base::ErrnoOf(socket.status()));
+    if (is_queue_full) return absl::OkStatus();  // try again later
     if (!socket.ok()) return NotReached(outgoing, socket.status());
     outgoing.socket = *std::move(socket);
   }
@@ -219,8 +257,8 @@ absl::StatusOr<bool> Meeting::AdvanceHandshake(Outgoing& outgoing) {
     ASSIGN_OR_RETURN(Hello hello, MakeHello(options_.job_id, options_.attempt, request.group));
     hello.from_rank = options_.rank;
     hello.to_rank = request.peer;
-    outgoing.handshake =
-        std::make_unique<ConnectorHandshake>(outgoing.socket.get(), options_.secret, hello);
+    outgoing.handshake = std::make_unique<ConnectorHandshake>(outgoing.socket.get(),
+                                                              SharedAt(outgoing.address), hello);
     RETURN_IF_ERROR(outgoing.handshake->Start());
   }
   return outgoing.handshake->Advance();
@@ -233,7 +271,7 @@ absl::Status Meeting::Accept() {
     base::UniqueFd socket(
         ::accept4(listening_->fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) {
-      if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
+      if (IsOwnLack(errno)) {
         return base::ErrnoStatus(errno, absl::StrCat("accept at ", listening_->address()));
       }
       break;
@@ -247,8 +285,9 @@ absl::Status Meeting::Accept() {
     expected.attempt = options_.attempt;
     expected.job = DigestOf(options_.job_id);
     expected.to_rank = options_.rank;
-    incoming_.push_back(
-        {std::make_unique<AcceptorHandshake>(std::move(socket), options_.secret, expected), Now()});
+    incoming_.push_back({std::make_unique<AcceptorHandshake>(
+                             std::move(socket), SharedAt(listening_->address()), expected),
+                         Now()});
   }
   return absl::OkStatus();
 }

@@ -20,6 +20,7 @@ struct ConnectOptions {
   std::string job_id;
   int64_t attempt = 0;
   std::string secret;
+  bool binds_address = true;  // as in FabricOptions
   Store* store = nullptr;
   std::string socket_directory;  // set this or tcp_address
   std::string tcp_address;

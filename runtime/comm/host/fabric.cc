@@ -126,10 +126,16 @@ absl::Status Fabric::Impl::Connect() {
   std::vector<base::UniqueFd> streams;
   if (!requests.empty()) {
     RETURN_IF_ERROR(CheckStreamOptions());
-    const ConnectOptions connect = {
-        options.rank,        options.job_id,          options.attempt,
-        options.secret,      options.store,           options.socket_directory,
-        options.tcp_address, options.connect_timeout, &aborted};
+    const ConnectOptions connect = {.rank = options.rank,
+                                    .job_id = options.job_id,
+                                    .attempt = options.attempt,
+                                    .secret = options.secret,
+                                    .binds_address = options.binds_address,
+                                    .store = options.store,
+                                    .socket_directory = options.socket_directory,
+                                    .tcp_address = options.tcp_address,
+                                    .timeout = options.connect_timeout,
+                                    .cancelled = &aborted};
     ASSIGN_OR_RETURN(streams, ConnectStreams(connect, requests));
   }
   size_t next_stream = 0;

@@ -38,6 +38,9 @@ struct FabricOptions {
   std::string job_id;
   int64_t attempt = 0;
   std::string secret;  // bytes, of the attempt; at least 16 if there are streams
+  // Whether ranks prove to which address they connected (handshake.h). False: a rank of an older
+  // version, without this proof, takes part; then whoever can change the store can read tensors.
+  bool binds_address = true;
   // Memory from which local peers may read large messages directly, without any copy. All of it
   // gets huge pages, but peers map only its first four blocks. Borrowed: must outlive the Fabric.
   // Peers also read other memory of this process, at about half the speed.
@@ -80,8 +83,9 @@ class Fabric {
   // Connects to the members of this rank's groups on other machines; returns at once if there are
   // none. May be called once. A socket that a peer drops is retried. Errors: Unavailable - a peer
   // is gone; DeadlineExceeded - names the ranks that did not come; Aborted - Abort was called, or a
-  // peer belongs to another attempt; PermissionDenied - a peer does not know the secret, or other
-  // users have access to the socket directory.
+  // peer belongs to another attempt; PermissionDenied - a peer does not know the secret, somebody
+  // has changed its address in the store, or other users have access to the socket directory;
+  // ResourceExhausted - this process or its machine has no room for the sockets; no peer is blamed.
   absl::Status Connect();
 
   // Makes the communicator of a group that this rank belongs to. Requires: Connect returned OK.

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -330,6 +331,117 @@ TEST(FabricTest, TcpBindsOneInterfaceOnly) {
       << "neither directory nor address";
 }
 
+// Passes the bytes of connections on to another address and keeps a copy: whoever can overwrite an
+// address in the store can put such a relay between two ranks. One thread.
+class Relay {
+ public:
+  Relay() : listening_(ListeningSocket::ListenTcp("127.0.0.1").value()) {}
+  ~Relay() { Stop(); }
+  const std::string& address() const { return listening_.address(); }
+  void Start(std::string target) {
+    thread_ = std::thread([this, target = std::move(target)] {
+      while (!stopping_) Serve(target);
+    });
+  }
+  // Returns what came from either side.
+  const std::string& Stop() {
+    stopping_ = true;
+    if (thread_.joinable()) thread_.join();
+    return carried_;
+  }
+
+ private:
+  static bool IsReadable(int fd) {
+    pollfd polled = {fd, POLLIN, 0};
+    return ::poll(&polled, 1, 5) == 1;
+  }
+  void Serve(const std::string& target) {
+    if (!IsReadable(listening_.fd())) return;
+    const base::UniqueFd rank(::accept4(listening_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
+    const base::UniqueFd peer = StartConnect(target).value();
+    while (!stopping_ && Carry(rank.get(), peer.get()) && Carry(peer.get(), rank.get())) {
+    }
+  }
+  bool Carry(int from, int to) {
+    if (!IsReadable(from)) return true;
+    char bytes[4096];
+    const ssize_t got = ::recv(from, bytes, sizeof(bytes), 0);
+    if (got <= 0) return false;
+    carried_.append(bytes, static_cast<size_t>(got));
+    return base::WriteAll(to, absl::string_view(bytes, static_cast<size_t>(got))).ok();
+  }
+
+  const ListeningSocket listening_;
+  std::atomic<bool> stopping_{false};
+  std::string carried_;
+  std::thread thread_;
+};
+
+// A rank's store in which its address is overwritten with that of a relay.
+class RelayedStore : public Store {
+ public:
+  RelayedStore(Store* store, Relay* relay) : store_(*store), relay_(*relay) {}
+  absl::Status Set(const std::string& key, const std::string& value) override {
+    relay_.Start(value);
+    return store_.Set(key, relay_.address());
+  }
+  absl::StatusOr<std::string> Get(const std::string& key) override { return store_.Get(key); }
+  absl::StatusOr<int64_t> Add(const std::string& key, int64_t amount,
+                              const std::string& request_id) override {
+    return store_.Add(key, amount, request_id);
+  }
+  absl::StatusOr<std::string> Wait(const std::string& key, absl::Duration timeout) override {
+    return store_.Wait(key, timeout);
+  }
+
+ private:
+  Store& store_;
+  Relay& relay_;
+};
+
+// Sends `text` from rank 0 to rank 1 through the relay, as far as the ranks accept each other.
+std::vector<absl::Status> SendRelayed(bool binds_address, std::string text, Relay* relay) {
+  WorldSpec spec = OneGroup(2, 2, kRingBytes);
+  spec.uses_tcp = true;
+  ThreadWorld world(spec);
+  std::vector<absl::Status> results(2);
+  world.Run([&](int rank) {
+    FabricOptions options = world.OptionsOf(rank);
+    RelayedStore store(options.store, relay);
+    if (rank == 1) options.store = &store;
+    options.binds_address = binds_address;
+    if (binds_address) options.connect_timeout = absl::Milliseconds(500);
+    auto fabric = Fabric::Create(options, spec.groups).value();
+    results[rank] = fabric->Connect();
+    if (!results[rank].ok()) return;
+    auto comm = fabric->Make("all").value();
+    std::string bytes = rank == 0 ? text : std::string(text.size(), ' ');
+    const auto span = absl::MakeSpan(reinterpret_cast<std::byte*>(bytes.data()), bytes.size());
+    results[rank] = rank == 0 ? comm->Send(1, span, {}) : comm->Recv(0, span, {});
+    EXPECT_EQ(bytes, text);
+  });
+  return results;
+}
+
+TEST(FabricTest, ARelayBetweenTwoRanksGetsNoStream) {
+  Relay relay;
+  const auto results = SendRelayed(/*binds_address=*/true, "weights that nobody may read", &relay);
+  EXPECT_EQ(results[0].code(), absl::StatusCode::kPermissionDenied) << results[0];
+  EXPECT_THAT(BlamedRanks(results[0]), ElementsAre(1));
+  EXPECT_THAT(std::string(results[0].message()), HasSubstr("may have changed the store"));
+  EXPECT_EQ(results[1].code(), absl::StatusCode::kDeadlineExceeded) << results[1];
+  EXPECT_EQ(relay.Stop().size(), sizeof(Hello) + sizeof(Challenge));
+}
+
+// What the test above would miss if its relay did not work.
+TEST(FabricTest, RanksThatDoNotBindTheirAddressesAreReadByARelay) {
+  Relay relay;
+  const auto results = SendRelayed(/*binds_address=*/false, "weights of older ranks", &relay);
+  EXPECT_EQ(results[0], absl::OkStatus());
+  EXPECT_EQ(results[1], absl::OkStatus());
+  EXPECT_THAT(relay.Stop(), HasSubstr("weights of older ranks"));
+}
+
 TEST(FabricTest, AbortEndsConnecting) {
   const WorldSpec spec = OneGroup(2, 2, kRingBytes);
   ThreadWorld world(spec);
@@ -396,7 +508,8 @@ class ConnectTest : public ::testing::Test {
   }
   // Meets the connector as `rank`.
   void WelcomeAt(const ListeningSocket& listening, int rank) {
-    AcceptorHandshake handshake(AcceptAt(listening), world_.OptionsOf(rank).secret,
+    AcceptorHandshake handshake(AcceptAt(listening),
+                                {world_.OptionsOf(rank).secret, listening.address()},
                                 HelloOf(0, rank));
     ASSERT_EQ(Finish(handshake, handshake.socket()), absl::OkStatus());
     ASSERT_EQ(handshake.Answer(Verdict::kWelcome), absl::OkStatus());
@@ -404,9 +517,11 @@ class ConnectTest : public ::testing::Test {
   }
   // Greets `to_rank` as `from_rank`; Finish hears whether it is welcome.
   std::unique_ptr<ConnectorHandshake> Greet(int from_rank, int to_rank) {
-    met_.push_back(StartConnect(AddressOf(to_rank)).value());
-    auto handshake = std::make_unique<ConnectorHandshake>(
-        met_.back().get(), world_.OptionsOf(from_rank).secret, HelloOf(from_rank, to_rank));
+    const std::string address = AddressOf(to_rank);
+    met_.push_back(StartConnect(address).value());
+    const Shared shared = {world_.OptionsOf(from_rank).secret, address};
+    auto handshake = std::make_unique<ConnectorHandshake>(met_.back().get(), shared,
+                                                          HelloOf(from_rank, to_rank));
     EXPECT_EQ(handshake->Start(), absl::OkStatus());
     return handshake;
   }
@@ -461,6 +576,38 @@ TEST_F(ConnectTest, AConnectorThatIsDroppedAgainAndAgainStopsWhenItIsAborted) {
   AcceptAt(listening).reset();
   cancelled_ = true;
   EXPECT_EQ(End().code(), absl::StatusCode::kAborted);
+}
+
+// A connection needs a new socket after this rank used up its descriptors: waiting would not help,
+// and the peer has done nothing wrong.
+TEST_F(ConnectTest, ARankWithoutDescriptorsFailsAtOnceAndBlamesNobody) {
+  const ListeningSocket listening = ListenAs(1);
+  Connect(0, {1});
+  base::UniqueFd accepted = AcceptAt(listening);
+  rlimit limit = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit none_left = {3, limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none_left), 0);
+  accepted.reset();
+  const absl::Status status = End();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(BlamedRanks(status), ElementsAre());
+  EXPECT_THAT(std::string(status.message()), HasSubstr("the limit of this process is 3;"));
+}
+
+TEST_F(ConnectTest, ARankThatNeedsMoreDescriptorsThanItsLimitSaysSoBeforeItStarts) {
+  const auto connect = [this] {
+    const rlimit low = {30, 30};
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+    Connect(0, {1, 2});
+    const absl::Status status = End();
+    std::fprintf(stderr, "%s\n", status.ToString().c_str());
+    ::_exit(BlamedRanks(status).empty() ? 0 : 1);
+  };
+  EXPECT_EXIT(connect(), ::testing::ExitedWithCode(0),
+              "RESOURCE_EXHAUSTED: too few descriptors: this rank needs 26 for its connections to "
+              "other machines, beside [0-9]+ open ones, and its limit is 30, ");
 }
 
 TEST_F(ConnectTest, APeerIsNotPushedOutByThoseThatComeAfterIt) {

@@ -74,14 +74,15 @@ absl::StatusOr<Hello> MakeHello(const std::string& job_id, int64_t attempt,
   return hello;
 }
 
-Digest MakeProof(const std::string& secret, Side side, const Hello& hello, const Digest& nonce) {
+Digest MakeProof(const Shared& shared, Side side, const Hello& hello, const Digest& nonce) {
   std::string text = side == Side::kAcceptor ? "acceptor" : "connector";
   Append(text, hello);
   Append(text, nonce);
+  text.append(shared.address);
   Digest digest;
   unsigned int size = 0;
   const unsigned char* made =
-      HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
+      HMAC(EVP_sha256(), shared.secret.data(), static_cast<int>(shared.secret.size()),
            reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest.data(), &size);
   MEGASCALE_CHECK(made != nullptr && size == digest.size());
   return digest;
@@ -99,12 +100,14 @@ absl::StatusOr<bool> ConnectorHandshake::Advance() {
           "listens for another job or attempt; this rank's attempt is probably over, the next one "
           "will find it");
     }
-    const Digest expected = MakeProof(secret_, Side::kAcceptor, hello_, challenge.nonce);
+    const Digest expected = MakeProof(shared_, Side::kAcceptor, hello_, challenge.nonce);
     if (!Equal(challenge.proof, expected)) {
-      return absl::PermissionDeniedError("does not know the attempt's secret");
+      return absl::PermissionDeniedError(absl::StrCat(
+          "does not know the attempt's secret, or does not listen at ", shared_.address,
+          ", which the store names as its address: somebody may have changed the store"));
     }
     RETURN_IF_ERROR(
-        SendWhole(socket_, MakeProof(secret_, Side::kConnector, hello_, challenge.nonce)));
+        SendWhole(socket_, MakeProof(shared_, Side::kConnector, hello_, challenge.nonce)));
     proof_sent_ = true;
   }
   Verdict verdict = Verdict::kWelcome;
@@ -123,8 +126,9 @@ absl::StatusOr<bool> AcceptorHandshake::Advance() {
   Digest proof;
   ASSIGN_OR_RETURN(const bool arrived, ReceiveWhole(socket_.get(), received_, proof));
   if (!arrived) return false;
-  if (!Equal(proof, MakeProof(secret_, Side::kConnector, hello_, challenge_.nonce))) {
-    return absl::PermissionDeniedError("it does not know the attempt's secret");
+  if (!Equal(proof, MakeProof(shared_, Side::kConnector, hello_, challenge_.nonce))) {
+    return absl::PermissionDeniedError(
+        "it does not know the attempt's secret, or connected to another address than this one");
   }
   return true;
 }
@@ -147,7 +151,7 @@ absl::Status AcceptorHandshake::OnHello() {
                      expected_.to_rank, " of this one"));
   }
   RETURN_IF_ERROR(FillRandom(challenge_.nonce));
-  challenge_.proof = MakeProof(secret_, Side::kAcceptor, hello_, challenge_.nonce);
+  challenge_.proof = MakeProof(shared_, Side::kAcceptor, hello_, challenge_.nonce);
   return SendWhole(socket_.get(), challenge_);
 }
 

@@ -1,11 +1,15 @@
 // The handshake of two ranks on a new socket: each proves to the other that it knows the attempt's
-// secret, without revealing it.
+// secret, without revealing it, and that both ends of the socket are theirs.
 //
 //   connector -> acceptor   Hello       job, attempt, group, ranks, a random number
 //   acceptor  -> connector  Challenge   another random number and
-//                                       HMAC-SHA256(secret, "acceptor", Hello, number)
-//   connector -> acceptor   proof       HMAC-SHA256(secret, "connector", Hello, number)
+//                                       HMAC-SHA256(secret, "acceptor", Hello, number, address)
+//   connector -> acceptor   proof       HMAC-SHA256(secret, "connector", Hello, number, address)
 //   acceptor  -> connector  Verdict     one byte
+//
+// The address is the one at which the acceptor listens, and the one to which the connector
+// connected. They differ if somebody has changed the address in the store to one of his own, from
+// which he passes the bytes on to the acceptor: then neither end accepts the other's proof.
 //
 // A rank that came to the wrong attempt or group is told so. A socket that closes without a verdict
 // means either that the peer's process died, which is final, or that the peer dropped this socket
@@ -59,25 +63,32 @@ absl::StatusOr<Hello> MakeHello(const std::string& job_id, int64_t attempt,
 
 enum class Side { kAcceptor, kConnector };
 
-// Returns the bytes by which `side` proves that it knows the secret.
-Digest MakeProof(const std::string& secret, Side side, const Hello& hello, const Digest& nonce);
+// What both ends must have in common.
+struct Shared {
+  std::string secret;   // of the attempt
+  std::string address;  // see above; empty: a rank of an older version, without it, takes part
+};
+
+// Returns the bytes by which `side` proves that it knows what is shared.
+Digest MakeProof(const Shared& shared, Side side, const Hello& hello, const Digest& nonce);
 
 // The connector's side of a handshake.
 class ConnectorHandshake {
  public:
-  ConnectorHandshake(int socket, std::string secret, const Hello& hello)
-      : socket_(socket), secret_(std::move(secret)), hello_(hello) {}
+  ConnectorHandshake(int socket, Shared shared, const Hello& hello)
+      : socket_(socket), shared_(std::move(shared)), hello_(hello) {}
 
   // Sends the Hello. Call it once, first. Errors: Unavailable - the peer hung up.
   absl::Status Start();
   // Continues; true once the peer has proved itself. Errors: Unavailable - the peer hung up: it is
   // gone, or it dropped this socket, so try another one; Aborted - it belongs to another attempt;
-  // PermissionDenied - it does not know the secret; Internal - it does not share this group.
+  // PermissionDenied - it does not know the secret, or listens at another address; Internal - it
+  // does not share this group.
   absl::StatusOr<bool> Advance();
 
  private:
   const int socket_;
-  const std::string secret_;
+  const Shared shared_;
   const Hello hello_;
   std::string received_;
   bool proof_sent_ = false;
@@ -87,8 +98,8 @@ class ConnectorHandshake {
 class AcceptorHandshake {
  public:
   // `expected`: what every Hello must contain; its group, from_rank and nonce are ignored.
-  AcceptorHandshake(base::UniqueFd socket, std::string secret, const Hello& expected)
-      : socket_(std::move(socket)), secret_(std::move(secret)), expected_(expected) {}
+  AcceptorHandshake(base::UniqueFd socket, Shared shared, const Hello& expected)
+      : socket_(std::move(socket)), shared_(std::move(shared)), expected_(expected) {}
 
   int socket() const { return socket_.get(); }
   // Continues; true once the peer has proved itself. Any error: a stranger, close the socket.
@@ -103,7 +114,7 @@ class AcceptorHandshake {
   absl::Status OnHello();
 
   base::UniqueFd socket_;
-  const std::string secret_;
+  const Shared shared_;
   const Hello expected_;
   Hello hello_;
   Challenge challenge_ = {};

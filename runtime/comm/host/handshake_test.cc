@@ -11,11 +11,14 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/escaping.h"
+
 namespace megascale::comm {
 namespace {
 
 constexpr char kSecret[] = "the secret of attempt 7, 32 byte";
 constexpr char kOlderSecret[] = "the secret of attempt 6, 32 byte";
+const Shared kShared = {kSecret, "tcp 10.0.0.5 4000"};
 
 Hello GreetingOf(int64_t attempt, int to_rank = 1) {
   Hello hello = MakeHello("job", attempt, "all").value();
@@ -34,7 +37,7 @@ class HandshakeTest : public ::testing::Test {
     ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
     peer_ = base::UniqueFd(ends[0]);
     acceptor_ =
-        std::make_unique<AcceptorHandshake>(base::UniqueFd(ends[1]), kSecret, GreetingOf(7));
+        std::make_unique<AcceptorHandshake>(base::UniqueFd(ends[1]), kShared, GreetingOf(7));
   }
   template <typename T>
   void Say(const T& message) {
@@ -56,7 +59,7 @@ class HandshakeTest : public ::testing::Test {
 };
 
 TEST_F(HandshakeTest, BothSidesProveThatTheyKnowTheSecret) {
-  ConnectorHandshake connector(peer_.get(), kSecret, GreetingOf(7));
+  ConnectorHandshake connector(peer_.get(), kShared, GreetingOf(7));
   ASSERT_TRUE(connector.Start().ok());
   EXPECT_EQ(Judge().value(), false);
   EXPECT_EQ(connector.Advance().value(), false);
@@ -66,10 +69,38 @@ TEST_F(HandshakeTest, BothSidesProveThatTheyKnowTheSecret) {
   EXPECT_EQ(connector.Advance().value(), true);
 }
 
-TEST_F(HandshakeTest, TheSecretIsNeverOnTheWire) {
-  ConnectorHandshake connector(peer_.get(), kSecret, GreetingOf(7));
+TEST_F(HandshakeTest, EachEndRefusesAProofForAnotherAddress) {
+  const Shared elsewhere = {kSecret, "tcp 10.0.0.66 4000"};  // a stranger passes the bytes on
+  ConnectorHandshake connector(peer_.get(), elsewhere, GreetingOf(7));
+  ASSERT_TRUE(connector.Start().ok());
+  EXPECT_EQ(Judge().value(), false);
+  EXPECT_EQ(connector.Advance().status().code(), absl::StatusCode::kPermissionDenied);
+
+  Meet();
   const Hello hello = GreetingOf(7);
-  const Digest proof = MakeProof(kSecret, Side::kConnector, hello, hello.nonce);
+  Say(hello);
+  EXPECT_EQ(Judge().value(), false);
+  const auto challenge = Hear<Challenge>();
+  Say(MakeProof(elsewhere, Side::kConnector, hello, challenge.nonce));
+  EXPECT_EQ(Judge().status().code(), absl::StatusCode::kPermissionDenied);
+}
+
+// So ranks of that version and of this one can meet.
+TEST_F(HandshakeTest, WithoutAnAddressTheProofIsThatOfTheVersionBefore) {
+  Hello hello;
+  hello.attempt = 7;
+  hello.job = DigestOf("job");
+  hello.group = DigestOf("all");
+  const Digest proof = MakeProof({kSecret, ""}, Side::kConnector, hello, Digest());
+  EXPECT_EQ(absl::BytesToHexString(
+                absl::string_view(reinterpret_cast<const char*>(proof.data()), proof.size())),
+            "4582c8adbd493652bc3918f93c4788270d2090b9c3980845221bd7a2881cbba3");
+}
+
+TEST_F(HandshakeTest, TheSecretIsNeverOnTheWire) {
+  ConnectorHandshake connector(peer_.get(), kShared, GreetingOf(7));
+  const Hello hello = GreetingOf(7);
+  const Digest proof = MakeProof(kShared, Side::kConnector, hello, hello.nonce);
   std::string sent(reinterpret_cast<const char*>(&hello), sizeof(hello));
   sent.append(reinterpret_cast<const char*>(proof.data()), proof.size());
   for (size_t size = 4; size <= std::strlen(kSecret); size += 4) {
@@ -105,7 +136,7 @@ TEST_F(HandshakeTest, AGreetingOfAnotherAttemptRankOrJobIsRefusedAndTheConnector
   other_job.job = DigestOf("another");
   for (const Hello& hello : {GreetingOf(6), GreetingOf(8), GreetingOf(7, 2), other_job}) {
     Meet();
-    ConnectorHandshake connector(peer_.get(), kSecret, hello);
+    ConnectorHandshake connector(peer_.get(), kShared, hello);
     ASSERT_TRUE(connector.Start().ok());
     EXPECT_EQ(Judge().status().code(), absl::StatusCode::kFailedPrecondition);
     acceptor_.reset();
@@ -124,14 +155,14 @@ TEST_F(HandshakeTest, AnotherProgramGetsNoAnswer) {
 }
 
 TEST_F(HandshakeTest, APeerThatHangsUpBeforeItsChallengeIsUnavailable) {
-  ConnectorHandshake connector(peer_.get(), kSecret, GreetingOf(7));
+  ConnectorHandshake connector(peer_.get(), kShared, GreetingOf(7));
   ASSERT_TRUE(connector.Start().ok());
   acceptor_.reset();  // with a greeting that it has not read: a reset
   EXPECT_EQ(connector.Advance().status().code(), absl::StatusCode::kUnavailable);
 }
 
 TEST_F(HandshakeTest, APeerThatHangsUpBeforeItsVerdictIsUnavailable) {
-  ConnectorHandshake connector(peer_.get(), kSecret, GreetingOf(7));
+  ConnectorHandshake connector(peer_.get(), kShared, GreetingOf(7));
   ASSERT_TRUE(connector.Start().ok());
   EXPECT_EQ(Judge().value(), false);
   EXPECT_EQ(connector.Advance().value(), false);
@@ -141,7 +172,7 @@ TEST_F(HandshakeTest, APeerThatHangsUpBeforeItsVerdictIsUnavailable) {
 }
 
 TEST_F(HandshakeTest, AProvenPeerThatSharesNoGroupIsToldSo) {
-  ConnectorHandshake connector(peer_.get(), kSecret, GreetingOf(7));
+  ConnectorHandshake connector(peer_.get(), kShared, GreetingOf(7));
   ASSERT_TRUE(connector.Start().ok());
   EXPECT_EQ(Judge().value(), false);
   EXPECT_EQ(connector.Advance().value(), false);
@@ -157,11 +188,11 @@ TEST_F(HandshakeTest, AWrongSecretAndAnOlderAttemptsAreRefusedByBothSides) {
     Say(hello);
     EXPECT_EQ(Judge().value(), false);
     const auto challenge = Hear<Challenge>();
-    Say(MakeProof(secret, Side::kConnector, hello, challenge.nonce));
+    Say(MakeProof({secret, kShared.address}, Side::kConnector, hello, challenge.nonce));
     EXPECT_EQ(Judge().status().code(), absl::StatusCode::kPermissionDenied);
 
     Meet();
-    ConnectorHandshake connector(peer_.get(), secret, GreetingOf(7));
+    ConnectorHandshake connector(peer_.get(), {secret, kShared.address}, GreetingOf(7));
     ASSERT_TRUE(connector.Start().ok());
     EXPECT_EQ(Judge().value(), false);
     EXPECT_EQ(connector.Advance().status().code(), absl::StatusCode::kPermissionDenied);
@@ -173,7 +204,7 @@ TEST_F(HandshakeTest, ARecordedHandshakeOpensNothing) {
   Say(hello);
   EXPECT_EQ(Judge().value(), false);
   const auto challenge = Hear<Challenge>();
-  const Digest proof = MakeProof(kSecret, Side::kConnector, hello, challenge.nonce);
+  const Digest proof = MakeProof(kShared, Side::kConnector, hello, challenge.nonce);
   Say(proof);
   EXPECT_EQ(Judge().value(), true);
 
@@ -202,7 +233,7 @@ TEST_F(HandshakeTest, AnAcceptorThatReplaysAnOldChallengeIsRefused) {
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
   const base::UniqueFd mine(ends[0]);
   const base::UniqueFd impostor(ends[1]);
-  ConnectorHandshake connector(mine.get(), kSecret, GreetingOf(7));  // a fresh random number
+  ConnectorHandshake connector(mine.get(), kShared, GreetingOf(7));  // a fresh random number
   ASSERT_TRUE(connector.Start().ok());
   ASSERT_EQ(::send(impostor.get(), &recorded, sizeof(recorded), MSG_NOSIGNAL),
             static_cast<ssize_t>(sizeof(recorded)));

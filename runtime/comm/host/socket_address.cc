@@ -123,6 +123,9 @@ absl::StatusOr<base::UniqueFd> StartConnect(const std::string& text) {
   if (!fd.valid()) return base::ErrnoStatus(errno, "make a socket");
   if (::connect(fd.get(), address.get(), address.size_bytes) == 0 || errno == EINPROGRESS)
     return fd;
+  if (errno == ENOBUFS || errno == ENOMEM) {
+    return base::ErrnoStatus(errno, absl::StrCat("connect to ", text));
+  }
   const std::string what = absl::StrCat("connect to ", text, ": ", std::strerror(errno));
   return errno == EAGAIN ? absl::ResourceExhaustedError(what) : absl::UnavailableError(what);
 }

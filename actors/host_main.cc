@@ -20,6 +20,7 @@
 #include "actors/data_loader_actor.h"
 #include "actors/link.h"
 #include "actors/preflight.h"
+#include "actors/termination.h"
 #include "actors/worker_core.h"
 #include "proto/link.pb.h"
 #include "runtime/base/clock.h"
@@ -50,10 +51,7 @@ absl::StatusOr<HostRegions> MapRegions(const HostAssignment& assignment,
                                        std::vector<base::UniqueFd> fds) {
   const size_t expected = 1 + (assignment.has_batch_ring() ? 1 : 0) +
                           static_cast<size_t>(assignment.local_ranks_size());
-  if (fds.size() != expected) {
-    return absl::InternalError(
-        absl::StrCat("assignment: came with ", fds.size(), " descriptors, expected ", expected));
-  }
+  RETURN_IF_ERROR(CheckDescriptors(fds.size(), expected));
   size_t next = 0;
   HostRegions regions;
   ASSIGN_OR_RETURN(regions.heartbeats, SharedMemory::Map(std::move(fds[next++])));
@@ -175,7 +173,8 @@ absl::StatusOr<std::shared_ptr<const data::Dataset>> OpenDataset(Link* link,
 }
 
 // Hands the agent's messages to the persister until the link breaks.
-void ServeLink(Link* link, int64_t attempt, const PersisterActor& persister) {
+void ServeLink(Link* link, int64_t attempt, const PersisterActor& persister,
+               Termination* termination) {
   for (;;) {
     ToHost message;
     if (!link->Receive(&message, absl::InfiniteDuration()).ok()) return;
@@ -188,12 +187,14 @@ void ServeLink(Link* link, int64_t attempt, const PersisterActor& persister) {
                                                         message.finalize().step()});
     } else if (message.has_retain()) {
       caf::anon_send(persister, message.retain().SerializeAsString());
+    } else if (message.has_draining()) {
+      termination->OnDraining();
     }
   }
 }
 
 int Serve(Link* link, HostAssignment assignment, const device::Description& device,
-          HostRegions* regions) {
+          HostRegions* regions, Termination* termination) {
   telemetry::HeartbeatWriter heartbeat(regions->heartbeats.get(), assignment.heartbeat_slot());
   heartbeat.Start(::getpid());
   const telemetry::HeartbeatTimer timer(&heartbeat, &base::RealClock());
@@ -224,7 +225,7 @@ int Serve(Link* link, HostAssignment assignment, const device::Description& devi
   }
   base::LogInfo(absl::StrCat("job ", assignment.job_id(), " attempt ", assignment.attempt(),
                              ": loading from step ", assignment.first_step()));
-  ServeLink(link, assignment.attempt(), persister);
+  ServeLink(link, assignment.attempt(), persister, termination);
   // The agent closed the link, or is gone. This process holds nothing that must survive.
   std::fflush(nullptr);
   std::_Exit(0);
@@ -235,6 +236,7 @@ int Serve(Link* link, HostAssignment assignment, const device::Description& devi
 int RunHost(int link_fd, const MakeDevice& make_device) {
   ::prctl(PR_SET_NAME, "megascale-host");  // what ps and ss show, instead of "exe"
   base::InitLog("host", base::LogLevel::kInfo);
+  Termination termination;
   Link link{base::UniqueFd(link_fd)};
   ToHost first;
   auto fds = link.Receive(&first, kAssignmentTimeout);
@@ -251,7 +253,7 @@ int RunHost(int link_fd, const MakeDevice& make_device) {
   if (assignment.preflight_only()) return ReportPreflight(&link, assignment, *device, make_device);
   auto regions = MapRegions(assignment, *std::move(fds));
   if (!regions.ok()) return Fail(&link, FailureOf(regions.status()));
-  return Serve(&link, assignment, *device, &*regions);
+  return Serve(&link, assignment, *device, &*regions, &termination);
 }
 
 }  // namespace megascale::actors

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "actors/actor_process.h"
 #include "actors/link.h"
+#include "actors/termination.h"
 #include "actors/worker_actor.h"
 #include "proto/link.pb.h"
 #include "runtime/base/clock.h"
@@ -43,11 +44,7 @@ struct WorkerRegions {
 };
 
 absl::StatusOr<WorkerRegions> MapRegions(std::vector<base::UniqueFd> fds, bool has_batch_ring) {
-  const size_t expected = has_batch_ring ? 5 : 4;
-  if (fds.size() != expected) {
-    return absl::InternalError(
-        absl::StrCat("assignment: came with ", fds.size(), " descriptors, expected ", expected));
-  }
+  RETURN_IF_ERROR(CheckDescriptors(fds.size(), has_batch_ring ? 5 : 4));
   size_t next = 0;
   WorkerRegions regions;
   ASSIGN_OR_RETURN(regions.heartbeats, base::SharedMemory::Map(std::move(fds[next++])));
@@ -70,6 +67,7 @@ engine::EngineOptions EngineOptionsOf(const link::v1::Assignment& assignment,
   options.placements = {assignment.placements().begin(), assignment.placements().end()};
   options.node_id = assignment.node_id();
   options.secret = assignment.secret();
+  options.binds_address = assignment.binds_address();
   options.socket_directory = assignment.socket_directory();
   options.interface = assignment.interface();
   options.comm_region = regions.comm.get();
@@ -90,7 +88,8 @@ WorkerCoreOptions CoreOptionsOf(const link::v1::Assignment& assignment) {
 }
 
 // Passes the agent's messages on until the link breaks.
-void ReadLink(Link* link, comm::LinkStore* store, int64_t attempt, const WorkerActor& worker) {
+void ReadLink(Link* link, comm::LinkStore* store, int64_t attempt, const WorkerActor& worker,
+              Termination* termination) {
   for (;;) {
     link::v1::ToWorker message;
     const auto received = link->Receive(&message, absl::InfiniteDuration());
@@ -103,6 +102,8 @@ void ReadLink(Link* link, comm::LinkStore* store, int64_t attempt, const WorkerA
       store->OnReply(message.store());
     } else if (message.has_stop()) {
       caf::anon_send(worker, StopRequested{attempt, message.stop().checkpoint()});
+    } else if (message.has_draining()) {
+      termination->OnDraining();
     }
   }
 }
@@ -124,7 +125,7 @@ int FailToMake(Link* link, const absl::Status& status) {
 }
 
 int RunAssigned(Link* link, const link::v1::Assignment& assignment, WorkerRegions* regions,
-                const MakeDevice& make_device) {
+                const MakeDevice& make_device, Termination* termination) {
   telemetry::HeartbeatWriter heartbeat(regions->heartbeats.get(), assignment.heartbeat_slot());
   heartbeat.Start(::getpid());
   telemetry::SpanWriter spans(regions->spans.get(), assignment.heartbeat_slot());
@@ -170,7 +171,7 @@ int RunAssigned(Link* link, const link::v1::Assignment& assignment, WorkerRegion
     if (!exiting.exchange(true)) exit_code.set_value(code);
   };
   const WorkerActor worker = system.spawn(Worker, std::move(options));
-  std::thread reader([&] { ReadLink(link, &store, assignment.attempt(), worker); });
+  std::thread reader([&] { ReadLink(link, &store, assignment.attempt(), worker, termination); });
   const int code = exit_code.get_future().get();
   // A peer that is behind still needs what this rank sent last.
   if (code == 0) (*engine)->Leave();
@@ -193,6 +194,7 @@ void NameProcess(int rank) {
 int RunWorker(int link_fd, const MakeDevice& make_device) {
   ::prctl(PR_SET_NAME, "megascale-w");
   telemetry::AllowStacks();
+  Termination termination;
   Link link{base::UniqueFd(link_fd)};
   link::v1::ToWorker first;
   auto fds = link.Receive(&first, kAssignmentTimeout);
@@ -208,7 +210,7 @@ int RunWorker(int link_fd, const MakeDevice& make_device) {
                              " from step ", assignment.restore().step()));
   auto regions = MapRegions(*std::move(fds), assignment.has_batch_ring());
   if (!regions.ok()) return FailEarly(&link, FailureOf(regions.status()));
-  return RunAssigned(&link, assignment, &*regions, make_device);
+  return RunAssigned(&link, assignment, &*regions, make_device, &termination);
 }
 
 }  // namespace megascale::actors

@@ -2,6 +2,7 @@
 // of an undisturbed run.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
@@ -9,6 +10,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -129,6 +131,27 @@ TEST_F(FaultsTest, SigtermToAWorkerIsAFailureThatNamesTheSignal) {
       << after.culprit().evidence();
 }
 
+// Workers have the limits of their keeper. 30 are too few for their peers, 7 to start them.
+TEST_F(FaultsTest, ARankWithoutDescriptorsFailsAtOnceAndIsTheCause) {
+  StartTwoAgents();
+  ASSERT_TRUE(cluster_.WaitForAgents(2));
+  const std::vector<pid_t> keepers = DescendantsOf(cluster_.agent_pid(1), "--node-id n1");
+  ASSERT_EQ(keepers.size(), 1u);
+  const std::vector<std::pair<rlim_t, std::string>> reasons = {
+      {30, "too few descriptors: this rank needs "},
+      {7, "too many open files: the limit of the process keeper (process "}};
+  for (const auto& [limit, reason] : reasons) {
+    const rlimit low = {limit, limit};
+    ASSERT_EQ(::prlimit(keepers[0], RLIMIT_NOFILE, &low, nullptr), 0);
+    const std::string job_id = absl::StrCat("limit-", limit);
+    SubmitTo(cluster_, job_id, {"fault.max_restarts_without_progress=1"});
+    EXPECT_EQ(cluster_.WaitForEnd(job_id, 60), control::v1::JOB_STATE_FAILED);
+    const Job after = cluster_.Status(job_id);
+    EXPECT_EQ(after.culprit().node_id(), "n1") << after.message();
+    EXPECT_NE(after.message().find(reason), std::string::npos) << after.message();
+  }
+}
+
 TEST_F(FaultsTest, AJobThatCrashesWhereItCrashedBeforeFailsWithItsFirstRanksLastLines) {
   StartTwoAgents();
   // There is no checkpoint, so every attempt begins with initial weights.
@@ -175,6 +198,33 @@ TEST_F(FaultsTest, SigtermToAnAgentDrainsItAndTheJobGoesOnElsewhere) {
   EXPECT_EQ(after.attempt_reason(), "NodeDraining");
   EXPECT_FALSE(after.has_culprit()) << after.culprit().evidence();
   for (const auto& rank : after.ranks()) EXPECT_NE(rank.node_id(), "n1");
+}
+
+// As scancel of Slurm does, with all machines of a job.
+TEST_F(FaultsTest, SigtermToAllProcessesOfAllAgentsCostsNoStep) {
+  StartTwoAgents();
+  SubmitAndReachTheMiddle();
+  std::vector<pid_t> processes;
+  for (const int agent : {0, 1}) {
+    const std::vector<pid_t> below = DescendantsOf(cluster_.agent_pid(agent), "");
+    processes.insert(processes.end(), below.begin(), below.end());
+  }
+  EXPECT_EQ(processes.size(), 8u) << "a keeper, a host and two workers each";
+  for (const pid_t pid : processes) ::kill(pid, SIGTERM);
+  for (const int agent : {0, 1}) ::kill(cluster_.agent_pid(agent), SIGTERM);
+  for (const int agent : {0, 1}) EXPECT_EQ(cluster_.AwaitAgentExit(agent), 0);
+  for (const pid_t pid : processes) EXPECT_FALSE(IsAlive(pid)) << pid;
+  const Job waiting = cluster_.Status("job");
+  EXPECT_EQ(waiting.state(), control::v1::JOB_STATE_RECOVERING);
+  EXPECT_EQ(waiting.reason(), "WaitingForSlots");
+  EXPECT_EQ(waiting.attempt(), before_.attempt());
+  EXPECT_EQ(waiting.last_checkpoint().step(), waiting.last_step());
+  EXPECT_GT(waiting.last_step(), before_.last_checkpoint().step());
+  for (const int agent : {0, 1}) cluster_.StartAgent(agent, 2);
+  ExpectTheSameBits();
+  const Job after = cluster_.Status("job");
+  EXPECT_EQ(after.attempt(), before_.attempt() + 1);
+  EXPECT_FALSE(after.has_culprit()) << after.culprit().evidence();
 }
 
 TEST_F(FaultsTest, SigtermToTheDriverEndsItCleanlyWhileWorkersGoOn) {

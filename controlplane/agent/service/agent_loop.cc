@@ -124,7 +124,7 @@ void AgentLoop::Wait() {
 void AgentLoop::TakeSignals() {
   signalfd_siginfo info;
   while (::read(options_.signals_fd, &info, sizeof(info)) == sizeof(info)) {
-    if (info.ssi_signo != SIGTERM || drain_deadline_ < absl::InfiniteDuration()) {
+    if (info.ssi_signo != SIGTERM || drains()) {
       stopping_ = true;
       return;
     }
@@ -133,12 +133,13 @@ void AgentLoop::TakeSignals() {
                                "; a second one ends it at once"));
     drain_deadline_ = Now() + options_.drain_timeout;
     core_.Drain();
+    for (const auto& [id, child] : children_) TellThatItDrains(child->name());
     changed_ = true;
   }
 }
 
 void AgentLoop::EndWhenDrained() {
-  if (drain_deadline_ == absl::InfiniteDuration()) return;
+  if (!drains()) return;
   if (core_.drained() || (!stream_->is_open() && !core_.has_processes())) {
     stopping_ = true;
   } else if (Now() >= drain_deadline_) {
@@ -370,6 +371,7 @@ absl::StatusOr<int> AgentLoop::StartChild(const StartProcess& action) {
     introduced = child->Send(introduction.message, introduction.fds);
   }
   KillUnlessTold(*(children_[name.process_id] = std::move(child)), introduced);
+  if (drains()) TellThatItDrains(name);
   return pid;
 }
 
@@ -448,6 +450,15 @@ void AgentLoop::KillUnlessTold(const ChildProcess& child, const absl::Status& se
   base::LogError(absl::StrCat(Describe(child.name()), " cannot be told anything (", sent.message(),
                               "); killing it"));
   Do(KillProcess{child.name().process_id});
+}
+
+void AgentLoop::TellThatItDrains(const ChildName& name) {
+  link::v1::ToWorker to_worker;
+  link::v1::ToHost to_host;
+  to_worker.mutable_draining();
+  to_host.mutable_draining();
+  if (name.rank >= 0) SendToChild(name.process_id, to_worker);
+  if (name.rank == kHostRank) SendToChild(name.process_id, to_host);
 }
 
 void AgentLoop::RefreshSnapshots(const std::string& job_id) {

@@ -51,6 +51,7 @@ class AgentLoop {
  private:
   void Wait();
   void TakeSignals();
+  bool drains() const { return drain_deadline_ < absl::InfiniteDuration(); }
   void EndWhenDrained();
   absl::Duration NextReport() const;
   absl::Duration NextWake() const;
@@ -79,6 +80,8 @@ class AgentLoop {
   // ChildProcess::Send.
   void KillUnlessTold(const ChildProcess& child, const absl::Status& sent);
   void SendToChild(int64_t process_id, const google::protobuf::MessageLite& message);
+  // Tells a rank or a host process that this agent drains, which lets it survive a SIGTERM.
+  void TellThatItDrains(const ChildName& name);
   void RefreshSnapshots(const std::string& job_id);
   JobMemory& MemoryOf(const std::string& job_id);
 

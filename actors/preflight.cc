@@ -30,6 +30,7 @@
 #include "runtime/data/dataset/dataset.h"
 #include "runtime/hugging_face/initial_weights.h"
 #include "runtime/job/data_digest.h"
+#include "runtime/job/deadlines.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/job/known_fields.h"
 #include "runtime/layout/node_memory.h"
@@ -169,7 +170,7 @@ absl::Status CheckShared(const HostAssignment& assignment) {
        .nonce = assignment.nonce(),
        .node_id = assignment.node_id(),
        .writer_node_id = assignment.nonce_node_id(),
-       .timeout = job::ToDuration(assignment.spec().fault().start_timeout()) * 0.75});
+       .timeout = job::DeadlinesOf(assignment.spec().fault()).start * job::kNextDeadline});
   // Both machines saw it before: one of them waits for its storage.
   if (shared.ok() || !assignment.ran_here()) return shared;
   return base::WithErrno(shared, ENOENT);

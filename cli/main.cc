@@ -2,6 +2,7 @@
 #include "cli/program.h"
 #include "gpu/gpu_device.h"
 #include "runtime/device/cpu_device.h"
+#include "runtime/job/deadlines.h"
 #include "runtime/job/job_spec.h"
 
 namespace {
@@ -16,7 +17,8 @@ absl::StatusOr<std::unique_ptr<megascale::device::Device>> MakeDevice(
                                         .uses_graphs = megascale::job::UsesCudaGraphs(spec),
                                         .interface = place.interface};
   const auto& fault = spec.fault();
-  request.start_timeout = megascale::job::ToDuration(fault.start_timeout());
+  // The failure detector would find a group that does not start later, and blame any of its ranks.
+  request.start_timeout = megascale::job::DeadlinesOf(fault).start * megascale::job::kNextDeadline;
   request.call_timeout = megascale::job::ToDuration(fault.progress_timeout());
   if (fault.has_nccl_ib_timeout()) request.nccl_ib_timeout = fault.nccl_ib_timeout();
   if (fault.has_nccl_ib_retry_count()) request.nccl_ib_retry_count = fault.nccl_ib_retry_count();

@@ -2,6 +2,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "runtime/job/deadlines.h"
 #include "runtime/job/field_checks.h"
 #include "runtime/job/job_rules.h"
 #include "runtime/job/job_spec.h"
@@ -76,6 +77,17 @@ absl::Status CheckNccl(const v1::FaultSpec& fault, v1::Device device) {
            : absl::OkStatus()});
 }
 
+// Else the deadlines of a start (deadlines.h) would not be in their order.
+absl::Status CheckOrder(const v1::FaultSpec& fault) {
+  if (AreInOrder(fault)) return absl::OkStatus();
+  const NamedDuration progress = ProgressTimeout(fault);
+  const NamedDuration start = StartTimeout(fault);
+  return Refuse(start.field,
+                absl::StrCat(absl::FormatDuration(start.value), " must be at least ",
+                             absl::FormatDuration(progress.value / kNextDeadline), ", 1.25 times ",
+                             progress.field, " = ", absl::FormatDuration(progress.value)));
+}
+
 }  // namespace
 
 absl::Status CheckFaultFields(const v1::FaultSpec& fault, v1::Device device) {
@@ -93,7 +105,7 @@ absl::Status CheckFault(const v1::FaultSpec& fault) {
   const NamedDuration interval = HeartbeatInterval(fault);
   return All({CheckShorter(interval, HeartbeatTimeout(fault)),
               CheckShorter(interval, ProgressTimeout(fault)),
-              CheckShorter(interval, StartTimeout(fault))});
+              CheckShorter(interval, StartTimeout(fault)), CheckOrder(fault)});
 }
 
 }  // namespace megascale::job

@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/store/redis/address.h"
+#include "runtime/job/deadlines.h"
 #include "runtime/job/job_rules.h"
 #include "runtime/job/pipeline_schedule.h"
 
@@ -77,8 +78,7 @@ void Normalize(google::protobuf::Duration* duration) {
 void FillFaultDefaults(v1::FaultSpec& fault) {
   if (!fault.has_heartbeat_interval()) fault.mutable_heartbeat_interval()->set_seconds(1);
   if (!fault.has_heartbeat_timeout()) fault.mutable_heartbeat_timeout()->set_seconds(5);
-  if (!fault.has_progress_timeout()) fault.mutable_progress_timeout()->set_seconds(60);
-  if (!fault.has_start_timeout()) fault.mutable_start_timeout()->set_seconds(120);
+  FillDeadlines(&fault);
   if (!fault.has_restart_backoff()) fault.mutable_restart_backoff()->set_seconds(1);
   if (!fault.has_checkpoint_timeout()) fault.mutable_checkpoint_timeout()->set_seconds(3600);
   for (google::protobuf::Duration* duration :

@@ -12,6 +12,7 @@
 #include "google/protobuf/util/json_util.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
+#include "runtime/job/deadlines.h"
 
 namespace megascale::job {
 namespace {
@@ -637,6 +638,40 @@ TEST(JobSpecTest, RefusesBadCheckpointsAndFaults) {
       {[](auto& spec) { spec.mutable_fault()->set_max_restarts_without_progress(-3); },
        "fault.max_restarts_without_progress: -3 is out of range; expected 1 to 1048576"},
   });
+}
+
+TEST(JobSpecTest, TheDeadlinesOfAStartAreInOrder) {
+  const auto seconds = [](int64_t count) { return FromDuration(absl::Seconds(count)); };
+  for (const int64_t progress : {0, 2, 5, 60, 96, 97, 600, 100'000}) {
+    for (const int64_t start : {0, 3, 6, 20, 75, 120, 750, 500'000}) {
+      v1::JobSpec spec = SmallSpec();
+      if (progress > 0) *spec.mutable_fault()->mutable_progress_timeout() = seconds(progress);
+      if (start > 0) *spec.mutable_fault()->mutable_start_timeout() = seconds(start);
+      const absl::StatusOr<v1::JobSpec> resolved = ResolveJobSpec(spec);
+      const bool contradicts = progress > 0 && start > 0 && 5 * progress > 4 * start;
+      ASSERT_EQ(!resolved.ok(), contradicts) << progress << " " << start << resolved.status();
+      // A job of an older driver may contradict.
+      const Deadlines found = DeadlinesOf(resolved.ok() ? resolved->fault() : spec.fault());
+      constexpr double kMost = 0.8 + 1e-9;
+      EXPECT_GT(found.connect, absl::ZeroDuration());
+      EXPECT_LE(found.connect, kMost * found.join) << progress << " " << start;
+      EXPECT_LE(found.join, kMost * found.progress) << progress << " " << start;
+      EXPECT_LE(found.progress, kMost * found.start) << progress << " " << start;
+      EXPECT_LE(found.start, kMost * found.wait) << progress << " " << start;
+      if (!resolved.ok()) continue;
+      EXPECT_EQ(found.progress, ToDuration(resolved->fault().progress_timeout()));
+      EXPECT_EQ(found.start, ToDuration(resolved->fault().start_timeout()));
+    }
+  }
+}
+
+TEST(JobSpecTest, DeadlinesThatContradictAreRefusedWithTheLeastThatFits) {
+  ExpectRefused({{[](auto& spec) {
+                    spec.mutable_fault()->mutable_progress_timeout()->set_seconds(100);
+                    spec.mutable_fault()->mutable_start_timeout()->set_seconds(120);
+                  },
+                  "fault.start_timeout: 2m must be at least 2m5s, 1.25 times "
+                  "fault.progress_timeout = 1m40s"}});
 }
 
 // Durations that no sound job asks for are refused, whoever submits it: the driver resolves every

@@ -39,6 +39,23 @@ TEST(SameJobTest, ADefaultOfAnOlderVersionMakesNoOtherJob) {
   EXPECT_FALSE(IsSameJob(known, submitted)) << "another seed remains another job";
 }
 
+// Older versions did not fit the two defaults to each other.
+TEST(SameJobTest, ADeadlineThatAnOlderVersionFilledInMakesNoOtherJob) {
+  for (const bool gives_start : {true, false}) {
+    v1::JobSpec spec = SmallSpec();
+    v1::FaultSpec& fault = *spec.mutable_fault();
+    gives_start ? fault.mutable_start_timeout()->set_seconds(20)
+                : fault.mutable_progress_timeout()->set_seconds(300);
+    const v1::JobSpec submitted = ResolveJobSpec(spec).value();
+    v1::JobSpec known = submitted;
+    gives_start ? known.mutable_fault()->mutable_progress_timeout()->set_seconds(60)
+                : known.mutable_fault()->mutable_start_timeout()->set_seconds(120);
+    EXPECT_TRUE(IsSameJob(known, submitted)) << gives_start;
+    known.mutable_train()->set_seed(7);
+    EXPECT_FALSE(IsSameJob(known, submitted)) << gives_start;
+  }
+}
+
 TEST(SameJobTest, AskingForAnotherValueThanTheDefaultMakesAnotherJob) {
   const v1::JobSpec known = ResolveJobSpec(SmallSpec()).value();
   v1::JobSpec submitted = known;

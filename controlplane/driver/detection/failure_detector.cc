@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/detection/reported_events.h"
+#include "runtime/job/deadlines.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/plan/instruction.h"
 #include "runtime/telemetry/doing.h"
@@ -36,18 +37,16 @@ bool IsStarting(telemetry::Phase phase) {
 class ProgressLimits {
  public:
   explicit ProgressLimits(const JobRecord& job)
-      : start_(job::ToDuration(job.submitted().spec().fault().start_timeout())),
-        progress_(job::ToDuration(job.submitted().spec().fault().progress_timeout())) {}
+      : deadlines_(job::DeadlinesOf(job.submitted().spec().fault())) {}
 
   // A phase of a newer agent may belong to the start or to training: it has the longer limit.
   absl::Duration Of(telemetry::Phase phase) const {
-    if (!telemetry::Phase_IsValid(phase)) return std::max(start_, progress_);
-    return IsStarting(phase) ? start_ : progress_;
+    const bool may_start = !telemetry::Phase_IsValid(phase) || IsStarting(phase);
+    return may_start ? deadlines_.start : deadlines_.progress;
   }
 
  private:
-  absl::Duration start_;
-  absl::Duration progress_;
+  job::Deadlines deadlines_;
 };
 
 Event HungEvent(const JobRecord& job, int rank, const std::string& node_id,
@@ -145,8 +144,8 @@ absl::Duration FailureDetector::CalmUntil(const JobRecord& job, const Looks& loo
                                           absl::Duration awake) const {
   constexpr absl::Duration kNotCalm = -absl::InfiniteDuration();
   if (storage_.count(JobId(job)) > 0) return kNotCalm;
-  const absl::Duration start_ends = stages_.at(JobId(job)).since +
-                                    job::ToDuration(job.submitted().spec().fault().start_timeout());
+  const absl::Duration start_ends =
+      stages_.at(JobId(job)).since + job::DeadlinesOf(job.submitted().spec().fault()).start;
   absl::Duration until = awake <= start_ends ? start_ends : absl::InfiniteDuration();
   for (const Look& look : looks.nodes) {
     if (look.job == nullptr) return kNotCalm;
@@ -273,7 +272,7 @@ std::optional<Event> FailureDetector::Hung(const JobRecord& job, const AgentRepo
 
 std::optional<Event> FailureDetector::Overdue(const JobRecord& job, const AgentReports& reports,
                                               const std::vector<Look>& looks) {
-  const absl::Duration limit = job::ToDuration(job.submitted().spec().fault().start_timeout());
+  const absl::Duration limit = job::DeadlinesOf(job.submitted().spec().fault()).start;
   int64_t stage = job.stage_event();
   if (job.stage() == pb::STAGE_PREFLIGHT) {  // it may go on with something that takes long
     for (const Look& look : looks) stage += look.job ? look.job->preflight().progress() : 0;

@@ -69,7 +69,7 @@ parallel:
 fault:                        # a busy machine is slow, not broken
   heartbeat_timeout: 120s
   progress_timeout: 600s
-  start_timeout: 600s
+  start_timeout: 750s
 """
 
 

@@ -5,12 +5,14 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "caf/allowed_unsafe_message_type.hpp"
 #include "caf/error.hpp"
 #include "caf/meta/type_name.hpp"
 #include "runtime/base/status.h"
+#include "runtime/comm/communicator.h"
 #include "runtime/device/hang.h"
 #include "runtime/engine/rank_engine.h"
 
@@ -20,15 +22,17 @@ namespace megascale::actors {
 struct Outcome {
   int code = 0;
   std::string message;
-  int error = 0;       // base::ErrnoOf
-  bool hangs = false;  // device::IsHang
+  int error = 0;               // base::ErrnoOf
+  bool hangs = false;          // device::IsHang
+  std::vector<int> unreached;  // comm::UnreachedRanks
 
   static Outcome Of(const absl::Status& status) {
     return {static_cast<int>(status.code()), std::string(status.message()), base::ErrnoOf(status),
-            device::IsHang(status)};
+            device::IsHang(status), comm::UnreachedRanks(status)};
   }
   absl::Status ToStatus() const {
     absl::Status status(static_cast<absl::StatusCode>(code), message);
+    if (!unreached.empty()) status = comm::BlameLinks(status, unreached);
     return base::WithErrno(hangs ? device::AsHang(status) : status, error);
   }
 };
@@ -117,7 +121,7 @@ struct RetryStorage {
 
 template <class Inspector>
 auto inspect(Inspector& f, Outcome& m) {
-  return f(caf::meta::type_name("Outcome"), m.code, m.message, m.error, m.hangs);
+  return f(caf::meta::type_name("Outcome"), m.code, m.message, m.error, m.hangs, m.unreached);
 }
 
 #define MEGASCALE_ACTOR_MESSAGE(Type, ...)              \

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
+#include "runtime/comm/communicator.h"
 #include "runtime/device/hang.h"
 
 namespace megascale::actors {
@@ -35,6 +36,7 @@ RankFailure FailureOfStep(const absl::Status& status) {
 RankFailure FailureOf(const absl::Status& status) {
   RankFailure failure;
   failure.set_message(absl::StrCat(base::CodeName(status.code()), ": ", status.message()));
+  for (const int rank : comm::UnreachedRanks(status)) failure.add_unreached_ranks(rank);
   if (device::IsHang(status)) {
     failure.set_failure_class(telemetry::v1::FAILURE_CLASS_HUNG);
     return failure;

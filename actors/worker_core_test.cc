@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/status.h"
+#include "runtime/comm/communicator.h"
 #include "runtime/device/testing/strict_device.h"
 #include "runtime/engine/testing/test_job.h"
 
@@ -282,6 +283,17 @@ TEST(FailureOfTest, APeerThatIsGoneIsAConsequenceAndAnErrorOfThisMachineIsNot) {
             telemetry::v1::FAILURE_CLASS_CORRUPT);
   EXPECT_EQ(FailureOf(absl::InternalError("x")).failure_class(),
             telemetry::v1::FAILURE_CLASS_EXITED);
+}
+
+TEST(FailureOfTest, AMachineThatDoesNotAnswerIsNamedByTheRanksThere) {
+  const absl::Status status =
+      comm::BlameLinks(absl::DeadlineExceededError("no answer"), std::vector<int>{2, 3});
+  const agent::v1::RankFailure failure = FailureOf(base::Annotate(status, "join"));
+  EXPECT_EQ(failure.failure_class(), telemetry::v1::FAILURE_CLASS_ABORTED);
+  EXPECT_EQ(std::vector<int>(failure.unreached_ranks().begin(), failure.unreached_ranks().end()),
+            (std::vector<int>{2, 3}));
+  const absl::Status late = comm::Blame(absl::DeadlineExceededError("late"), std::vector<int>{2});
+  EXPECT_TRUE(FailureOf(late).unreached_ranks().empty()) << "it only has not come";
 }
 
 TEST(FailureOfTest, OnlyWhatTheUserGaveIsRefused) {

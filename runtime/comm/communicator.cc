@@ -1,5 +1,7 @@
 #include "runtime/comm/communicator.h"
 
+#include <utility>
+
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_join.h"
@@ -9,6 +11,7 @@ namespace megascale::comm {
 namespace {
 
 constexpr char kBlamedUrl[] = "megascale.comm/blamed-ranks";
+constexpr char kOfLinksUrl[] = "megascale.comm/of-links";
 
 }  // namespace
 
@@ -51,6 +54,16 @@ std::vector<int> BlamedRanks(const absl::Status& status) {
 absl::Status Blame(absl::Status status, const std::vector<int>& world_ranks) {
   status.SetPayload(kBlamedUrl, absl::Cord(absl::StrJoin(world_ranks, ",")));
   return status;
+}
+
+absl::Status BlameLinks(absl::Status status, const std::vector<int>& world_ranks) {
+  status.SetPayload(kOfLinksUrl, absl::Cord());
+  return Blame(std::move(status), world_ranks);
+}
+
+std::vector<int> UnreachedRanks(const absl::Status& status) {
+  const bool is_of_links = status.GetPayload(kOfLinksUrl).has_value();
+  return is_of_links ? BlamedRanks(status) : std::vector<int>();
 }
 
 }  // namespace megascale::comm

@@ -118,4 +118,10 @@ std::vector<int> BlamedRanks(const absl::Status& status);
 // Returns `status` with `world_ranks` blamed, instead of any that were blamed before.
 absl::Status Blame(absl::Status status, const std::vector<int>& world_ranks);
 
+// As Blame, for ranks that have come, but whose machines do not answer this one: the links to them
+// may be at fault, and not the ranks.
+absl::Status BlameLinks(absl::Status status, const std::vector<int>& world_ranks);
+// Returns the ranks that BlameLinks has blamed; empty: the error is another one.
+std::vector<int> UnreachedRanks(const absl::Status& status);
+
 }  // namespace megascale::comm

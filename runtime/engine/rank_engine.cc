@@ -27,7 +27,7 @@
 #include "runtime/engine/state/snapshot_shard.h"
 #include "runtime/engine/state/snapshot_taker.h"
 #include "runtime/engine/tensor_peers.h"
-#include "runtime/job/job_spec.h"
+#include "runtime/job/deadlines.h"
 #include "runtime/layout/groups.h"
 #include "runtime/layout/rank_layout.h"
 #include "runtime/model/transformer_chunk.h"
@@ -44,9 +44,6 @@ namespace {
 
 using megascale::agent::v1::RestorePoint;
 
-// The failure detector finds a stalled peer first, after the progress timeout: the waits of its
-// peers last longer by this factor.
-constexpr double kPeerPatience = 1.5;
 // While ranks read a checkpoint for others, a rank waits this many start timeouts for the rest. The
 // failure detector sees a reader that stalls much earlier: after one start timeout.
 constexpr double kRestorePatience = 10;
@@ -57,6 +54,7 @@ class Engine : public RankEngine {
  public:
   explicit Engine(EngineOptions options)
       : options_(std::move(options)),
+        deadlines_(job::DeadlinesOf(options_.spec.fault())),
         reporter_(options_.heartbeat, options_.spans),
         memory_(options_.device) {}
 
@@ -104,15 +102,9 @@ class Engine : public RankEngine {
   void TellHang(const plan::StepContext& context, const absl::Status& error);
   absl::Status Explain(const plan::StepContext& context, const absl::Status& diverged);
   stream::Stream& compute() const { return streams_->compute(); }
-  absl::Duration start_timeout() const {
-    return job::ToDuration(options_.spec.fault().start_timeout());
-  }
-  absl::Duration progress_timeout() const {
-    return job::ToDuration(options_.spec.fault().progress_timeout());
-  }
-  absl::Duration timeout() const { return progress_timeout() * kPeerPatience; }
 
   EngineOptions options_;
+  const job::Deadlines deadlines_;
   InstructionReporter reporter_;
   layout::RankLayout part_;
   plan::RankPlan plan_;
@@ -194,7 +186,7 @@ absl::Status Engine::PrepareMemory() {
                                 .peers = peers_.get(),
                                 .batch_ring = options_.batch_ring,
                                 .batch_reader = options_.batch_reader,
-                                .timeout = timeout()}));
+                                .timeout = deadlines_.wait}));
   ASSIGN_OR_RETURN(shard_,
                    ShardCompute::Create(
                        {.spec = &options_.spec,
@@ -214,7 +206,7 @@ absl::Status Engine::PrepareMemory() {
                         .head_gradient = parameters.tied_ends.head_gradient,
                         .numbers = std::move(numbers),
                         .device = options_.device,
-                        .timeout = timeout()}));
+                        .timeout = deadlines_.wait}));
   return absl::OkStatus();
 }
 
@@ -251,7 +243,7 @@ absl::Status Engine::PrepareSnapshots() {
                                           .state = StateOf(chunks_),
                                           .rank = options_.rank,
                                           .heartbeat = options_.heartbeat,
-                                          .storage_timeout = progress_timeout() * kStoragePatience,
+                                          .storage_timeout = deadlines_.progress * kStoragePatience,
                                           .abort_reason = [this] { return AbortReason(); }}));
   return absl::OkStatus();
 }
@@ -259,7 +251,7 @@ absl::Status Engine::PrepareSnapshots() {
 void Engine::PreparePeers() {
   peers_ = std::make_unique<TensorPeers>(TensorPeersOptions{.place = part_.tensor,
                                                             .reporter = &reporter_,
-                                                            .timeout = timeout(),
+                                                            .timeout = deadlines_.wait,
                                                             .compute = &compute(),
                                                             .exchanges = streams_->exchanges()});
 }
@@ -281,8 +273,9 @@ absl::Status Engine::PrepareCommunicators() {
   } else {
     fabric.tcp_address = options_.interface;
   }
-  fabric.connect_timeout = start_timeout();
-  fabric.default_timeout = timeout();
+  fabric.connect_timeout = fabric.default_timeout = deadlines_.wait;
+  fabric.reach_timeout = deadlines_.connect;
+  fabric.join_timeout = deadlines_.join;
   ASSIGN_OR_RETURN(communicators_,
                    RankCommunicators::Create(std::move(fabric), options_.spec, part_.mesh));
   return absl::OkStatus();
@@ -333,7 +326,7 @@ absl::StatusOr<std::string> Engine::Restore(const RestorePoint& restore) {
        .world = communicators_->world(),
        .window = &window,
        .layout_of = [this](int rank) { return layout::StateLayoutOf(options_.spec, rank); },
-       .timeout = start_timeout() * kRestorePatience,
+       .timeout = deadlines_.start * kRestorePatience,
        .heartbeat = options_.heartbeat},
       StateOf(chunks_));
 }
@@ -362,8 +355,8 @@ absl::Status Engine::ChooseProducts(const RestorePoint& restore) {
                           .world = communicators_->world(),
                           .store = options_.store,
                           .snapshots = options_.snapshots,
-                          .timeout = start_timeout() * kRestorePatience,
-                          .store_timeout = start_timeout(),
+                          .timeout = deadlines_.start * kRestorePatience,
+                          .store_timeout = deadlines_.wait,
                           .heartbeat = options_.heartbeat},
                          calls, tuner);
 }
@@ -439,7 +432,7 @@ absl::Status Engine::Explain(const plan::StepContext& context, const absl::Statu
        .communicator_of = [this](const auto& i) { return communicators_->Of(i); },
        .reporter = &reporter_,
        .context = context,
-       .timeout = timeout()},
+       .timeout = deadlines_.wait},
       diverged);
 }
 

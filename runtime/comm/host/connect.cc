@@ -61,6 +61,8 @@ class Meeting {
     std::unique_ptr<ConnectorHandshake> handshake;  // null: not connected yet
     int num_hangups = 0;
     absl::Duration try_after = -absl::InfiniteDuration();
+    absl::Duration unanswered_since = absl::InfiniteDuration();  // infinite: its machine answers
+    std::string why_unanswered = {};                             // if the system said so
   };
   // An incoming socket that has not authenticated.
   struct Stranger {
@@ -73,10 +75,12 @@ class Meeting {
   absl::Status Listen();
   absl::Status FindAddresses();
   absl::Duration Left() const { return deadline_ - Now(); }
-  absl::Status TimedOut() const;
+  absl::Status CheckDeadlines() const;
+  absl::Status TimedOut(absl::Duration timeout) const;
   void WaitForWork();
   static absl::Status NotReached(const Outgoing& outgoing, const absl::Status& why);
   absl::Status AdvanceOutgoing(Outgoing& outgoing);
+  absl::Status TryAgain(Outgoing& outgoing, const absl::Status& unanswered);
   absl::StatusOr<bool> AdvanceHandshake(Outgoing& outgoing);
   Shared SharedAt(const std::string& address) const {
     return {options_.secret, options_.binds_address ? address : ""};
@@ -90,6 +94,7 @@ class Meeting {
   const ConnectOptions& options_;
   const std::vector<StreamRequest>& requests_;
   const absl::Duration deadline_;
+  absl::Duration all_found_at_ = absl::InfiniteDuration();  // the addresses of all higher peers
   std::vector<base::UniqueFd> streams_;
   size_t strangers_max_ = kStrangersMax;
   std::optional<ListeningSocket> listening_;
@@ -101,6 +106,7 @@ absl::StatusOr<std::vector<base::UniqueFd>> Meeting::Run() {
   RETURN_IF_ERROR(ReserveDescriptors());
   RETURN_IF_ERROR(Listen());
   RETURN_IF_ERROR(FindAddresses());
+  all_found_at_ = Now();
   while (true) {
     for (Outgoing& outgoing : outgoing_) {
       if (streams_[outgoing.request].valid()) continue;
@@ -118,7 +124,7 @@ absl::StatusOr<std::vector<base::UniqueFd>> Meeting::Run() {
       return std::move(streams_);
     }
     if (options_.cancelled->load()) return absl::AbortedError("aborted while connecting");
-    if (Left() <= absl::ZeroDuration()) return TimedOut();
+    RETURN_IF_ERROR(CheckDeadlines());
     WaitForWork();
   }
 }
@@ -178,19 +184,53 @@ absl::Status Meeting::FindAddresses() {
   return absl::OkStatus();
 }
 
-absl::Status Meeting::TimedOut() const {
+// The kernel of a machine answers a connection, however slow the rank there is.
+absl::Status Meeting::CheckDeadlines() const {
+  std::vector<int> unreached;
+  std::string example;
+  bool is_late = false;
+  for (const Outgoing& outgoing : outgoing_) {
+    if (streams_[outgoing.request].valid()) continue;
+    is_late |= Now() - all_found_at_ > options_.join_timeout;
+    if (Now() - outgoing.unanswered_since <= options_.reach_timeout) continue;
+    const int peer = requests_[outgoing.request].peer;
+    if (unreached.empty()) {
+      example = absl::StrCat(" at ", outgoing.address, outgoing.why_unanswered.empty() ? "" : ": ",
+                             outgoing.why_unanswered);
+    }
+    if (unreached.empty() || unreached.back() != peer) unreached.push_back(peer);
+  }
+  if (!unreached.empty()) {
+    std::sort(unreached.begin(), unreached.end());
+    unreached.erase(std::unique(unreached.begin(), unreached.end()), unreached.end());
+    return BlameLinks(
+        absl::DeadlineExceededError(absl::StrCat("rank ", options_.rank, " got no answer for ",
+                                                 absl::FormatDuration(options_.reach_timeout),
+                                                 " from the machine of rank(s) ",
+                                                 absl::StrJoin(unreached, ", "), example)),
+        unreached);
+  }
+  if (is_late) return TimedOut(options_.join_timeout);
+  return Left() > absl::ZeroDuration() ? absl::OkStatus() : TimedOut(options_.timeout);
+}
+
+absl::Status Meeting::TimedOut(absl::Duration timeout) const {
   std::set<int> missing;
   for (size_t i = 0; i < requests_.size(); ++i) {
     if (!streams_[i].valid()) missing.insert(requests_[i].peer);
   }
   const std::vector<int> ranks(missing.begin(), missing.end());
-  std::string text = absl::StrCat(
-      "rank ", options_.rank, " waited ", absl::FormatDuration(options_.timeout),
-      " for the other members of its groups; not connected: rank(s) ", absl::StrJoin(ranks, ", "));
+  std::string text = absl::StrCat("rank ", options_.rank, " waited ", absl::FormatDuration(timeout),
+                                  " for the other members of its groups; not connected: rank(s) ",
+                                  absl::StrJoin(ranks, ", "));
   for (const Outgoing& outgoing : outgoing_) {
-    if (streams_[outgoing.request].valid() || outgoing.num_hangups == 0) continue;
-    absl::StrAppend(&text, "; rank ", requests_[outgoing.request].peer, " hung up ",
-                    outgoing.num_hangups, " times during the handshake");
+    if (streams_[outgoing.request].valid()) continue;
+    if (outgoing.num_hangups == 0 && outgoing.why_unanswered.empty()) continue;
+    const int peer = requests_[outgoing.request].peer;
+    text += outgoing.num_hangups == 0
+                ? absl::StrCat("; rank ", peer, ": ", outgoing.why_unanswered)
+                : absl::StrCat("; rank ", peer, " hung up ", outgoing.num_hangups,
+                               " times during the handshake");
     break;  // one example is enough
   }
   return Blame(absl::DeadlineExceededError(text), ranks);
@@ -224,14 +264,19 @@ absl::Status Meeting::AdvanceOutgoing(Outgoing& outgoing) {
     const bool is_queue_full =
         absl::IsResourceExhausted(socket.status()) && !IsOwnLack(base::ErrnoOf(socket.status()));
     if (is_queue_full) return absl::OkStatus();  // try again later
+    if (absl::IsDeadlineExceeded(socket.status())) return TryAgain(outgoing, socket.status());
     if (!socket.ok()) return NotReached(outgoing, socket.status());
     outgoing.socket = *std::move(socket);
+    outgoing.unanswered_since = std::min(outgoing.unanswered_since, Now());
   }
   if (outgoing.handshake == nullptr) {
     pollfd polled = {outgoing.socket.get(), POLLOUT, 0};
     if (::poll(&polled, 1, 0) <= 0) return absl::OkStatus();
     const absl::Status connected = FinishConnect(outgoing.socket.get());
+    if (absl::IsDeadlineExceeded(connected)) return TryAgain(outgoing, connected);
     if (!connected.ok()) return NotReached(outgoing, connected);
+    outgoing.unanswered_since = absl::InfiniteDuration();
+    outgoing.why_unanswered.clear();
     PrepareStream(outgoing.socket.get());
   }
   const absl::StatusOr<bool> is_proven = AdvanceHandshake(outgoing);
@@ -246,6 +291,15 @@ absl::Status Meeting::AdvanceOutgoing(Outgoing& outgoing) {
   }
   RETURN_IF_ERROR(is_proven.status());
   if (*is_proven) streams_[outgoing.request] = std::move(outgoing.socket);
+  return absl::OkStatus();
+}
+
+// Within reach_timeout the link may come back.
+absl::Status Meeting::TryAgain(Outgoing& outgoing, const absl::Status& unanswered) {
+  outgoing.socket.reset();
+  outgoing.unanswered_since = std::min(outgoing.unanswered_since, Now());
+  outgoing.why_unanswered = std::string(unanswered.message());
+  outgoing.try_after = Now() + kTryAgainAfter;
   return absl::OkStatus();
 }
 

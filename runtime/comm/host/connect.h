@@ -25,6 +25,9 @@ struct ConnectOptions {
   std::string socket_directory;  // set this or tcp_address
   std::string tcp_address;
   absl::Duration timeout;
+  // As in FabricOptions.
+  absl::Duration reach_timeout = absl::InfiniteDuration();
+  absl::Duration join_timeout = absl::InfiniteDuration();
   const std::atomic<bool>* cancelled = nullptr;  // checked ten times a second
   // If there is no room for another incoming socket, a socket that has not authenticated for this
   // long may be replaced. A peer that is slower than this connects again.

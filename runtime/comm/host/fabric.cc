@@ -135,6 +135,8 @@ absl::Status Fabric::Impl::Connect() {
                                     .socket_directory = options.socket_directory,
                                     .tcp_address = options.tcp_address,
                                     .timeout = options.connect_timeout,
+                                    .reach_timeout = options.reach_timeout,
+                                    .join_timeout = options.join_timeout,
                                     .cancelled = &aborted};
     ASSIGN_OR_RETURN(streams, ConnectStreams(connect, requests));
   }

@@ -56,6 +56,10 @@ struct FabricOptions {
   std::string socket_directory;
   std::string tcp_address;
   absl::Duration connect_timeout = absl::Seconds(60);  // for Connect
+  // Within it, for peers that have published their addresses: how long their machines may leave a
+  // connection unanswered, and how long until these peers have proved themselves.
+  absl::Duration reach_timeout = absl::InfiniteDuration();
+  absl::Duration join_timeout = absl::InfiniteDuration();
   absl::Duration default_timeout = absl::Seconds(60);  // for calls that give no timeout
   // How long the destructor tries to send what peers have not taken yet. Only if there was no
   // error.
@@ -82,10 +86,11 @@ class Fabric {
 
   // Connects to the members of this rank's groups on other machines; returns at once if there are
   // none. May be called once. A socket that a peer drops is retried. Errors: Unavailable - a peer
-  // is gone; DeadlineExceeded - names the ranks that did not come; Aborted - Abort was called, or a
-  // peer belongs to another attempt; PermissionDenied - a peer does not know the secret, somebody
-  // has changed its address in the store, or other users have access to the socket directory;
-  // ResourceExhausted - this process or its machine has no room for the sockets; no peer is blamed.
+  // is gone; DeadlineExceeded - names the ranks that did not come, or (UnreachedRanks) those that
+  // came and whose machines do not answer; Aborted - Abort was called, or a peer belongs to another
+  // attempt; PermissionDenied - a peer does not know the secret, somebody has changed its address
+  // in the store, or other users have access to the socket directory; ResourceExhausted - this
+  // process or its machine has no room for the sockets; no peer is blamed.
   absl::Status Connect();
 
   // Makes the communicator of a group that this rank belongs to. Requires: Connect returned OK.

@@ -470,6 +470,8 @@ class ConnectTest : public ::testing::Test {
       options.store = from.store;
       options.socket_directory = from.socket_directory;
       options.timeout = absl::Seconds(20);
+      options.reach_timeout = reach_timeout_;
+      options.join_timeout = join_timeout_;
       options.cancelled = &cancelled_;
       options.stranger_patience = patience_;
       std::vector<StreamRequest> requests;
@@ -545,6 +547,8 @@ class ConnectTest : public ::testing::Test {
   ThreadWorld world_;
   std::atomic<bool> cancelled_{false};
   absl::Duration patience_ = absl::Seconds(60);
+  absl::Duration reach_timeout_ = absl::InfiniteDuration();
+  absl::Duration join_timeout_ = absl::InfiniteDuration();
   std::vector<base::UniqueFd> met_;  // sockets of those that the test plays
   std::thread thread_;
   absl::Status result_ = absl::UnknownError("was not run");
@@ -568,6 +572,68 @@ TEST_F(ConnectTest, APeerThatHangsUpAndListensNoMoreIsGone) {
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
   EXPECT_THAT(BlamedRanks(status), ElementsAre(1));
   EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1 of group all: hung up"));
+}
+
+// A listener whose queue is full drops packets, as a link does that swallows them.
+class Swallower {
+ public:
+  Swallower() {
+    socket_ = base::UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(address);
+    EXPECT_EQ(::bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+    EXPECT_EQ(::listen(socket_.get(), 0), 0);
+    ::getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&address), &size);
+    address_ = absl::StrCat("tcp 127.0.0.1 ", ntohs(address.sin_port));
+    for (int i = 0; i < 2; ++i) fill_.push_back(StartConnect(address_).value());
+    pollfd polled = {fill_[0].get(), POLLOUT, 0};
+    ::poll(&polled, 1, 10'000);  // this one is in the queue
+  }
+  const std::string& address() const { return address_; }
+
+ private:
+  base::UniqueFd socket_;
+  std::vector<base::UniqueFd> fill_;
+  std::string address_;
+};
+
+TEST_F(ConnectTest, AMachineThatDoesNotAnswerIsToldFromARankThatDoesNotCome) {
+  const Swallower swallower;
+  reach_timeout_ = absl::Milliseconds(300);
+  const auto store = world_.OptionsOf(0).store;
+  ASSERT_TRUE(store->Set("address/2", swallower.address()).ok());
+  const ListeningSocket listening = ListenAs(1);
+  Connect(0, {1, 2});
+  const absl::Status status = End();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_THAT(UnreachedRanks(status), ElementsAre(2)) << "the queue of rank 1 took the connection";
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr(absl::StrCat("rank 0 got no answer for 300ms from the machine of rank(s) 2 "
+                                     "at ",
+                                     swallower.address())));
+}
+
+TEST_F(ConnectTest, ARouteToNowhereIsTriedUntilTheDeadline) {
+  reach_timeout_ = absl::Milliseconds(300);
+  // Connecting to a broadcast address is forbidden, as by a firewall.
+  ASSERT_TRUE(world_.OptionsOf(0).store->Set("address/1", "tcp 255.255.255.255 9").ok());
+  Connect(0, {1});
+  const absl::Status status = End();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_THAT(UnreachedRanks(status), ElementsAre(1));
+}
+
+TEST_F(ConnectTest, ARankThatComesAndDoesNotProveItselfIsNoFaultOfALink) {
+  join_timeout_ = absl::Milliseconds(300);
+  const ListeningSocket listening = ListenAs(1);
+  Connect(0, {1});
+  const absl::Status status = End();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_THAT(BlamedRanks(status), ElementsAre(1));
+  EXPECT_TRUE(UnreachedRanks(status).empty());
+  EXPECT_THAT(std::string(status.message()), HasSubstr("rank 0 waited 300ms"));
 }
 
 TEST_F(ConnectTest, AConnectorThatIsDroppedAgainAndAgainStopsWhenItIsAborted) {

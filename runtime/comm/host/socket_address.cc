@@ -71,6 +71,20 @@ absl::StatusOr<base::UniqueFd> BindAndListen(Address address, const std::string&
   return fd;
 }
 
+// A connection that failed with one of these has met nobody: packets were lost, or a route, a
+// firewall or a link took them.
+bool IsNoAnswer(int error) {
+  return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH ||
+         error == EHOSTDOWN || error == ENETDOWN || error == EACCES || error == EPERM ||
+         error == EINVAL;  // of a route named "blackhole"
+}
+
+absl::Status ConnectError(int error, absl::string_view what) {
+  const std::string message = absl::StrCat(what, ": ", std::strerror(error));
+  if (IsNoAnswer(error)) return absl::DeadlineExceededError(message);
+  return error == EAGAIN ? absl::ResourceExhaustedError(message) : absl::UnavailableError(message);
+}
+
 absl::StatusOr<Address> ParseAddress(const std::string& text) {
   const std::vector<std::string> parts = absl::StrSplit(text, ' ');
   if (parts.size() == 3 && parts[0] == "tcp") return TcpAddress(parts[1], parts[2]);
@@ -126,8 +140,7 @@ absl::StatusOr<base::UniqueFd> StartConnect(const std::string& text) {
   if (errno == ENOBUFS || errno == ENOMEM) {
     return base::ErrnoStatus(errno, absl::StrCat("connect to ", text));
   }
-  const std::string what = absl::StrCat("connect to ", text, ": ", std::strerror(errno));
-  return errno == EAGAIN ? absl::ResourceExhaustedError(what) : absl::UnavailableError(what);
+  return ConnectError(errno, absl::StrCat("connect to ", text));
 }
 
 absl::Status FinishConnect(int fd) {
@@ -135,7 +148,7 @@ absl::Status FinishConnect(int fd) {
   socklen_t size = sizeof(error);
   if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
   if (error == 0) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("connect: ", std::strerror(error)));
+  return ConnectError(error, "connect");
 }
 
 absl::Status CheckAccepted(int fd, const std::string& address) {

@@ -43,7 +43,8 @@ class ListeningSocket {
 
 // Returns a non-blocking socket that is connected, or connecting: once it is writable,
 // FinishConnect says whether that worked. Errors: ResourceExhausted - the listener is busy, try
-// again; Unavailable - no listener there; PermissionDenied - the Unix socket's directory, the
+// again; DeadlineExceeded - no answer from there, or no way there, which may change; Unavailable -
+// no listener there; PermissionDenied - the Unix socket's directory, the
 // socket or the listener belongs to another user.
 absl::StatusOr<base::UniqueFd> StartConnect(const std::string& address);
 absl::Status FinishConnect(int fd);

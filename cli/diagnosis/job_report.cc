@@ -85,6 +85,11 @@ Diagnosis DiagnoseFailure(const control::v1::Job& job) {
   findings.verdict = absl::StrCat(
       "failed: ", culprit.rank() >= 0 ? absl::StrCat("rank ", culprit.rank(), ", ") : "", "node ",
       diagnosis.node, ", in attempt ", culprit.attempt());
+  if (culprit.failure_class() == telemetry::v1::FAILURE_CLASS_LINK) {
+    absl::StrAppend(&findings.verdict, "; no answer from rank ", culprit.peer_rank(), ", node ",
+                    base::Printable(culprit.peer_node_id()),
+                    ", though both machines reach the driver");
+  }
   // What the rank did last stands on a line of its own.
   for (const absl::string_view line : absl::StrSplit(culprit.evidence(), '\n')) {
     findings.evidence.push_back(base::Printable(line, 500));

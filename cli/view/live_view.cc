@@ -116,7 +116,13 @@ std::string RankName(int rank) { return rank < 0 ? "host" : absl::StrCat("rank "
 std::string CulpritText(const control::v1::Culprit& culprit) {
   const std::string what =
       Lower(telemetry::v1::FailureClass_Name(culprit.failure_class()), "FAILURE_CLASS_");
-  std::string text = absl::StrCat(RankName(culprit.rank()), " on ", culprit.node_id(), " ", what);
+  std::string text = absl::StrCat(RankName(culprit.rank()), " on ", culprit.node_id(), " ");
+  if (culprit.failure_class() == telemetry::v1::FAILURE_CLASS_LINK) {
+    absl::StrAppend(&text, "got no answer from ", RankName(culprit.peer_rank()), " on ",
+                    culprit.peer_node_id(), ", though both machines reach the driver");
+  } else {
+    absl::StrAppend(&text, what);
+  }
   const std::string& evidence = culprit.evidence();
   if (!evidence.empty()) absl::StrAppend(&text, ": ", evidence.substr(0, evidence.find('\n')));
   return absl::StrCat(text, " (attempt ", culprit.attempt(), ")");

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/account/time_account.h"
 #include "controlplane/driver/core/transition.h"
+#include "controlplane/driver/exchanges/failed_links.h"
 #include "runtime/base/check.h"
 #include "runtime/base/text/shortlist.h"
 
@@ -300,6 +301,7 @@ bool Transition::OnTrainingStarted(const pb::TrainingStarted& started) {
     Quarantine(node_id, absl::StrCat("job ", JobId(*job), ": could not read checkpoint ", directory,
                                      ", which other machines could"));
   }
+  ForgetLinksAmong(NodesOf(*job), &state_);  // all its ranks have joined
   SetStatus(job, control::JOB_STATE_RUNNING, "Training", "");
   return true;
 }
@@ -343,6 +345,7 @@ bool Transition::OnRankFailed(const pb::RankFailed& failed) {
   culprit.set_rank(failed.rank());
   culprit.set_failure_class(failed.failure().failure_class());
   culprit.set_evidence(failed.failure().message());
+  if (state_.rules() >= 10) NoteUnreached(*job, failed.failure(), &found);
   Fail(job, std::move(found));
   return true;
 }

@@ -46,7 +46,10 @@ namespace megascale::driver {
 //      waits for the deletion of older checkpoints even without a checkpoint of its own; a restore
 //      point names the attempt that committed it; an attempt that could not read its checkpoint or
 //      its data is followed by one that begins with a preflight, which waits for storage; the
-//      ranks of an attempt bind their proofs to addresses if all its agents can.
+//      ranks of an attempt bind their proofs to addresses if all its agents can; an attempt that
+//      ended because a rank got no answer from the machine of another rank, while both machines
+//      reach the driver, names both and counts as ended by machines, and later attempts avoid this
+//      link (failed_links.h).
 inline constexpr int kRules = 10;
 
 // A restored copy of the log begins a new epoch (epoch.h), which adds this to the attempts of all

@@ -466,5 +466,163 @@ TEST_F(DriverFailuresTest, TheTimeAccountFollowsTheEventsOfAFailedAttempt) {
   EXPECT_EQ(account.wall_nanos(), now - 2 * kSecond);
 }
 
+// Job "j" has rank 0 on n0, rank 1 on n1, and ranks 2 and 3 on n2.
+class FailedLinksOfJobsTest : public DriverCoreTest {
+ protected:
+  void RunOnThree(int rules = kRules) {
+    Event started;
+    started.mutable_driver_started()->set_rules(rules);
+    Do(std::move(started));
+    Do(Submitted("j", SpecOf(2, 2, 30)));
+    for (const auto& [node_id, slots] : {std::pair("n0", 1), {"n1", 1}, {"n2", 2}}) {
+      Do(Joined(node_id, "a", slots));
+    }
+    for (const char* node_id : {"n0", "n1", "n2"}) Do(Passed("j", 1, node_id));
+    ASSERT_THAT(PlacedNodes(), ElementsAre("n0", "n1", "n2", "n2"));
+  }
+  // The rank on `node_id` got no answer from the others.
+  static Event Unanswered(int64_t attempt, int rank, const std::string& node_id,
+                          const std::vector<int>& unreached) {
+    Event event = Failed(attempt, rank, node_id, telemetry::FAILURE_CLASS_ABORTED);
+    for (const int other : unreached) {
+      event.mutable_rank_failed()->mutable_failure()->add_unreached_ranks(other);
+    }
+    return event;
+  }
+  void FenceAll() {
+    const int64_t attempt = job().attempt();
+    const std::vector<std::string> placed = PlacedNodes();
+    for (const std::string& node_id : std::set<std::string>(placed.begin(), placed.end())) {
+      Do(Fenced(attempt, node_id, {}));
+    }
+    BackoffElapsed(attempt);
+  }
+  // As FailTheLink, before the processes have ended.
+  void LoseTheLink() {
+    const std::vector<std::string> placed = PlacedNodes();
+    Do(Failed(job().attempt(), 2, placed[2], telemetry::FAILURE_CLASS_ABORTED));
+    Do(Unanswered(job().attempt(), 0, placed[0], {1}));
+  }
+  void FailTheLink() {
+    LoseTheLink();
+    FenceAll();
+  }
+};
+
+TEST_F(FailedLinksOfJobsTest, TheTwoMachinesAreTheCauseAndRanksThatWaitForThemConsequences) {
+  RunOnThree();
+  LoseTheLink();
+  const Culprit& culprit = job().culprit();
+  EXPECT_EQ(culprit.failure_class(), telemetry::FAILURE_CLASS_LINK);
+  EXPECT_EQ(culprit.rank(), 0);
+  EXPECT_EQ(culprit.node_id(), "n0");
+  EXPECT_EQ(culprit.peer_rank(), 1);
+  EXPECT_EQ(culprit.peer_node_id(), "n1");
+  EXPECT_EQ(job().reason(), "LinkFailed");
+  EXPECT_EQ(job().message(),
+            "rank 0 on n0 got no answer from rank 1 on n1, though both machines reach the driver: "
+            "evidence of rank 0");
+  ASSERT_THAT(job().failures(), SizeIs(2));
+  EXPECT_EQ(job().failures(1).culprit().rank(), 2);
+}
+
+TEST_F(FailedLinksOfJobsTest, ALinkThatFailedIsAvoidedWhereThereIsRoomAndCostsTheJobNoRestart) {
+  RunOnThree();
+  Do(Joined("n3", "a", 1));
+  FailTheLink();
+  EXPECT_EQ(job().attempt(), 2);
+  EXPECT_THAT(PlacedNodes(), ElementsAre("n0", "n3", "n2", "n2"));
+  EXPECT_EQ(job().attempts_without_progress(), 0);
+  EXPECT_EQ(job().machine_failures(), 1);
+  for (const auto& node : state_.nodes()) EXPECT_FALSE(node.has_quarantine());
+}
+
+// n0 reaches neither n1 nor n3, so n0 is left out, whichever link failed first.
+TEST_F(FailedLinksOfJobsTest, TheMachineAtTheEndsOfSeveralFailedLinksIsLeftOut) {
+  RunOnThree();
+  Do(Joined("n3", "a", 1));
+  FailTheLink();
+  Do(Joined("n4", "a", 1));
+  FailTheLink();
+  EXPECT_EQ(job().attempt(), 3);
+  EXPECT_THAT(PlacedNodes(), ElementsAre("n1", "n3", "n2", "n2"));
+}
+
+TEST_F(FailedLinksOfJobsTest, WithoutRoomTheLinkIsTriedAgainAndTheJobFailsAfterTwentyAttempts) {
+  RunOnThree();
+  for (int attempt = 1; attempt <= kMachineFailuresMax; ++attempt) {
+    FailTheLink();
+    ASSERT_EQ(job().attempt(), attempt + 1);
+    ASSERT_THAT(PlacedNodes(), ElementsAre("n0", "n1", "n2", "n2"));
+    if (attempt == 1) Do(Passed("j", 2, "n0"));
+  }
+  LoseTheLink();
+  FenceAll();
+  EXPECT_EQ(job().state(), control::JOB_STATE_FAILED);
+  EXPECT_EQ(job().reason(), "LinkFailed");
+  EXPECT_EQ(
+      job().message(),
+      "gave up after 21 attempts in a row without progress that failures of machines ended; "
+      "the last: rank 0 on n0 got no answer from rank 1 on n1, though both machines reach the "
+      "driver: evidence of rank 0");
+}
+
+TEST_F(FailedLinksOfJobsTest, AFailedLinkIsForgottenAfterAnHour) {
+  RunOnThree();
+  FailTheLink();
+  ASSERT_THAT(state_.failed_links(), SizeIs(1));
+  seconds_ += 3590;
+  Do(Joined("n4", "a", 1));
+  EXPECT_THAT(state_.failed_links(), SizeIs(1));
+  seconds_ += 20;
+  Do(Joined("n5", "a", 1));
+  EXPECT_THAT(state_.failed_links(), SizeIs(0));
+}
+
+TEST_F(FailedLinksOfJobsTest, AFailedLinkIsForgottenWhenAnAttemptTrainsOverIt) {
+  RunOnThree();
+  FailTheLink();
+  Do(Started(2));
+  EXPECT_THAT(state_.failed_links(), SizeIs(0));
+}
+
+TEST_F(FailedLinksOfJobsTest, UncordonForgetsTheFailedLinksOfAMachine) {
+  RunOnThree();
+  FailTheLink();
+  EXPECT_FALSE(IsNewUncordon(state_, "n2").value());
+  EXPECT_TRUE(IsNewUncordon(state_, "n1").value());
+  EXPECT_TRUE(Do(Uncordoned("n1")));
+  EXPECT_THAT(state_.failed_links(), SizeIs(0));
+}
+
+TEST_F(FailedLinksOfJobsTest, TheLossOfAMachineExplainsThatItDidNotAnswer) {
+  RunOnThree();
+  LoseTheLink();
+  Do(Lost("n1", "a"));
+  EXPECT_EQ(job().reason(), "NodeLost");
+  EXPECT_EQ(job().culprit().node_id(), "n1");
+  FenceAll();
+  EXPECT_THAT(state_.failed_links(), SizeIs(0)) << "n1 does not reach the driver";
+}
+
+TEST_F(FailedLinksOfJobsTest, WhatAnAgentSaysOfLinksConcernsOtherMachinesThatLiveOnly) {
+  RunOnThree();
+  Do(Unanswered(1, 2, "n2", {2, 3, -1, 4, 1 << 30}));
+  EXPECT_EQ(job().culprit().failure_class(), telemetry::FAILURE_CLASS_ABORTED);
+  Do(Unanswered(1, 3, "n2", std::vector<int>(100'000, 0)));
+  EXPECT_EQ(job().culprit().peer_node_id(), "n0");
+  EXPECT_THAT(job().failures(0).unreached_ranks(), SizeIs(64));
+  FenceAll();
+  EXPECT_THAT(state_.failed_links(), SizeIs(1));
+}
+
+TEST_F(FailedLinksOfJobsTest, OlderRulesKnowNoLinks) {
+  RunOnThree(/*rules=*/9);
+  FailTheLink();
+  EXPECT_EQ(job().culprit().failure_class(), telemetry::FAILURE_CLASS_ABORTED);
+  EXPECT_EQ(job().attempts_without_progress(), 1);
+  EXPECT_THAT(state_.failed_links(), SizeIs(0));
+}
+
 }  // namespace
 }  // namespace megascale::driver

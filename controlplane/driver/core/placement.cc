@@ -4,12 +4,14 @@
 #include <iterator>
 #include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/recovery.h"
 #include "controlplane/driver/core/restore_order.h"
 #include "controlplane/driver/exchanges/exchanges.h"
+#include "controlplane/driver/exchanges/failed_links.h"
 #include "runtime/base/text/shortlist.h"
 #include "runtime/job/job_spec.h"
 
@@ -145,12 +147,64 @@ std::vector<std::string> PlaceGroups(const JobRecord& job, FreeSlots free) {
   return placed ? nodes : std::vector<std::string>();
 }
 
-// As PlaceGroups, without some nodes.
-std::vector<std::string> PlaceGroupsWithout(const JobRecord& job, FreeSlots free,
-                                            const std::set<std::string>& avoided) {
+FreeSlots Without(FreeSlots free, const std::set<std::string>& avoided) {
   for (const std::string& node : avoided) free.Erase(node);
-  return PlaceGroups(job, std::move(free));
+  return free;
 }
+
+// Places a job so that no two of its nodes are the ends of a failed link: all ranks of a job
+// exchange bytes with each other.
+class PlacerAroundLinks {
+ public:
+  PlacerAroundLinks(const JobRecord& job, NodePairs failed)
+      : job_(job), failed_(std::move(failed)) {}
+
+  bool has_links() const { return !failed_.empty(); }
+
+  // As PlaceGroups. Looks at each way to leave out one end of each link that is in the way, at most
+  // kTriesMax ways.
+  std::vector<std::string> Place(const FreeSlots& free) {
+    num_tries_ = 0;
+    return Try(free);
+  }
+
+ private:
+  static constexpr int kTriesMax = 256;
+
+  std::vector<std::string> Try(const FreeSlots& free) {
+    if (++num_tries_ > kTriesMax) return {};
+    std::vector<std::string> nodes = PlaceGroups(job_, free);
+    if (failed_.empty()) return nodes;
+    const std::set<std::string> used(nodes.begin(), nodes.end());
+    const auto in_the_way = std::find_if(failed_.begin(), failed_.end(), [&](const auto& link) {
+      return used.count(link.first) > 0 && used.count(link.second) > 0;
+    });
+    if (in_the_way == failed_.end()) return nodes;
+    auto [left_out, kept] = *in_the_way;
+    if (Priority(left_out) < Priority(kept)) std::swap(left_out, kept);
+    for (const std::string& end : {left_out, kept}) {
+      nodes = Try(Without(free, {end}));
+      if (!nodes.empty()) return nodes;
+    }
+    return {};
+  }
+
+  // The end with more failed links is left out first, then the one with fewer ranks of the job.
+  std::tuple<int64_t, int64_t, std::string> Priority(const std::string& node_id) const {
+    const auto num_links = std::count_if(failed_.begin(), failed_.end(), [&](const auto& link) {
+      return link.first == node_id || link.second == node_id;
+    });
+    const auto& placements = job_.placements();
+    const auto num_ranks =
+        std::count_if(placements.begin(), placements.end(),
+                      [&](const auto& placement) { return placement.node_id() == node_id; });
+    return {num_links, -num_ranks, node_id};
+  }
+
+  const JobRecord& job_;
+  const NodePairs failed_;
+  int num_tries_ = 0;
+};
 
 // Returns "; n1 is evicted, n2 drains": nodes whose slots the job may not use.
 std::string Withheld(const DriverState& state, const JobRecord& job) {
@@ -266,7 +320,7 @@ bool HasRoomWithout(const DriverState& state, const JobRecord& job,
   return std::any_of(kinds.begin(), kinds.end(), [&](const Kind& kind) {
     // What is tested now will most likely pass.
     FreeSlots free = FreeSlotsFor(state, job, kind, {});
-    return !PlaceGroupsWithout(job, std::move(free), nodes).empty();
+    return !PlaceGroups(job, Without(std::move(free), nodes)).empty();
   });
 }
 
@@ -287,11 +341,16 @@ PlacementResult PlaceJob(const DriverState& state, const JobRecord& job,
   const std::vector<Kind> kinds = KindsFor(state, job);
   PlacementResult result;
   FreeSlots best;
-  for (const bool avoids : {true, false}) {
+  PlacerAroundLinks around_links(job, FailedPairs(state));
+  // Over a failed link an attempt fails for certain, so these are used last.
+  for (const auto& [avoids, avoids_links] : {std::pair(true, true), std::pair(false, true),
+                                             std::pair(true, false), std::pair(false, false)}) {
+    if ((!avoids && avoided.empty()) || (!avoids_links && !around_links.has_links())) continue;
     for (const Kind& kind : kinds) {
       FreeSlots free = FreeSlotsFor(state, job, kind, exceptions);
+      const FreeSlots usable = avoids ? Without(free, avoided) : free;
       std::vector<std::string> nodes =
-          avoids ? PlaceGroupsWithout(job, free, avoided) : PlaceGroups(job, free);
+          avoids_links ? around_links.Place(usable) : PlaceGroups(job, usable);
       // Older rules used nodes that are avoided before those of another kind.
       if (state.rules() < 9 && nodes.empty() && !avoided.empty()) nodes = PlaceGroups(job, free);
       if (free.size() > best.size()) best = std::move(free);
@@ -305,7 +364,6 @@ PlacementResult PlaceJob(const DriverState& state, const JobRecord& job,
       }
       return result;
     }
-    if (avoided.empty()) break;
   }
   result.message =
       absl::StrCat(Offer(job, best), Apart(state, job, kinds, exceptions), Withheld(state, job));

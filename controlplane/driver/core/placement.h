@@ -24,7 +24,8 @@ struct PlacementResult {
 // the node takes ranks and has room; the other ranks fill the nodes in the order of their ids with
 // consecutive ranks. Tensor-parallel peers share a node. The slots of other jobs are not free,
 // except for those of the jobs in `givers`. Nodes that could not read the job's checkpoint
-// (restore_order.h) get ranks only if the other nodes have no room.
+// (restore_order.h) get ranks only if the other nodes have no room, and so do both ends of a link
+// that failed (failed_links.h).
 PlacementResult PlaceJob(const DriverState& state, const JobRecord& job,
                          const std::set<std::string>& givers = {});
 

@@ -86,6 +86,8 @@ std::string ReasonOf(const Culprit& culprit) {
       return "StorageFailed";
     case telemetry::FAILURE_CLASS_RENDEZVOUS:
       return "StoreUnavailable";
+    case telemetry::FAILURE_CLASS_LINK:
+      return "LinkFailed";
     default:
       return "Failed";
   }
@@ -96,7 +98,11 @@ std::string Describe(const Culprit& culprit) {
                               ? absl::StrCat("node ", culprit.node_id())
                               : absl::StrCat("rank ", culprit.rank(), " on ", culprit.node_id());
   const std::string& evidence = culprit.evidence();
-  return absl::StrCat(who, ": ", evidence.substr(0, evidence.find('\n')));
+  const std::string line = evidence.substr(0, evidence.find('\n'));
+  if (culprit.failure_class() != telemetry::FAILURE_CLASS_LINK)
+    return absl::StrCat(who, ": ", line);
+  return absl::StrCat(who, " got no answer from rank ", culprit.peer_rank(), " on ",
+                      culprit.peer_node_id(), ", though both machines reach the driver: ", line);
 }
 
 std::string Describe(const agent::RestorePoint& restore) {
@@ -124,10 +130,20 @@ Culprit CheckpointNotStored(const JobRecord& job) {
 }
 
 bool IsBetterCause(const v1::Failure& candidate, const v1::Failure& known) {
-  const auto follows = [](const v1::Failure& failure) {
-    return failure.culprit().failure_class() == telemetry::FAILURE_CLASS_ABORTED;
+  const auto is_of = [](const v1::Failure& failure, FailureClass failure_class) {
+    return failure.culprit().failure_class() == failure_class;
+  };
+  const auto follows = [&](const v1::Failure& failure) {
+    return is_of(failure, telemetry::FAILURE_CLASS_ABORTED);
   };
   if (follows(candidate) != follows(known)) return follows(known);
+  // A machine that is lost answers nobody.
+  const auto explains = [&](const v1::Failure& lost, const v1::Failure& unanswered) {
+    return is_of(lost, telemetry::FAILURE_CLASS_UNREACHABLE) &&
+           is_of(unanswered, telemetry::FAILURE_CLASS_LINK);
+  };
+  if (explains(candidate, known)) return true;
+  if (explains(known, candidate)) return false;
   if (!candidate.has_noticed_at() || !known.has_noticed_at()) return false;
   return job::ToDuration(candidate.noticed_at()) < job::ToDuration(known.noticed_at());
 }
@@ -157,6 +173,7 @@ bool IsRetried(FailureClass failure_class) {
 }
 
 bool IsFaultOfMachine(const JobRecord& job) {
+  if (job.culprit().failure_class() == telemetry::FAILURE_CLASS_LINK) return true;
   if (job.culprit().failure_class() != telemetry::FAILURE_CLASS_UNREACHABLE) return false;
   std::set<std::string> lost;
   for (const Culprit& cause : job.causes()) {
@@ -167,7 +184,8 @@ bool IsFaultOfMachine(const JobRecord& job) {
 
 bool MayBlameNode(const Culprit& cause) {
   return cause.failure_class() != telemetry::FAILURE_CLASS_ABORTED &&
-         cause.failure_class() != telemetry::FAILURE_CLASS_RENDEZVOUS;
+         cause.failure_class() != telemetry::FAILURE_CLASS_RENDEZVOUS &&
+         cause.failure_class() != telemetry::FAILURE_CLASS_LINK;
 }
 
 bool CouldBeOfMachine(const JobRecord& job) {

@@ -30,7 +30,8 @@ Culprit CheckpointNotStored(const JobRecord& job);
 
 // True when `candidate` is a better cause for the end of the attempt than `known`. A failure of
 // class ABORTED, which only follows from a peer's failure, loses to any other class. Otherwise the
-// failure that was noticed first wins; if one of them has no time, `known` wins.
+// failure that was noticed first wins; if one of them has no time, `known` wins. The loss of a
+// machine is a better cause than a link that failed.
 bool IsBetterCause(const megascale::driver::v1::Failure& candidate,
                    const megascale::driver::v1::Failure& known);
 
@@ -57,10 +58,11 @@ inline constexpr int kMachineFailuresMax = 20;
 // takes its machines down.
 inline constexpr int kFailuresOfOneNodeMax = 3;
 
-// True when a machine, and not the job, is at fault for the end of the newest of job.causes().
+// True when a machine or a link, and not the job, is at fault for the end of the newest of
+// job.causes().
 bool IsFaultOfMachine(const JobRecord& job);
 
-// False: the failure came from elsewhere, a peer or the rendezvous store.
+// False: the failure came from elsewhere, a peer, a link or the rendezvous store.
 bool MayBlameNode(const Culprit& cause);
 
 // True if the machine could be at fault for the newest failure of the job: wrong numbers or bytes,

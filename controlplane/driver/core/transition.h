@@ -146,6 +146,12 @@ class Transition {
   bool GiveUpUnfenced(JobRecord* job);
   // Requires: `found` names the culprit; Fail fills in the attempt.
   void Fail(JobRecord* job, v1::Failure found);
+  // If the reporting rank got no answer from machines that reach the driver, as its own does,
+  // `found` becomes a failure of the links to them.
+  void NoteUnreached(const JobRecord& job, const megascale::agent::v1::RankFailure& failure,
+                     v1::Failure* found) const;
+  // Keeps the links that failed in the job's newest attempt.
+  void NoteFailedLinks(const JobRecord& job);
   void Refuse(JobRecord* job, const PreflightRefusal& refusal);
   // Handles a refusal of an attempt after the job's first one: the node is at fault, not the job.
   void RefuseNode(JobRecord* job, const PreflightRefusal& refusal);
@@ -180,7 +186,7 @@ class Transition {
   // Lets the machine exchange bytes with others, and deletes its earlier results.
   void DemandExchanges(NodeRecord* node, const std::string& why, bool after_failure);
   // If the ranks of a job lost each other without a known cause, lets all machines of the job
-  // exchange bytes.
+  // exchange bytes; if a link failed, the two machines at its ends.
   void ExchangeAfterFailure(const JobRecord& job);
   // Keeps the result of the exchange, and quarantines the machines that it shows to be at fault.
   void EndExchange(const v1::Exchange& exchange);

@@ -8,6 +8,7 @@
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/transition.h"
 #include "controlplane/driver/exchanges/exchanges.h"
+#include "controlplane/driver/exchanges/failed_links.h"
 #include "controlplane/driver/exchanges/rounds.h"
 #include "runtime/base/repeated.h"
 #include "runtime/base/text/shortlist.h"
@@ -176,6 +177,7 @@ bool Transition::OnNodeUncordoned(const pb::NodeUncordoned& uncordoned) {
   node->clear_evicted_why();
   node->clear_quarantine();
   node->clear_unnamed();
+  changed |= ForgetLinksOf(uncordoned.node_id(), &state_);
   for (JobRecord& job : *state_.mutable_jobs()) {
     auto* refusing = job.mutable_refusing();
     const auto kept = std::remove_if(refusing->begin(), refusing->end(), [&](const auto& entry) {
@@ -291,8 +293,12 @@ void Transition::DemandExchanges(NodeRecord* node, const std::string& why, bool 
 }
 
 void Transition::ExchangeAfterFailure(const JobRecord& job) {
-  if (job.culprit().failure_class() != telemetry::FAILURE_CLASS_ABORTED) return;
+  const Culprit& culprit = job.culprit();
+  const bool is_of_link = culprit.failure_class() == telemetry::FAILURE_CLASS_LINK;
+  if (!is_of_link && culprit.failure_class() != telemetry::FAILURE_CLASS_ABORTED) return;
   for (const std::string& node_id : LiveNodesOf(state_, job)) {
+    const bool is_end = node_id == culprit.node_id() || node_id == culprit.peer_node_id();
+    if (is_of_link && !is_end) continue;
     NodeRecord* node = NodeToChange(node_id);
     if (IsTestDue(*node) || IsExchanging(*node)) continue;
     DemandExchanges(node, absl::StrCat("job ", JobId(job), ": ", Describe(job.culprit())), true);
@@ -326,12 +332,15 @@ bool Transition::OnExchangeTested(const pb::ExchangeTested& tested) {
 
 void Transition::EndExchange(const pb::Exchange& exchange) {
   if (IsRound(exchange)) return EndRound(exchange);
+  const std::vector<std::string> node_ids = {exchange.members(0).node_id(),
+                                             exchange.members(1).node_id()};
   for (int i = 0; i < exchange.members_size(); ++i) {
     control::ExchangeResult result = ResultFor(exchange, i);
     Stamp(result.mutable_ended_at());
     auto* kept = NodeToChange(exchange.members(i).node_id())->mutable_exchanges();
     kept->clear_with();
     KeepResult(result, kept);
+    if (Judge(result) == ExchangeVerdict::kPassed) ForgetLinksAmong(node_ids, &state_);
   }
   const double minimum = MinimumExchangeRate(state_);
   for (NodeRecord& node : *state_.mutable_nodes()) {
@@ -352,14 +361,17 @@ void Transition::EndExchange(const pb::Exchange& exchange) {
 // for all at once.
 void Transition::EndRound(const pb::Exchange& round) {
   const double minimum = MinimumExchangeRate(state_);
+  std::vector<std::string> passed;
   for (int i = 0; i < round.members_size(); ++i) {
     control::ExchangeResult result = RoundResultFor(round, i);
     Stamp(result.mutable_ended_at());
     result.set_rate_min(minimum);
     auto* exchanges = NodeToChange(round.members(i).node_id())->mutable_exchanges();
     exchanges->clear_with();
+    if (Judge(result) == ExchangeVerdict::kPassed) passed.push_back(round.members(i).node_id());
     *exchanges->mutable_round() = std::move(result);
   }
+  ForgetLinksAmong(passed, &state_);
 }
 
 namespace {

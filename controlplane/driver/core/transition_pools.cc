@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/transition.h"
+#include "controlplane/driver/exchanges/failed_links.h"
 #include "controlplane/driver/exchanges/party.h"
 #include "runtime/base/text/shortlist.h"
 
@@ -142,6 +143,34 @@ void Transition::AfterRefusal(JobRecord* job) {
   End(job, control::JOB_STATE_FAILED, ReasonOf(job->culprit()),
       absl::StrCat(base::Shortlist(nodes), nodes.size() == 1 ? " refuses" : " refuse",
                    " the job; the last: ", Describe(job->culprit())));
+}
+
+// --- links --------------------------------------------------------------------------------------
+
+void Transition::NoteUnreached(const JobRecord& job, const agent::RankFailure& failure,
+                               pb::Failure* found) const {
+  constexpr int kRanksMax = 64;
+  Culprit* culprit = found->mutable_culprit();
+  if (culprit->failure_class() != telemetry::FAILURE_CLASS_ABORTED) return;
+  for (const int rank : failure.unreached_ranks()) {
+    const NodeRecord* peer = FindNode(state_, NodeOfRank(job, rank));
+    const bool is_apart = peer != nullptr && peer->hello().node_id() != culprit->node_id();
+    if (!is_apart || !peer->alive() || found->unreached_ranks_size() >= kRanksMax) continue;
+    found->add_unreached_ranks(rank);
+  }
+  if (found->unreached_ranks().empty()) return;
+  culprit->set_failure_class(telemetry::FAILURE_CLASS_LINK);
+  culprit->set_peer_rank(found->unreached_ranks(0));
+  culprit->set_peer_node_id(NodeOfRank(job, found->unreached_ranks(0)));
+}
+
+void Transition::NoteFailedLinks(const JobRecord& job) {
+  for (const pb::Failure& failure : job.failures()) {
+    for (const int rank : failure.unreached_ranks()) {
+      NoteFailedLink(failure.culprit().node_id(), NodeOfRank(job, rank), event_.time_unix_nanos(),
+                     &state_);
+    }
+  }
 }
 
 // --- budgets of failures ------------------------------------------------------------------------

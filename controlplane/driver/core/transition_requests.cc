@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/driver_core.h"
+#include "controlplane/driver/exchanges/failed_links.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/nearest_name.h"
 #include "runtime/job/same_job.h"
@@ -88,6 +89,7 @@ absl::StatusOr<bool> IsNewUncordon(const DriverState& state, absl::string_view n
   ASSIGN_OR_RETURN(const NodeRecord* node, RequireNode(state, node_id));
   const auto& jobs = state.jobs();
   return node->evicted() || node->has_quarantine() || node->unnamed() ||
+         HasFailedLink(state, node_id) ||
          std::any_of(jobs.begin(), jobs.end(), [&](const JobRecord& job) {
            return std::any_of(job.refusing().begin(), job.refusing().end(),
                               [&](const auto& entry) { return entry.node_id() == node_id; });

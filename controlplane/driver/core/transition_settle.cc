@@ -10,6 +10,7 @@
 #include "controlplane/driver/account/time_account.h"
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/transition.h"
+#include "controlplane/driver/exchanges/failed_links.h"
 #include "runtime/base/text/shortlist.h"
 #include "runtime/job/data_digest.h"
 
@@ -35,6 +36,7 @@ std::string CancelledMessage(const JobRecord& job) {
 }
 
 void Transition::Settle() {
+  ForgetOldLinks(event_.time_unix_nanos(), &state_);
   if (nodes_changed_) index_.NoteNodesChanged();
   if (state_.rules() < 2) return PlaceByRules1();
   const JobIndex::Places places = nodes_changed_ ? index_.open() : index_.touched();
@@ -555,6 +557,7 @@ void Transition::AfterFailure(JobRecord* job) {
   if (state_.rules() >= 10 && CouldNotUseStorage(*job)) {
     for (auto& preflight : *job->mutable_preflights()) preflight.set_again(true);
   }
+  NoteFailedLinks(*job);
   TestAfterFailure(*job);
   ExchangeAfterFailure(*job);
   if (GaveUp(job)) return;

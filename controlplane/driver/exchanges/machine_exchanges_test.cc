@@ -534,5 +534,38 @@ TEST_F(MachineExchangesTest, AnOlderDriversLogHasNoRounds) {
   EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
 }
 
+// Ranks on n0 got no answer from n1: these two exchange, and n2, which only waited for them, does
+// not.
+class FailedLinkExchangeTest : public MachineExchangesTest {
+ protected:
+  void FailALink() {
+    JoinAndPair(3);
+    Do(Submitted("j", SpecOf(3, 2, 30)));
+    while (job().stage() == v1::STAGE_QUEUED) EndAll();
+    for (const char* node_id : {"n0", "n1", "n2"}) Do(Passed("j", 1, node_id));
+    ASSERT_EQ(job().stage(), v1::STAGE_RUN);
+    Event failed = Failed(1, 0, "n0", megascale::telemetry::v1::FAILURE_CLASS_ABORTED);
+    failed.mutable_rank_failed()->mutable_failure()->add_unreached_ranks(2);
+    Do(failed);
+    for (const char* node_id : {"n0", "n1", "n2"}) Do(Fenced(1, node_id, {}));
+    ASSERT_EQ(state_.failed_links_size(), 1);
+    EXPECT_EQ(With("n0"), "n1");
+    EXPECT_EQ(With("n2"), "");
+    EXPECT_FALSE(Node("n2").exchanges().after_failure());
+  }
+};
+
+TEST_F(FailedLinkExchangeTest, TheLinkIsForgottenIfTheExchangePasses) {
+  FailALink();
+  for (const char* node_id : {"n0", "n1"}) End(node_id);
+  EXPECT_EQ(state_.failed_links_size(), 0);
+}
+
+TEST_F(FailedLinkExchangeTest, TheLinkIsKeptIfTheExchangeFails) {
+  FailALink();
+  for (const char* node_id : {"n0", "n1"}) End(node_id, "does not connect");
+  EXPECT_EQ(state_.failed_links_size(), 1);
+}
+
 }  // namespace
 }  // namespace megascale::driver

@@ -565,7 +565,7 @@ void AgentNode::AdvanceExchange(int64_t process_id, const agent::MachineTestRequ
     if (process_id != test_process_ || test_killed_) return;
     const auto& members = request.exchange().node_ids();
     const bool can_end = std::all_of(members.begin(), members.end(), [&](const auto& member) {
-      return world_.bad_links.count(member) == 0 &&
+      return world_.bad_links.count(member) == 0 && !world_.IsCut(node_id_, member) &&
              world_.exchanging.count({request.exchange().group(), member}) > 0;
     });
     const bool is_late = world_.timeline.now() >= until;

@@ -651,6 +651,53 @@ TEST_F(BrokenTest, DeputyThatDoesNotTakeOverIsFound) {
   EXPECT_TRUE(FindsWith("StepsGoOn", ReporterFault::kCutOff, tampering));
 }
 
+// True when one of the first seeds, in which a link fails, violates `invariant`.
+bool FindsWithLink(const std::string& invariant, const Tampering& tampering) {
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    const Outcome outcome = Simulate({.seed = seed,
+                                      .calm = true,
+                                      .link_fault = LinkFault::kBothWays,
+                                      .tampering = tampering,
+                                      .keep_going = true,
+                                      .stop_at = invariant});
+    for (const Violation& violation : outcome.violations) {
+      if (violation.invariant == invariant) return true;
+    }
+  }
+  return false;
+}
+
+// Calls `change` with each failed rank that names a link.
+Tampering ChangesUnreachedRanks(const std::function<void(agent::RankFailure*)>& change) {
+  Tampering tampering;
+  tampering.report = [change](agent::ActualState* report) {
+    for (auto& job : *report->mutable_jobs()) {
+      for (auto& rank : *job.mutable_ranks()) {
+        if (!rank.failure().unreached_ranks().empty()) change(rank.mutable_failure());
+      }
+    }
+  };
+  return tampering;
+}
+
+TEST_F(BrokenTest, FailedLinksThatPlacementDoesNotKnowAreFound) {
+  Tampering tampering;
+  tampering.state = [](DriverState* state) { state->clear_failed_links(); };
+  EXPECT_TRUE(FindsWithLink("LinksAreAvoided", tampering));
+}
+
+TEST_F(BrokenTest, RanksThatDoNotSayWhichMachineDoesNotAnswerAreFound) {
+  EXPECT_TRUE(FindsWithLink("LinksEndNoJob", ChangesUnreachedRanks([](agent::RankFailure* failure) {
+                              failure->clear_unreached_ranks();
+                            })));
+}
+
+TEST_F(BrokenTest, LinkThatBlamesAHealthyMachineIsFound) {
+  EXPECT_TRUE(FindsWithLink("LinksEndNoJob", ChangesUnreachedRanks([](agent::RankFailure* failure) {
+                              failure->set_unreached_ranks(0, failure->unreached_ranks(0) + 1);
+                            })));
+}
+
 TEST_F(BrokenTest, StepThatReadersMissIsFound) {
   for (const bool calm : {true, false}) {
     const auto tamper = [] {

@@ -49,6 +49,7 @@ Faults::Faults(const Cluster& cluster, DriverNode* driver,
       &Faults::CopyAgent,       &Faults::DamageCheckpoint,
       &Faults::DamageMemory,    &Faults::DamageDriverLog,
       &Faults::UnmountStorage,  &Faults::TakeDirectoryOver,
+      &Faults::CutLink,
   };
   if (world_.rng.Chance(kCalmSeeds) || calm) {
     world_.storm = false;
@@ -91,6 +92,7 @@ void Faults::Heal() {
   world_.tests_fail_until.clear();
   world_.tests_hang_until.clear();
   world_.bad_links.clear();
+  for (auto& [link, until] : world_.cut_until) until = std::min(until, world_.timeline.now());
   driver_.MendLog();
   for (const auto& agent : agents_) {
     network_.SetPartitioned(agent->node_id(), false);
@@ -263,6 +265,30 @@ void Faults::CutOff() {
 void Faults::CutOffFor(const std::string& node_id, absl::Duration how_long) {
   network_.SetPartitioned(node_id, true);
   world_.timeline.After(how_long, [this, node_id] { network_.SetPartitioned(node_id, false); });
+}
+
+// The ranks of two machines cannot connect to each other, and both machines reach the driver.
+// Streams that exist go on.
+void Faults::CutLink() {
+  constexpr std::array kWays = {LinkFault::kOneWay, LinkFault::kOtherWay, LinkFault::kBothWays};
+  CutLinkUntil(kWays[world_.rng.Index(kWays.size())],
+               world_.timeline.now() + world_.rng.Between(absl::Seconds(1), absl::Seconds(40)));
+}
+
+void Faults::CutLinkForGood(LinkFault fault) { CutLinkUntil(fault, absl::InfiniteDuration()); }
+
+void Faults::CutLinkUntil(LinkFault fault, absl::Duration until) {
+  if (agents_.size() < 2) return;
+  const size_t one = world_.rng.Index(agents_.size() - 1);
+  const size_t other = one + 1 + world_.rng.Index(agents_.size() - 1 - one);
+  const std::string& from = agents_[one]->node_id();
+  const std::string& to = agents_[other]->node_id();
+  for (const std::string& node_id : {from, to}) {
+    world_.Break({node_id, Harm::kLink}, absl::StrCat("no packets pass between ", from, " and ", to,
+                                                      " until ", absl::FormatDuration(until)));
+  }
+  if (fault != LinkFault::kOtherWay) world_.cut_until[{from, to}] = until;
+  if (fault != LinkFault::kOneWay) world_.cut_until[{to, from}] = until;
 }
 
 void Faults::BreakConnection() { network_.Break(AnyAgent().node_id()); }

@@ -24,6 +24,9 @@ class Faults {
   // machines.
   bool FailReporter(ReporterFault fault);
 
+  // Cuts the link between two machines for good, without other faults, before jobs are submitted.
+  void CutLinkForGood(LinkFault fault);
+
   // Asks an agent that has ranks to end, without other faults. Returns false if no job runs.
   bool DrainOne();
 
@@ -80,6 +83,8 @@ class Faults {
   void DamageDriverLog();
   void FailTest();
   void HangTest();
+  void CutLink();
+  void CutLinkUntil(LinkFault fault, absl::Duration until);
 
   const Cluster cluster_;
   World& world_;

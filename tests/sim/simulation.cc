@@ -12,6 +12,7 @@
 #include "tests/sim/checkers/cause_checker.h"
 #include "tests/sim/checkers/commit_checkers.h"
 #include "tests/sim/checkers/job_checkers.h"
+#include "tests/sim/checkers/link_checker.h"
 #include "tests/sim/checkers/status_checkers.h"
 #include "tests/sim/checkers/step_checkers.h"
 #include "tests/sim/checkpoint_storage.h"
@@ -61,6 +62,8 @@ class Census : public Observer {
       ++outcome_.num_attempts;
       outcome_.num_not_met +=
           absl::StrContains(old->culprit().evidence(), WorkerProcess::kNotMet) ? 1 : 0;
+      outcome_.num_failed_links +=
+          old->culprit().failure_class() == telemetry::FAILURE_CLASS_LINK ? 1 : 0;
       if (old->attempt() == 0) continue;
       outcome_.num_from_memory +=
           job.restore().source() == agent::RestorePoint::SOURCE_MEMORY ? 1 : 0;
@@ -99,6 +102,7 @@ class Simulation {
         undeclared_(options.undeclared),
         upgrade_after_(options.upgrade_after),
         reporter_fault_(options.reporter_fault),
+        link_fault_(options.link_fault),
         drain_(options.drain),
         draws_numerics_(options.draws_numerics),
         world_(options.seed, options.trace, options.tampering),
@@ -159,6 +163,7 @@ class Simulation {
         outcome_.num_reporter_faults += faults_->FailReporter(reporter_fault_) ? 1 : 0;
       });
     }
+    if (link_fault_ != LinkFault::kNone) faults_->CutLinkForGood(link_fault_);
     if (drain_) world_.timeline.At(kDrains, [this] { faults_->DrainOne(); });
     while (GoesOn() && !IsOver(storm)) {
       if (world_.timeline.now() > storm + kEndWithin) {
@@ -259,6 +264,10 @@ class Simulation {
     checkers_.push_back(std::make_unique<PoolChecker>(&world_));
     checkers_.push_back(std::make_unique<StrangerChecker>(&world_));
     if (drain_) checkers_.push_back(std::make_unique<DrainChecker>(&world_));
+    checkers_.push_back(std::make_unique<LinkAvoidedChecker>(&world_));
+    if (link_fault_ != LinkFault::kNone) {
+      checkers_.push_back(std::make_unique<LinkOnlyChecker>(&world_));
+    }
     checkers_.push_back(std::make_unique<LivenessChecker>(&world_));
     checkers_.push_back(std::make_unique<StorageChecker>(&world_));
     checkers_.push_back(std::make_unique<TimeChecker>(&world_));
@@ -343,6 +352,7 @@ class Simulation {
   const absl::Duration undeclared_;
   absl::Duration upgrade_after_;
   const ReporterFault reporter_fault_;
+  const LinkFault link_fault_;
   const bool drain_;
   const bool draws_numerics_;
   World world_;

@@ -20,6 +20,9 @@ enum class ReporterFault {
   kLost,     // its machine is lost
 };
 
+// What happens to the link between two machines, which both reach the driver.
+enum class LinkFault { kNone, kOneWay, kOtherWay, kBothWays };
+
 struct SimulationOptions {
   uint64_t seed = 1;
   bool trace = false;  // print every line of the trace to standard output
@@ -38,6 +41,8 @@ struct SimulationOptions {
   absl::Duration upgrade_after = absl::ZeroDuration();
   // In a calm run: happens once, early, to one of the jobs that have ranks on several machines.
   ReporterFault reporter_fault = ReporterFault::kNone;
+  // In a calm run: happens for good to one link, before jobs are submitted.
+  LinkFault link_fault = LinkFault::kNone;
   // In a calm run: an agent that has ranks is asked to end, once, early.
   bool drain = false;
   // In a storm: agents of several numerics versions, if the seed draws them.
@@ -62,6 +67,7 @@ struct Outcome {
   int64_t num_reads_refused = 0;  // failed reads of ranks whose machine could not read
   int64_t num_not_met = 0;        // attempts after one whose ranks did not meet at the store
   int64_t num_outdated = 0;       // drivers that stopped because agents knew a later log
+  int64_t num_failed_links = 0;   // attempts after one that a link ended
   int64_t num_drained = 0;        // agents that ended because their jobs had left
   int64_t num_refused = 0;        // drivers that did not start because their log was damaged
   bool had_old_driver = false;

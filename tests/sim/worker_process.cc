@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/status.h"
+#include "runtime/comm/communicator.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/plan/instruction.h"
 
@@ -18,7 +19,6 @@ constexpr absl::Duration kLoadMax = absl::Milliseconds(600);
 constexpr absl::Duration kStepMin = absl::Milliseconds(80);
 constexpr absl::Duration kStepMax = absl::Milliseconds(400);
 constexpr absl::Duration kPeerLostMax = absl::Milliseconds(700);
-constexpr absl::Duration kJoinTimeout = absl::Seconds(12);
 constexpr absl::Duration kCopyMax = absl::Milliseconds(40);
 constexpr absl::Duration kBufferPoll = absl::Milliseconds(100);
 // How many progress timeouts a worker waits for storage, as runtime/engine does.
@@ -58,19 +58,41 @@ void Collective::Join(const std::shared_ptr<WorkerProcess>& worker) {
   group.members[rank] = worker;
   group.entered[rank] = -1;
   if (group.broken) return Break(worker, HungUp());
-  world_.timeline.After(kJoinTimeout, [this, worker] {
+  world_.timeline.After(worker->deadlines().wait, [this, worker] {
     Group& now = GroupOf(*worker);
     const auto entered = now.entered.find(worker->name().rank);
     if (entered == now.entered.end() || entered->second >= 0) return;
     Break(worker, absl::DeadlineExceededError("a peer did not come"));
   });
-  if (static_cast<int>(group.entered.size()) < worker->world_size()) return;
+  if (static_cast<int>(group.entered.size()) == worker->world_size()) Connect(worker);
+}
+
+void Collective::Connect(const std::shared_ptr<WorkerProcess>& any) {
+  Group& group = GroupOf(*any);
   const auto members = group.members;
+  bool is_cut = false;
+  for (const auto& [rank, weak] : members) {
+    if (weak.lock()->Unreached().empty()) continue;
+    is_cut = true;
+    world_.timeline.After(any->deadlines().connect, [this, weak] { EndConnecting(weak); });
+  }
+  if (is_cut) return;
   group.entered.clear();
-  for (const auto& [member_rank, weak] : members) {
+  for (const auto& [rank, weak] : members) {
     world_.timeline.After(world_.rng.Between(absl::Milliseconds(1), absl::Milliseconds(50)),
                           [member = weak.lock()] { member->OnJoined(absl::OkStatus()); });
   }
+}
+
+void Collective::EndConnecting(const std::weak_ptr<WorkerProcess>& weak) {
+  const std::shared_ptr<WorkerProcess> member = weak.lock();
+  if (member == nullptr) return;
+  Group& group = GroupOf(*member);
+  const auto entered = group.entered.find(member->name().rank);
+  if (entered == group.entered.end() || entered->second >= 0 || group.broken) return;
+  const std::vector<int> unreached = member->Unreached();
+  if (unreached.empty()) return Connect(member);
+  Break(member, comm::BlameLinks(absl::DeadlineExceededError("no answer"), unreached));
 }
 
 void Collective::Enter(const std::shared_ptr<WorkerProcess>& worker, int64_t step) {
@@ -292,13 +314,24 @@ void WorkerProcess::Ask(agent::StoreRequest::Operation operation, int rank) {
   options_.report(message);
 }
 
+std::vector<int> WorkerProcess::Unreached() const {
+  std::vector<int> ranks;
+  for (const auto& placement : options_.job.placements()) {
+    const bool connects = placement.rank() > name().rank;
+    if (connects && world_.IsCut(name().node_id, placement.node_id())) {
+      ranks.push_back(placement.rank());
+    }
+  }
+  return ranks;
+}
+
 // As runtime/comm/host/connect does.
 void WorkerProcess::Meet() {
   Ask(agent::StoreRequest::OPERATION_SET, name().rank);
   for (int rank = name().rank + 1; rank < world_size(); ++rank) {
     Ask(agent::StoreRequest::OPERATION_WAIT, rank);
   }
-  After(kJoinTimeout, [this] {
+  After(deadlines().wait, [this] {
     if (asked_.empty()) return;
     asked_.clear();
     OnJoined(absl::DeadlineExceededError(kNotMet));

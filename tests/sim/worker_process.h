@@ -19,6 +19,7 @@
 #include "proto/telemetry.pb.h"
 #include "runtime/base/process/shared_memory.h"
 #include "runtime/checkpoint/snapshot.h"
+#include "runtime/job/deadlines.h"
 #include "tests/sim/checkpoint_storage.h"
 #include "tests/sim/world.h"
 
@@ -49,6 +50,10 @@ class Collective {
     bool broken = false;  // a member died after it had joined
     bool HasHung() const;
   };
+  // All ranks are there: they join, unless machines do not answer each other.
+  void Connect(const std::shared_ptr<WorkerProcess>& any);
+  // The rank's patience with machines that do not answer has ended.
+  void EndConnecting(const std::weak_ptr<WorkerProcess>& weak);
   // The ranks that began the step end it, unless one of them hangs.
   void Finish(const std::weak_ptr<WorkerProcess>& weak, int64_t step, engine::StopFlag stop);
   Group& GroupOf(const WorkerProcess& worker);
@@ -87,6 +92,9 @@ class WorkerProcess : public std::enable_shared_from_this<WorkerProcess> {
 
   const ProcessName& name() const { return options_.name; }
   int world_size() const { return options_.job.placements_size(); }
+  // The ranks that this one connects to, and whose machines do not answer now.
+  std::vector<int> Unreached() const;
+  job::Deadlines deadlines() const { return job::DeadlinesOf(options_.job.spec().fault()); }
   bool alive() const { return alive_; }
   bool runs() const { return alive_ && !hung_; }
 

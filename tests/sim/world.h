@@ -2,6 +2,7 @@
 // a test breaks something on purpose.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -62,6 +63,7 @@ enum class Harm {
   kTest,       // the test of the machine failed
   kSlowKills,  // processes take long to end
   kStorage,    // nobody can write checkpoints
+  kLink,       // the ranks of the machine cannot connect to those of another one
   kPeople,     // somebody wants the machine's jobs to leave
 };
 
@@ -170,6 +172,8 @@ class World {
   std::map<std::string, absl::Duration> tests_fail_until;  // tests of machines, by node
   std::map<std::string, absl::Duration> tests_hang_until;
   std::set<std::string> bad_links;  // nodes that fail every exchange with another machine
+  // Until when packets from the first node to the second are lost, on the network of the ranks.
+  std::map<std::pair<std::string, std::string>, absl::Duration> cut_until;
   std::set<std::pair<std::string, std::string>> exchanging;  // group, node that has begun its part
   std::set<std::string> damaged_memory;         // incarnations whose snapshots were changed
   std::set<std::string> old_agents;             // nodes whose agents are of an older version
@@ -190,6 +194,19 @@ class World {
   void Break(const Fault& fault, absl::string_view what) {
     Say(fault.node_id.empty() ? "fault" : fault.node_id, what);
     Tell(&Observer::OnFault, fault);
+  }
+
+  // Whether the two cannot connect now, and whether they ever could not. A connection needs both
+  // directions.
+  bool IsCut(const std::string& one, const std::string& other) const {
+    return std::max(CutUntil(one, other), CutUntil(other, one)) > timeline.now();
+  }
+  bool WasCut(const std::string& one, const std::string& other) const {
+    return cut_until.count({one, other}) + cut_until.count({other, one}) > 0;
+  }
+  absl::Duration CutUntil(const std::string& from, const std::string& to) const {
+    const auto cut = cut_until.find({from, to});
+    return cut == cut_until.end() ? -absl::InfiniteDuration() : cut->second;
   }
 
   void Violate(absl::string_view invariant, absl::string_view what) {

@@ -41,6 +41,11 @@ bool CauseChecker::HappenedTo(const std::string& node_id, const std::string& job
   return IsRecent({node_id, Harm::kProcess, job_id, rank}, limit);
 }
 
+bool CauseChecker::WasCut(const std::string& one, const std::string& other) const {
+  const absl::Duration until = std::max(world_.CutUntil(one, other), world_.CutUntil(other, one));
+  return world_.timeline.now() - until <= kConsequencesMax;
+}
+
 bool CauseChecker::AnyOn(const std::string& node_id) const {
   return std::any_of(faults_.begin(), faults_.end(), [&](const auto& fault) {
     return std::get<0>(fault.first) == node_id && std::get<1>(fault.first) != Harm::kNothing &&
@@ -59,6 +64,8 @@ bool CauseChecker::Explains(const JobRecord& job, const control::Culprit& culpri
   switch (culprit.failure_class()) {
     case telemetry::FAILURE_CLASS_UNREACHABLE:
       return Happened(node_id, Harm::kAway);
+    case telemetry::FAILURE_CLASS_LINK:
+      return WasCut(node_id, culprit.peer_node_id());
     case telemetry::FAILURE_CLASS_EXITED:
       return HappenedTo(node_id, JobId(job), culprit.rank()) || Happened(node_id, Harm::kMemory);
     case telemetry::FAILURE_CLASS_OUT_OF_MEMORY:

@@ -33,6 +33,8 @@ class CauseChecker : public Observer {
   bool Explains(const JobRecord& job, const control::Culprit& culprit) const;
   // `node`: after the job left it; null: it is forgotten.
   bool ExplainsLeave(const driver::NodeRecord* node, const std::string& node_id) const;
+  // The two could not connect, a moment ago.
+  bool WasCut(const std::string& one, const std::string& other) const;
   bool AnyOn(const std::string& node_id) const;
   bool AnyOnNodesOf(const JobRecord& job) const;
   bool Happened(const std::string& node_id, Harm harm) const;

@@ -96,6 +96,7 @@ void RestartChecker::CountEnded(const JobRecord& record, const JobRecord& old, J
   // are counted separately.
   const auto failure_class = record.culprit().failure_class();
   const bool is_of_machine = failure_class == megascale::telemetry::v1::FAILURE_CLASS_UNREACHABLE ||
+                             failure_class == megascale::telemetry::v1::FAILURE_CLASS_LINK ||
                              failure_class == megascale::telemetry::v1::FAILURE_CLASS_REFUSED;
   const int counts = old.has_leave() || job->could_not_read || is_of_machine ? 0 : 1;
   job->by_machines = progressed ? 0 : job->by_machines + (is_of_machine ? 1 : 0);
@@ -145,7 +146,13 @@ void BlameChecker::OnState(const DriverState& before, const DriverState& after) 
     }
     // A job may be there by now: this is why it leaves.
     world_.Break({node_id, Harm::kTest}, "is quarantined for its exchanges");
-    if (had_bad_links_.count(node_id) > 0) continue;
+    // For all that anybody can know, a machine that several others do not reach is at fault.
+    std::set<std::string> unreached;
+    for (const auto& [link, until] : world_.cut_until) {
+      if (link.first == node_id) unreached.insert(link.second);
+      if (link.second == node_id) unreached.insert(link.first);
+    }
+    if (had_bad_links_.count(node_id) > 0 || unreached.size() > 1) continue;
     world_.Violate("PairsBlameTheGuilty",
                    absl::StrCat(node_id, ": ", node.quarantine().evidence()));
   }

@@ -4,7 +4,9 @@
 // the other ways.
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -109,6 +111,64 @@ TEST_P(PartitionTest, AShortOneCostsNoAttempt) {
   ASSERT_TRUE(StepsOn(kJob, 1, cluster_.Status(kJob).last_step() + 10));
   EXPECT_EQ(cluster_.Status(kJob).attempt(), 1) << cluster_.Status(kJob).message();
 }
+
+// Rank 0 on n0, rank 1 on n1, ranks 2 and 3 on n2; n3 is free. Packets between n0 and n1 are lost,
+// one way or both, and all machines reach the driver.
+class LinkTest : public ::testing::TestWithParam<Partition> {
+ protected:
+  void SetUp() override {
+    if (!machines_.status().ok()) GTEST_SKIP() << machines_.status();
+    cluster_.UseTls(Machines::OwnAddress());
+    cluster_.StartDriver();
+    for (const auto& [machine, slots] : {std::pair(0, 1), {1, 1}, {2, 2}, {3, 1}}) {
+      cluster_.RunAgentsUnder(machines_.Prefix(machine));
+      cluster_.StartAgent(machine, slots);
+    }
+    ASSERT_TRUE(cluster_.WaitForAgents(4));
+  }
+
+  Machines machines_{4};
+  e2e::Cluster cluster_;
+};
+
+TEST_P(LinkTest, TheJobEndsBesideALinkThatSwallowsPacketsAndItsTwoEndsAreNamed) {
+  if (GetParam().way != Way::kTo) machines_.Swallow(0, 1);
+  if (GetParam().way != Way::kFrom) machines_.Swallow(1, 0);
+  ASSERT_TRUE(machines_.status().ok()) << machines_.status();
+  cluster_.Submit(kJob, {"fault.progress_timeout=8s", "fault.start_timeout=20s",
+                         "fault.restart_backoff=100ms", "fault.max_restarts_without_progress=1"});
+  Job job;
+  ASSERT_TRUE(e2e::WaitUntil(
+      [&] {
+        job = cluster_.Status(kJob);
+        return job.has_culprit();
+      },
+      kSeconds));
+  EXPECT_EQ(cluster_.WaitForEnd(kJob), control::v1::JOB_STATE_SUCCEEDED);
+  job = cluster_.Status(kJob);
+  EXPECT_EQ(job.attempt(), 2) << job.ShortDebugString();
+  EXPECT_EQ(job.culprit().failure_class(), telemetry::v1::FAILURE_CLASS_LINK);
+  EXPECT_EQ(job.culprit().rank(), 0);
+  EXPECT_EQ(job.culprit().node_id(), "n0");
+  EXPECT_EQ(job.culprit().peer_rank(), 1);
+  EXPECT_EQ(job.culprit().peer_node_id(), "n1");
+  const std::string status = cluster_.Megascale({"status", kJob}).out;
+  EXPECT_NE(status.find("rank 0 on n0 got no answer from rank 1 on n1, though both machines reach "
+                        "the driver"),
+            std::string::npos)
+      << status;
+  std::set<std::string> nodes;
+  for (const auto& rank : job.ranks()) nodes.insert(rank.node_id());
+  EXPECT_EQ(nodes, (std::set<std::string>{"n0", "n2", "n3"}));
+  const std::string all = cluster_.Megascale({"nodes"}).out;
+  EXPECT_EQ(all.find("quarantine"), std::string::npos) << all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, LinkTest,
+                         ::testing::Values(Partition{Way::kFrom, "OneWay"},
+                                           Partition{Way::kTo, "TheOtherWay"},
+                                           Partition{Way::kBoth, "BothWays"}),
+                         [](const auto& info) { return info.param.name; });
 
 TEST(MachinesTest, WhatATestLeavesBehindEndsWithItsMachines) {
   for (int i = 0; i < 2; ++i) {

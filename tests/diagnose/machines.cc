@@ -243,6 +243,12 @@ void Machines::Unblock(int machine) {
   DoQueue(machine, Way::kBoth, "replace", {"pfifo", "limit", "1000"});
 }
 
+// It sends them to a network card that does not exist.
+void Machines::Swallow(int from, int to) {
+  Do({"nsenter", absl::StrCat("--net=/proc/", At(from).holder, "/ns/net"), "ip", "neigh", "replace",
+      Address(to), "lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent"});
+}
+
 void Machines::CutLink(int machine) { Do({"ip", "link", "set", LinkName(machine), "down"}); }
 
 void Machines::FillDisk(pid_t process, const std::string& directory) {

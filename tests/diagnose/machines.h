@@ -48,6 +48,8 @@ class Machines {
   // Drops all packets from a machine, to it, or both, until Unblock.
   void Block(int machine, Way way);
   void Unblock(int machine);
+  // Drops all packets from one machine to another one. Both still reach everybody else.
+  void Swallow(int from, int to);
   // Mounts a full disk at this folder for the processes that share the mount namespace of
   // `process`: those of an agent that was started on a machine.
   void FillDisk(pid_t process, const std::string& directory);

@@ -10,7 +10,8 @@
 // Errors, of every call:
 //   Internal - two members made different calls; the message names both calls. Our bug. Or an error
 //   of CUDA or NCCL.
-//   DeadlineExceeded - the timeout passed; the message names the ranks that had not arrived.
+//   DeadlineExceeded - the timeout passed; the message names the ranks that had not arrived. Or the
+//   machines of other ranks do not answer, and UnreachedRanks() returns these ranks.
 //   Aborted - a rank's process ended or closed its end, or a peer reported that it gave up (the
 //   message names it), or Abort was called here; the attempt is over, rejoin in the next one.
 //   InvalidArgument - wrong sizes or types; nothing was sent.

@@ -267,8 +267,7 @@ void Faults::CutOffFor(const std::string& node_id, absl::Duration how_long) {
   world_.timeline.After(how_long, [this, node_id] { network_.SetPartitioned(node_id, false); });
 }
 
-// The ranks of two machines cannot connect to each other, and both machines reach the driver.
-// Streams that exist go on.
+// The ranks of two machines do not reach each other, and both machines reach the driver.
 void Faults::CutLink() {
   constexpr std::array kWays = {LinkFault::kOneWay, LinkFault::kOtherWay, LinkFault::kBothWays};
   CutLinkUntil(kWays[world_.rng.Index(kWays.size())],

@@ -24,7 +24,7 @@ class Faults {
   // machines.
   bool FailReporter(ReporterFault fault);
 
-  // Cuts the link between two machines for good, without other faults, before jobs are submitted.
+  // Cuts the link between two machines for good, without other faults.
   void CutLinkForGood(LinkFault fault);
 
   // Asks an agent that has ranks to end, without other faults. Returns false if no job runs.

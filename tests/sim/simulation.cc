@@ -103,6 +103,7 @@ class Simulation {
         upgrade_after_(options.upgrade_after),
         reporter_fault_(options.reporter_fault),
         link_fault_(options.link_fault),
+        link_fails_after_(options.link_fails_after),
         drain_(options.drain),
         draws_numerics_(options.draws_numerics),
         world_(options.seed, options.trace, options.tampering),
@@ -163,7 +164,9 @@ class Simulation {
         outcome_.num_reporter_faults += faults_->FailReporter(reporter_fault_) ? 1 : 0;
       });
     }
-    if (link_fault_ != LinkFault::kNone) faults_->CutLinkForGood(link_fault_);
+    if (link_fault_ != LinkFault::kNone) {
+      world_.timeline.At(link_fails_after_, [this] { faults_->CutLinkForGood(link_fault_); });
+    }
     if (drain_) world_.timeline.At(kDrains, [this] { faults_->DrainOne(); });
     while (GoesOn() && !IsOver(storm)) {
       if (world_.timeline.now() > storm + kEndWithin) {
@@ -353,6 +356,7 @@ class Simulation {
   absl::Duration upgrade_after_;
   const ReporterFault reporter_fault_;
   const LinkFault link_fault_;
+  const absl::Duration link_fails_after_;
   const bool drain_;
   const bool draws_numerics_;
   World world_;

@@ -41,8 +41,9 @@ struct SimulationOptions {
   absl::Duration upgrade_after = absl::ZeroDuration();
   // In a calm run: happens once, early, to one of the jobs that have ranks on several machines.
   ReporterFault reporter_fault = ReporterFault::kNone;
-  // In a calm run: happens for good to one link, before jobs are submitted.
+  // In a calm run: happens for good to one link, after `link_fails_after`.
   LinkFault link_fault = LinkFault::kNone;
+  absl::Duration link_fails_after = absl::ZeroDuration();
   // In a calm run: an agent that has ranks is asked to end, once, early.
   bool drain = false;
   // In a storm: agents of several numerics versions, if the seed draws them.

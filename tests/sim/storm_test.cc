@@ -184,21 +184,24 @@ TEST(SimulationTest, AnAgentThatIsAskedToEndCostsNoFailure) {
   EXPECT_GT(num_drained, IsSoak() ? 20u : 5u);
 }
 
-// Two machines do not answer each other, one way or both, and both reach the driver (LinksEndNoJob,
-// LinksAreAvoided).
+// Two machines do not answer each other, one way or both, from the beginning or while jobs train,
+// and both reach the driver (LinksEndNoJob, LinksAreAvoided).
 TEST(SimulationTest, ALinkThatSwallowsPacketsEndsNoJobBesideFreeMachines) {
-  for (const LinkFault fault : {LinkFault::kOneWay, LinkFault::kOtherWay, LinkFault::kBothWays}) {
-    int64_t num_failed_links = 0;
-    for (uint64_t seed = 1; seed <= NumSeeds(); ++seed) {
-      const Outcome outcome = Simulate({.seed = seed, .calm = true, .link_fault = fault});
-      for (const Violation& violation : outcome.violations) {
-        ADD_FAILURE() << "seed " << seed << ", fault " << static_cast<int>(fault) << " breaks "
-                      << violation.invariant << " at " << absl::FormatDuration(violation.when)
-                      << ": " << violation.what;
+  for (const absl::Duration after : {absl::ZeroDuration(), absl::Seconds(8)}) {
+    for (const LinkFault fault : {LinkFault::kOneWay, LinkFault::kOtherWay, LinkFault::kBothWays}) {
+      int64_t num_failed_links = 0;
+      for (uint64_t seed = 1; seed <= NumSeeds(); ++seed) {
+        const Outcome outcome =
+            Simulate({.seed = seed, .calm = true, .link_fault = fault, .link_fails_after = after});
+        for (const Violation& violation : outcome.violations) {
+          ADD_FAILURE() << "seed " << seed << ", fault " << static_cast<int>(fault) << " after "
+                        << after << " breaks " << violation.invariant << " at "
+                        << absl::FormatDuration(violation.when) << ": " << violation.what;
+        }
+        num_failed_links += outcome.num_failed_links;
       }
-      num_failed_links += outcome.num_failed_links;
+      EXPECT_GT(num_failed_links, IsSoak() ? 10 : 2) << static_cast<int>(fault) << " " << after;
     }
-    EXPECT_GT(num_failed_links, IsSoak() ? 10 : 3) << "fault " << static_cast<int>(fault);
   }
 }
 

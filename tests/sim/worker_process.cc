@@ -102,9 +102,21 @@ void Collective::Enter(const std::shared_ptr<WorkerProcess>& worker, int64_t ste
   const auto num_ready = std::count_if(group.entered.begin(), group.entered.end(),
                                        [&](const auto& item) { return item.second == step; });
   if (num_ready < worker->world_size()) return;
+  Exchange(worker, step);
+}
+
+void Collective::Exchange(const std::shared_ptr<WorkerProcess>& any, int64_t step) {
+  Group& group = GroupOf(*any);
+  const auto members = group.members;
+  group.silent = false;
+  for (const auto& [rank, weak] : members) {
+    if (weak.lock()->Silent().empty()) continue;
+    group.silent = true;
+    world_.timeline.After(any->deadlines().join, [this, weak, step] { EndSilence(weak, step); });
+  }
+  if (group.silent) return;
   // All ranks are in this step, so a stop that was raised by now counts for all of them.
   const engine::StopFlag stop = group.stop;
-  const auto members = group.members;
   const absl::Duration duration = world_.rng.Between(kStepMin, kStepMax);
   for (const auto& [rank, weak] : members) weak.lock()->OnComputing();
   for (const auto& [rank, weak] : members) {
@@ -112,6 +124,18 @@ void Collective::Enter(const std::shared_ptr<WorkerProcess>& worker, int64_t ste
     world_.timeline.After(duration + skew,
                           [this, member = weak, step, stop] { Finish(member, step, stop); });
   }
+}
+
+void Collective::EndSilence(const std::weak_ptr<WorkerProcess>& weak, int64_t step) {
+  const std::shared_ptr<WorkerProcess> member = weak.lock();
+  if (member == nullptr) return;
+  Group& group = GroupOf(*member);
+  const auto entered = group.entered.find(member->name().rank);
+  if (entered == group.entered.end() || entered->second != step) return;
+  if (group.broken || !group.silent) return;
+  const std::vector<int> silent = member->Silent();
+  if (silent.empty()) return Exchange(member, step);
+  Break(member, comm::BlameLinks(absl::DeadlineExceededError("nothing is confirmed"), silent));
 }
 
 void Collective::Finish(const std::weak_ptr<WorkerProcess>& weak, int64_t step,
@@ -136,6 +160,7 @@ bool Collective::IsWaiting(const WorkerProcess& worker) {
   const Group& group = GroupOf(worker);
   const auto entered = group.entered.find(worker.name().rank);
   if (entered == group.entered.end() || entered->second < 0) return false;
+  if (group.silent) return true;
   const bool all_compute =
       std::all_of(group.entered.begin(), group.entered.end(),
                   [&](const auto& other) { return other.second == entered->second; });
@@ -314,14 +339,17 @@ void WorkerProcess::Ask(agent::StoreRequest::Operation operation, int rank) {
   options_.report(message);
 }
 
-std::vector<int> WorkerProcess::Unreached() const {
+std::vector<int> WorkerProcess::Silent() const {
   std::vector<int> ranks;
   for (const auto& placement : options_.job.placements()) {
-    const bool connects = placement.rank() > name().rank;
-    if (connects && world_.IsCut(name().node_id, placement.node_id())) {
-      ranks.push_back(placement.rank());
-    }
+    if (world_.IsCut(name().node_id, placement.node_id())) ranks.push_back(placement.rank());
   }
+  return ranks;
+}
+
+std::vector<int> WorkerProcess::Unreached() const {
+  std::vector<int> ranks = Silent();
+  std::erase_if(ranks, [this](int rank) { return rank < name().rank; });
   return ranks;
 }
 

@@ -48,12 +48,17 @@ class Collective {
     std::map<int, int64_t> entered;                       // by rank: the step it waits for
     engine::StopFlag stop = engine::StopFlag::kNone;
     bool broken = false;  // a member died after it had joined
+    bool silent = false;  // the step stands still: machines do not answer each other
     bool HasHung() const;
   };
   // All ranks are there: they join, unless machines do not answer each other.
   void Connect(const std::shared_ptr<WorkerProcess>& any);
   // The rank's patience with machines that do not answer has ended.
   void EndConnecting(const std::weak_ptr<WorkerProcess>& weak);
+  // All ranks are in the step: they do it, unless machines do not answer each other.
+  void Exchange(const std::shared_ptr<WorkerProcess>& any, int64_t step);
+  // As EndConnecting, in a step.
+  void EndSilence(const std::weak_ptr<WorkerProcess>& weak, int64_t step);
   // The ranks that began the step end it, unless one of them hangs.
   void Finish(const std::weak_ptr<WorkerProcess>& weak, int64_t step, engine::StopFlag stop);
   Group& GroupOf(const WorkerProcess& worker);
@@ -92,7 +97,8 @@ class WorkerProcess : public std::enable_shared_from_this<WorkerProcess> {
 
   const ProcessName& name() const { return options_.name; }
   int world_size() const { return options_.job.placements_size(); }
-  // The ranks that this one connects to, and whose machines do not answer now.
+  // The ranks whose machines do not answer now, and those of them that this one connects to.
+  std::vector<int> Silent() const;
   std::vector<int> Unreached() const;
   job::Deadlines deadlines() const { return job::DeadlinesOf(options_.job.spec().fault()); }
   bool alive() const { return alive_; }

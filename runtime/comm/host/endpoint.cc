@@ -14,6 +14,10 @@ namespace {
 // How often a waiting member checks that its peers live: a killed process rings no doorbell.
 constexpr absl::Duration kPeerCheckInterval = absl::Milliseconds(100);
 
+// How often it asks whether their machines confirm what was sent, as a share of how long they may
+// not. It costs a system call for each peer.
+constexpr double kMachineCheckShare = 1.0 / 16;
+
 std::string RankList(const std::vector<int>& ranks) {
   return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
 }
@@ -33,7 +37,9 @@ absl::Status NoticeStatus(const AbortNotice& notice, int world_rank) {
 }  // namespace
 
 absl::Status Endpoint::Run(Exchange& exchange, absl::Duration deadline) {
-  absl::Duration next_check = base::RealClock().Monotonic() + kPeerCheckInterval;
+  const absl::Duration begin = base::RealClock().Monotonic();
+  absl::Duration next_check = begin + kPeerCheckInterval;
+  absl::Duration next_machine_check = begin + unconfirmed_max_ * kMachineCheckShare;
   while (true) {
     if (failed_.load(std::memory_order_acquire)) return failure();
     MeetPeers();
@@ -52,6 +58,12 @@ absl::Status Endpoint::Run(Exchange& exchange, absl::Duration deadline) {
       if (!moved.ok()) return Fail(base::Annotate(moved.status(), Context(exchange)));
       if (*moved) continue;
       return Fail(Blame(base::Annotate(gone, Context(exchange)), BlamedRanks(gone)));
+    }
+    if (now >= next_machine_check) {
+      next_machine_check = now + unconfirmed_max_ * kMachineCheckShare;
+      if (absl::Status silent = FindSilentMachine(exchange); !silent.ok()) {
+        return Fail(base::Annotate(silent, Context(exchange)));
+      }
     }
     if (now >= deadline) return Fail(DeadlineError(exchange));
     slot_->doorbell.Wait(seen, std::min(deadline, next_check) - now);
@@ -131,6 +143,21 @@ absl::Status Endpoint::FindGonePeer(const Exchange* exchange, bool asks_kernel) 
     }
   }
   return absl::OkStatus();
+}
+
+// A rank waits for the machine, and not for a rank there, if the kernel here sends again and again.
+absl::Status Endpoint::FindSilentMachine(const Exchange& exchange) {
+  std::vector<int> silent;
+  for (int i = 0; i < size(); ++i) {
+    Peer& peer = peers_[i];
+    if (peer.stream == nullptr || peer.stream->UnconfirmedFor() <= unconfirmed_max_) continue;
+    if (exchange.Needs(i, peers_)) silent.push_back(peer.world_rank);
+  }
+  if (silent.empty()) return absl::OkStatus();
+  return BlameLinks(absl::DeadlineExceededError(absl::StrCat(
+                        "the machine of ", RankList(silent), " has confirmed nothing for ",
+                        absl::FormatDuration(unconfirmed_max_))),
+                    silent);
 }
 
 absl::Status Endpoint::FindFailure(bool asks_kernel) const {

@@ -19,9 +19,15 @@ class Endpoint {
  public:
   // `slot`: this member's own. `peers`: by group index; this member's own entry has only its rank
   // and window. Run meets the processes of peers on this machine (PeerProcess) once they have
-  // attached.
-  Endpoint(std::string name, int index, MemberSlot* slot, std::vector<Peer> peers)
-      : name_(std::move(name)), index_(index), slot_(slot), peers_(std::move(peers)) {}
+  // attached. `unconfirmed_max`: the machine of a peer may leave what was sent unconfirmed for this
+  // long (Stream::UnconfirmedFor).
+  Endpoint(std::string name, int index, MemberSlot* slot, std::vector<Peer> peers,
+           absl::Duration unconfirmed_max = absl::InfiniteDuration())
+      : name_(std::move(name)),
+        index_(index),
+        slot_(slot),
+        peers_(std::move(peers)),
+        unconfirmed_max_(unconfirmed_max) {}
 
   const std::string& name() const { return name_; }
   int index() const { return index_; }
@@ -60,6 +66,8 @@ class Endpoint {
   // `exchange`: a peer that closed its end or ended counts only if the exchange needs it; null: it
   // always counts.
   absl::Status FindGonePeer(const Exchange* exchange, bool asks_kernel) const;
+  // Finds peers that this exchange needs, and whose machines confirm nothing.
+  absl::Status FindSilentMachine(const Exchange& exchange);
   absl::Status DeadlineError(const Exchange& exchange) const;
   std::string Context(const Exchange& exchange) const;
   std::vector<int> WorldRanks(const std::vector<int>& indices) const;
@@ -67,7 +75,8 @@ class Endpoint {
   const std::string name_;
   const int index_;
   MemberSlot* const slot_;
-  std::vector<Peer> peers_;  // constant except for `process`
+  std::vector<Peer> peers_;  // constant except for `process` and what `stream` notes
+  const absl::Duration unconfirmed_max_;
   bool has_met_all_ = false;
   CallProgress* progress_ = nullptr;  // null: nobody wants to know
   int channel_ = -1;

@@ -144,8 +144,8 @@ absl::Status Fabric::Impl::Connect() {
   std::vector<std::shared_ptr<Endpoint>> endpoints;
   for (const Membership& member : members) {
     endpoints.push_back(std::make_shared<Endpoint>(groups[member.group_index].name, member.index,
-                                                   member.slot,
-                                                   Peers(member, streams, next_stream)));
+                                                   member.slot, Peers(member, streams, next_stream),
+                                                   options.join_timeout));
   }
   if (!requests.empty()) RETURN_IF_ERROR(pump.Start());
   std::lock_guard<std::mutex> lock(mutex);

@@ -57,7 +57,9 @@ struct FabricOptions {
   std::string tcp_address;
   absl::Duration connect_timeout = absl::Seconds(60);  // for Connect
   // Within it, for peers that have published their addresses: how long their machines may leave a
-  // connection unanswered, and how long until these peers have proved themselves.
+  // connection unanswered, and how long until these peers have proved themselves. In a call, also
+  // for how long a machine may confirm nothing of what is sent there, over TCP: then the call ends
+  // with DeadlineExceeded and UnreachedRanks.
   absl::Duration reach_timeout = absl::InfiniteDuration();
   absl::Duration join_timeout = absl::InfiniteDuration();
   absl::Duration default_timeout = absl::Seconds(60);  // for calls that give no timeout

@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/resource.h>
@@ -613,6 +614,37 @@ TEST_F(ConnectTest, AMachineThatDoesNotAnswerIsToldFromARankThatDoesNotCome) {
               HasSubstr(absl::StrCat("rank 0 got no answer for 300ms from the machine of rank(s) 2 "
                                      "at ",
                                      swallower.address())));
+}
+
+// The kernel drops what comes for the socket of rank 1, as a link does that swallows packets; rank
+// 2 reads nothing, but its kernel confirms what comes.
+TEST_F(ConnectTest, AMachineThatConfirmsNothingEndsACallAndIsNamed) {
+  std::vector<ListeningSocket> listening;
+  for (const int rank : {1, 2}) {
+    listening.push_back(ListeningSocket::ListenTcp("127.0.0.1").value());
+    const std::string key = absl::StrCat("address/", rank);
+    ASSERT_TRUE(world_.OptionsOf(0).store->Set(key, listening.back().address()).ok());
+  }
+  thread_ = std::thread([this] {
+    FabricOptions options = world_.OptionsOf(0);
+    options.socket_directory.clear();
+    options.tcp_address = "127.0.0.1";
+    options.join_timeout = absl::Milliseconds(500);
+    auto fabric = Fabric::Create(options, OneGroup(3, 3, kRingBytes).groups).value();
+    result_ = fabric->Connect();
+    if (!result_.ok()) return;
+    result_ = fabric->Make("all").value()->Barrier({.timeout = absl::Seconds(20)});
+  });
+  for (const int rank : {1, 2}) WelcomeAt(listening[static_cast<size_t>(rank - 1)], rank);
+  sock_filter drop_all = BPF_STMT(BPF_RET | BPF_K, 0);
+  const sock_fprog program = {1, &drop_all};
+  ASSERT_EQ(::setsockopt(met_[0].get(), SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program)),
+            0);
+  const absl::Status status = End();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_THAT(UnreachedRanks(status), ElementsAre(1));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("the machine of rank 1 has confirmed nothing for 500ms"));
 }
 
 TEST_F(ConnectTest, ARouteToNowhereIsTriedUntilTheDeadline) {

@@ -1,6 +1,8 @@
 #include "runtime/comm/host/stream_pump.h"
 
 #include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
@@ -40,6 +42,24 @@ bool IsTemporary(int error) { return error == EAGAIN || error == EWOULDBLOCK || 
 int64_t Stream::UnsentBytes() const {
   int unsent = 0;
   return ::ioctl(socket_.get(), SIOCOUTQ, &unsent) == 0 ? unsent : 0;
+}
+
+absl::Duration Stream::UnconfirmedFor() {
+  tcp_info info = {};
+  socklen_t size = sizeof(info);
+  const bool is_known =
+      ::getsockopt(socket_.get(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && size >= sizeof(info);
+  const absl::Duration now = base::RealClock().Monotonic();
+  if (!is_known || info.tcpi_unacked == 0 || info.tcpi_backoff == 0) {
+    unconfirmed_since_ = absl::InfiniteDuration();
+    return absl::ZeroDuration();
+  }
+  // The last answer may have come long before there was something to confirm.
+  const absl::Duration answered = now - absl::Milliseconds(info.tcpi_last_ack_recv);
+  if (unconfirmed_since_ == absl::InfiniteDuration() || answered > unconfirmed_since_) {
+    unconfirmed_since_ = now;
+  }
+  return now - unconfirmed_since_;
 }
 
 StreamPump::~StreamPump() { Stop(absl::ZeroDuration()); }

@@ -40,6 +40,11 @@ class Stream {
   // Returns how many bytes the kernel holds that the other end's kernel has not confirmed. A system
   // call.
   int64_t UnsentBytes() const;
+  // Returns for how long the machine of the other end has confirmed nothing of what the kernel here
+  // sends again and again; zero: it confirms, or nothing waits for that. A rank there that reads
+  // nothing changes nothing: its kernel answers. TCP only. A system call. Threads: the
+  // communicator's owner.
+  absl::Duration UnconfirmedFor();
 
  private:
   friend class StreamPump;
@@ -67,7 +72,8 @@ class Stream {
   std::atomic<PeerState> state_{PeerState::kOpen};
   AbortNotice notice_in_;
   AbortNotice notice_out_;
-  std::atomic<bool> abort_wanted_{false};  // notice_out_ is valid
+  std::atomic<bool> abort_wanted_{false};                        // notice_out_ is valid
+  absl::Duration unconfirmed_since_ = absl::InfiniteDuration();  // infinite: it confirms
 
   // The pump's thread only.
   Frame reading_;

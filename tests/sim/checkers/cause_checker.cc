@@ -46,6 +46,14 @@ bool CauseChecker::WasCut(const std::string& one, const std::string& other) cons
   return world_.timeline.now() - until <= kConsequencesMax;
 }
 
+bool CauseChecker::WasCutOnNodesOf(const JobRecord& job) const {
+  const std::vector<std::string> nodes = driver::NodesOf(job);
+  return std::any_of(nodes.begin(), nodes.end(), [&](const std::string& one) {
+    return std::any_of(nodes.begin(), nodes.end(),
+                       [&](const std::string& other) { return WasCut(one, other); });
+  });
+}
+
 bool CauseChecker::AnyOn(const std::string& node_id) const {
   return std::any_of(faults_.begin(), faults_.end(), [&](const auto& fault) {
     return std::get<0>(fault.first) == node_id && std::get<1>(fault.first) != Harm::kNothing &&
@@ -76,6 +84,7 @@ bool CauseChecker::Explains(const JobRecord& job, const control::Culprit& culpri
       }
       return HappenedTo(node_id, JobId(job), culprit.rank(), kHangMax) ||
              Happened(node_id, Harm::kAway) || Happened(node_id, Harm::kSlowKills) ||
+             WasCutOnNodesOf(job) ||  // the report about the link may be late
              (culprit.evidence() == kSuspicion && Happened(node_id, Harm::kPeople));
     case telemetry::FAILURE_CLASS_CORRUPT:
       return Happened(node_id, Harm::kReads);
@@ -84,7 +93,8 @@ bool CauseChecker::Explains(const JobRecord& job, const control::Culprit& culpri
     case telemetry::FAILURE_CLASS_STORAGE:
       return Happened("", Harm::kStorage);
     case telemetry::FAILURE_CLASS_ABORTED:  // a peer failed, and nobody knows which one
-      return AnyOnNodesOf(job) || (IsOfStart(culprit.evidence()) && Happened("", Harm::kDriver));
+      return AnyOnNodesOf(job) || WasCutOnNodesOf(job) ||
+             (IsOfStart(culprit.evidence()) && Happened("", Harm::kDriver));
     default:
       return false;
   }

@@ -35,6 +35,7 @@ class CauseChecker : public Observer {
   bool ExplainsLeave(const driver::NodeRecord* node, const std::string& node_id) const;
   // The two could not connect, a moment ago.
   bool WasCut(const std::string& one, const std::string& other) const;
+  bool WasCutOnNodesOf(const JobRecord& job) const;
   bool AnyOn(const std::string& node_id) const;
   bool AnyOnNodesOf(const JobRecord& job) const;
   bool Happened(const std::string& node_id, Harm harm) const;

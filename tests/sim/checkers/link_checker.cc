@@ -125,6 +125,7 @@ void LinkAvoidedChecker::OnState(const DriverState& before, const DriverState& a
 // --- LinksEndNoJob ----------------------------------------------------------------------------
 
 bool LinkOnlyChecker::FitsWithoutAnEnd(const DriverState& state, const JobRecord& job) const {
+  if (world_.cut_until.empty()) return true;
   const auto& [one, other] = world_.cut_until.begin()->first;
   for (const std::string& end : {one, other}) {
     std::map<std::string, int> slots;

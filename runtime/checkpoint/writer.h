@@ -44,7 +44,7 @@ absl::Status WriteManifest(const std::string& directory,
 struct Retention {
   std::vector<megascale::agent::v1::CheckpointId> committed;
   int64_t attempt = 0;
-  megascale::checkpoint::v1::Owner owner;
+  megascale::checkpoint::v1::Owner owner = {};
 };
 
 // Returns true if a checkpoint, complete or not, may be deleted: it is older (by step, then

@@ -142,7 +142,7 @@ TEST_F(ReportedEventsTest, AReportThatIsTooLargeShowsThatItsAgentLives) {
   EXPECT_THAT(monitor_.reports().ReportOf("n0")->jobs(0).warnings(), IsEmpty());
 }
 
-// Of thousands of files a list has a megabyte.
+// The list of thousands of files has a megabyte.
 class DataFilesTest : public AgentMonitorTest {
  protected:
   // Returns how many lists of files the preflights of both agents add to the log.

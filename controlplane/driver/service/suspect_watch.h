@@ -11,8 +11,8 @@
 #include "controlplane/driver/relay/suspect.h"
 #include "controlplane/driver/service/driver_loop.h"
 #include "controlplane/driver/shell/job_triggers.h"
-#include "controlplane/driver/shell/slow_looks.h"
 #include "runtime/base/stop_signal.h"
+#include "runtime/diagnose/sampling/slow_looks.h"
 
 namespace megascale::driver {
 
@@ -32,7 +32,7 @@ class SuspectWatch {
   const absl::Duration interval_;
   const PortsOf ports_of_;
   JobTriggers triggers_;
-  SlowLooks slow_looks_;
+  diagnose::SlowLooks slow_looks_;
   base::StopSignal stop_;
   std::thread thread_;
 };

@@ -662,7 +662,7 @@ class JobTriggersTest : public DriverStepsTest {
   }
 
   JobTriggers triggers_;
-  SlowLooks slow_looks_;
+  diagnose::SlowLooks slow_looks_;
   int64_t step_ = 0;
 };
 

@@ -38,7 +38,7 @@ diagnose::SampledReport ReportOf(const JobRecord& job, const telemetry::RankStat
 }  // namespace
 
 std::vector<JobTriggers::Triggered> JobTriggers::Look(const DriverView& view, absl::Duration now,
-                                                      SlowLooks* slow_looks) {
+                                                      diagnose::SlowLooks* slow_looks) {
   std::vector<Triggered> triggered;
   std::set<std::string> training;
   for (const JobRecord* job : view.TrainingJobs()) {

@@ -10,7 +10,7 @@
 
 #include "absl/time/time.h"
 #include "controlplane/driver/shell/driver_view.h"
-#include "controlplane/driver/shell/slow_looks.h"
+#include "runtime/diagnose/sampling/slow_looks.h"
 #include "runtime/diagnose/sampling/trigger.h"
 
 namespace megascale::driver {
@@ -31,7 +31,8 @@ class JobTriggers {
   // Returns the jobs that stand still or are slow, except for jobs that already have the suspect of
   // a stall. Calls slow_looks->PassOver for jobs that stand still, with or without a suspect.
   // `now`: monotonic. Cost: a few ranks of each job.
-  std::vector<Triggered> Look(const DriverView& view, absl::Duration now, SlowLooks* slow_looks);
+  std::vector<Triggered> Look(const DriverView& view, absl::Duration now,
+                              diagnose::SlowLooks* slow_looks);
 
  private:
   struct Watched {

@@ -7,7 +7,7 @@
 #include <map>
 #include <string>
 
-namespace megascale::driver {
+namespace megascale::diagnose {
 
 class SlowLooks {
  public:
@@ -41,4 +41,4 @@ class SlowLooks {
   std::map<std::string, Kept> found_;  // by job
 };
 
-}  // namespace megascale::driver
+}  // namespace megascale::diagnose

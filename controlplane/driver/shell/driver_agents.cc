@@ -1,10 +1,16 @@
-// The part of driver_shell.h about what agents keep of a job until the driver has it: step records,
-// from reports to loss logs and what agents are told about them; and lists of files.
+// The part of driver_shell.h about agents: who may join, what they report, and what they keep of a
+// job until the driver has it: step records, from reports to loss logs and what agents are told
+// about them; and lists of files.
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "controlplane/driver/core/driver_core.h"
+#include "controlplane/driver/core/epoch.h"
 #include "controlplane/driver/shell/driver_shell.h"
+#include "runtime/base/log.h"
 #include "runtime/base/repeated.h"
+#include "runtime/base/status.h"
 
 namespace megascale::driver {
 
@@ -12,6 +18,8 @@ namespace agent = megascale::agent::v1;
 namespace pb = megascale::driver::v1;
 
 namespace {
+
+constexpr absl::Duration kLineInterval = absl::Minutes(1);
 
 // An agent whose loop stands still, on a slow disk, say, counts as alive for 30 s. It may have the
 // steps.
@@ -25,6 +33,119 @@ bool HasStepsOf(const JobRecord& job, const agent::ActualJob& actual) {
 }
 
 }  // namespace
+
+absl::Status DriverShell::MayJoin(const agent::Hello& hello, const AgentPeer& peer) const {
+  if (hello.num_slots() > options_.slots_max) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "node ", hello.node_id(), ": offers ", hello.num_slots(),
+        " slots, and the driver takes at ", "most ", options_.slots_max,
+        " of an agent; give the agent fewer --slots, or the driver a ", "higher --slots-max"));
+  }
+  Contact contact = monitor_.reports().ContactWith(hello.node_id());
+  // An agent whose stream has ended is out of contact, however fresh its last report is.
+  if (contact == Contact::kHeard && links_.count(hello.node_id()) == 0) contact = Contact::kGone;
+  return CheckJoin(state_, hello, peer.certificate, contact);
+}
+
+// Limits the lines about a node, because a refused agent asks again and again.
+void DriverShell::LogSeldom(const std::string& node_id, const AgentPeer& peer,
+                            const std::string& line) {
+  // Made-up ids count as one, so that the map stays small.
+  const bool is_known = FindNode(state_, node_id) != nullptr;
+  const absl::Duration now = options_.clock->Monotonic();
+  const auto [logged, first] = lines_logged_.try_emplace(
+      is_known ? node_id : absl::StrCat("\n", peer.certificate), now);  // no id has a newline
+  if (!first && now - logged->second < kLineInterval) return;
+  logged->second = now;
+  base::LogWarning(line);
+}
+
+absl::Status DriverShell::CompareEpochs(const agent::ActualState& known) {
+  if (stop_.ok()) stop_ = CheckIsNewest(state_, known, version_);
+  ASSIGN_OR_RETURN(const bool is_behind, IsBehind(state_, known));
+  if (!is_behind) return absl::OkStatus();
+  base::LogWarning(absl::StrCat("an agent has served another driver, whose epoch is later (",
+                                known.epoch(),
+                                "): this machine's clock is or was behind; this driver, which is "
+                                "new, goes above that epoch"));
+  Feed(NewerEpochEvent(state_, known.epoch(), options_.clock->Wall()));
+  return absl::OkStatus();
+}
+
+bool DriverShell::OnHello(agent::Hello hello, std::shared_ptr<AgentLink> link) {
+  agent::ActualState served;
+  served.set_epoch(hello.known().epoch());
+  served.set_known_version(hello.known().version());
+  served.set_known_proof(hello.known().proof());
+  hello.clear_known();
+  const AgentPeer peer = link->peer();
+  const NodeRecord* known = FindNode(state_, hello.node_id());
+  absl::Status admitted = MayJoin(hello, peer);
+  if (admitted.ok()) admitted = CompareEpochs(served);
+  if (admitted.ok() && known == nullptr) {
+    admitted = new_nodes_.Admit(peer.certificate, options_.clock->Monotonic());
+  }
+  if (!admitted.ok()) {
+    LogSeldom(hello.node_id(), peer, absl::StrCat("refused an agent: ", admitted.message()));
+    link->Close(admitted);
+    return false;
+  }
+  Link& entry = links_[hello.node_id()];
+  if (entry.link != nullptr && entry.link != link) {
+    const bool newer = known != nullptr && known->hello().incarnation() != hello.incarnation();
+    entry.link->Close(newer ? absl::AbortedError(absl::StrCat(
+                                  "node ", hello.node_id(),
+                                  ": a newer agent with this id connected; this one must end"))
+                            : absl::UnavailableError("this agent connected again"));
+  }
+  entry = Link{std::move(link), {}, {}, {}};
+  listeners_.insert(hello.node_id());
+  publisher_->TouchAgent(hello.node_id());
+  state_changed_ = true;
+  std::vector<Event> events = monitor_.OnHello(state_, hello, options_.clock->Monotonic(), peer);
+  for (Event& event : events) {
+    event.mutable_node_joined()->set_unnamed(known == nullptr && options_.names_nodes);
+  }
+  FeedAll(std::move(events));
+  return true;
+}
+
+void DriverShell::OnReport(const std::string& node_id, agent::ActualState report) {
+  if (report.too_large_bytes() > 0) {
+    LogSeldom(node_id, {},
+              absl::StrCat("the report of node ", node_id, " has ", report.too_large_bytes(),
+                           " bytes, more than a message may have: its agent lives, but "
+                           "what its jobs do is not known"));
+  }
+  // An older agent does not tell what it knows when it joins.
+  if (const absl::Status right = CompareEpochs(report); !right.ok()) {
+    LogSeldom(node_id, {}, absl::StrCat("node ", node_id, ": ", right.message()));
+  }
+  publisher_->TouchAgent(node_id);
+  if (Counts(node_id, report)) {
+    TakeSteps(node_id, report);
+    for (agent::ActualJob& job : *report.mutable_jobs()) HoldCommits(&job);
+    evidences_.OnReport(node_id, report, indexed());
+  }
+  FeedAll(monitor_.OnReport(indexed(), node_id, std::move(report), options_.clock->Monotonic()));
+  const auto link = links_.find(node_id);
+  if (link != links_.end() && link->second.known != KnownAttempts(node_id)) {
+    listeners_.insert(node_id);
+  }
+}
+
+bool DriverShell::Counts(const std::string& node_id, const agent::ActualState& report) const {
+  const NodeRecord* node = FindNode(state_, node_id);
+  return node != nullptr && node->hello().incarnation() == report.incarnation() &&
+         IsOfThisEpoch(state_, report);
+}
+
+void DriverShell::OnGone(const std::string& node_id, const AgentLink* link) {
+  const auto it = links_.find(node_id);
+  if (it != links_.end() && it->second.link.get() == link) links_.erase(it);
+}
+
+// --- what agents keep ---------------------------------------------------------------------------
 
 // Steps count only from agents that hold ranks of the attempt.
 void DriverShell::TakeSteps(const std::string& node_id, const agent::ActualState& report) {

@@ -1,8 +1,8 @@
-#include "controlplane/driver/shell/slow_looks.h"
+#include "runtime/diagnose/sampling/slow_looks.h"
 
 #include <gtest/gtest.h>
 
-namespace megascale::driver {
+namespace megascale::diagnose {
 namespace {
 
 class SlowLooksTest : public testing::Test {
@@ -71,4 +71,4 @@ TEST_F(SlowLooksTest, JobsOnTheSameMachineAreNoWitnessesForEachOther) {
 }
 
 }  // namespace
-}  // namespace megascale::driver
+}  // namespace megascale::diagnose

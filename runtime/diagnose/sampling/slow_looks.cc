@@ -1,6 +1,6 @@
-#include "controlplane/driver/shell/slow_looks.h"
+#include "runtime/diagnose/sampling/slow_looks.h"
 
-namespace megascale::driver {
+namespace megascale::diagnose {
 
 bool SlowLooks::IsConfirmed(const std::string& job_id, const Finding& finding) {
   const auto found = found_.find(job_id);
@@ -26,4 +26,4 @@ void SlowLooks::EndRound() {
   for (auto& [job_id, kept] : found_) kept.is_of_round = false;
 }
 
-}  // namespace megascale::driver
+}  // namespace megascale::diagnose

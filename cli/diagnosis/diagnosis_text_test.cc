@@ -24,7 +24,8 @@ const std::vector<trace::RankName>& Names() {
   return *names;
 }
 
-Findings Slow(const diagnose::Suspect& cause, double slowdown, bool grows = false) {
+Findings Slow(const diagnose::Suspect& cause, double slowdown, bool grows = false,
+              double step_times = 1) {
   const auto graph =
       diagnose::OperationGraph::Create({{"compute", "compute"}}, {{0, 0, 0}, {1, 0, 1}},
                                        {{.kind = 0, .worker = 0}, {.kind = 0, .worker = 1}});
@@ -37,6 +38,7 @@ Findings Slow(const diagnose::Suspect& cause, double slowdown, bool grows = fals
   verdict.cause = cause;
   verdict.slowdown = slowdown;
   verdict.grows = grows;
+  verdict.step_times = step_times;
   return DescribeSlowness(*graph, result, verdict, Names());
 }
 
@@ -82,10 +84,38 @@ TEST(DiagnosisTextTest, JitterThatGrowsSaysThatTheNewestStepsTakeLonger) {
   EXPECT_TRUE(absl::StrContains(text, "the newest steps take 10 % longer than the oldest")) << text;
 }
 
+TEST(DiagnosisTextTest, ASlowerStageIsSaidWithTheReasonWhyItsLayersAreNotAtFault) {
+  diagnose::Suspect cause = {.cause = SlowCause::kSlowerStage, .stage = 1, .times_slower = 2};
+  const std::string begin =
+      "slower stage: stage 1 computes 2.00 times as long as the other stages, and not for its "
+      "layers: ";
+  cause.times_before = 1.01;
+  EXPECT_EQ(Slow(cause, 1.5).verdict, begin + "it computed 1.01 times as long before");
+  cause.times_before = 0;
+  cause.times_planned = 0.5;
+  EXPECT_EQ(Slow(cause, 1.5).verdict, begin + "by the plan it has 0.50 times their work");
+  cause.times_planned = 0;
+  cause.times_usual = 1.75;
+  EXPECT_EQ(Slow(cause, 1.5).verdict,
+            begin + "steps take 1.75 times as long as they did, with the same layers");
+  EXPECT_THAT(ToText(Slow(cause, 1.5)), testing::Not(testing::HasSubstr("fewer layers")));
+}
+
+// What has begun now is not in the data.
+TEST(DiagnosisTextTest, JitterThatHasBegunIsNotSaidToBeOfUnequalSequences) {
+  const diagnose::Suspect jitter = {.cause = SlowCause::kJitter, .share = 0.8, .times_slower = 1.5};
+  EXPECT_THAT(ToText(Slow(jitter, 1.5)), testing::HasSubstr("sequences of unequal length"));
+  const std::string text = ToText(Slow(jitter, 1.5, false, 1.3));
+  EXPECT_THAT(text, testing::Not(testing::HasSubstr("sequences")));
+  EXPECT_THAT(text, testing::HasSubstr("the newest steps take 1.30 times as long as older ones"));
+}
+
 TEST(DiagnosisTextTest, EveryCauseHasItsWordAndItsLine) {
   for (const SlowCause cause :
-       {SlowCause::kNone, SlowCause::kOneWorker, SlowCause::kUnequalStages, SlowCause::kSlowLink,
-        SlowCause::kSlowCollective, SlowCause::kDataWait, SlowCause::kJitter}) {
+       {SlowCause::kNone, SlowCause::kOneWorker, SlowCause::kUnequalStages, SlowCause::kSlowerStage,
+        SlowCause::kSlowLink, SlowCause::kSlowMachine, SlowCause::kSlowMachineLink,
+        SlowCause::kLateWorker, SlowCause::kSlowCollective, SlowCause::kDataWait,
+        SlowCause::kJitter}) {
     const Findings findings = Slow({.cause = cause, .worker = 0, .peer = 1, .stage = 0}, 1.5);
     EXPECT_NE(findings.cause, "unknown");
     EXPECT_FALSE(absl::StrContains(findings.verdict, "I do not know"));

@@ -227,11 +227,14 @@ class Comparison {
   }
 
   // True if a change of `times` of the worker `slow` is large beside those of the workers on other
-  // machines; where there is one machine, of the other workers. The slow one does not count for
-  // their changes, because beside it they would seem to have become faster.
+  // machines but `without`; where there is one machine, of the other workers.
   bool StandsOut(const Work& work, double times, size_t slow, int without) const {
     const Without left_out = {MachineOf(static_cast<int>(slow)), without};
-    const std::vector<double> medians = MediansOf(ChangesOf(work, left_out, Alone::kOwnChange));
+    // Of three machines or fewer the slow one is at least half of what each other one is compared
+    // with, which then seems to have become faster. So these are compared with each other.
+    const bool is_compared_with_slow = machines_.size() > 3 && without == kNoMachine;
+    const std::vector<double> medians = MediansOf(ChangesOf(
+        work, {is_compared_with_slow ? kNoMachine : left_out[0], without}, Alone::kOwnChange));
     double second = 0;
     for (size_t w = 0; w < num_workers_; ++w) {
       const bool is_other =

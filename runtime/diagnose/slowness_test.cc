@@ -625,6 +625,16 @@ TEST(SlowChangeTest, NamesTheMachineOfWhichSeveralRanksComputeSlowly) {
   EXPECT_EQ(verdict.cause.num_workers, 3);
 }
 
+// Other programs use the only machine, so that its ranks change unevenly.
+TEST(SlowChangeTest, TheSlowestRankOfABusyMachineAloneIsNotNamed) {
+  Compared compared =
+      CompareSteps(kWide, [](const RankPlan& plan, const Instruction& i, int64_t, int64_t nanos) {
+        return plan::IsPass(i.kind()) ? nanos * (plan.rank == 3 ? 3 : 1 + plan.rank % 2) : nanos;
+      });
+  compared.machine_of.assign(8, 0);
+  EXPECT_EQ(Explain(compared.measured, compared.history()).cause.step_times, 0);
+}
+
 // Its ranks are on two machines: none is named, and the plan is not at fault.
 TEST(SlowChangeTest, AStageThatWasLikeTheOthersIsNotUnequal) {
   for (const double times : {1.5, 2.0}) {

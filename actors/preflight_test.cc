@@ -265,7 +265,7 @@ TEST_F(PreflightTest, AJobThatHasRunWaitsUntilItsStorageIsBack) {
   EXPECT_TRUE(absl::StrContains(said[0], "is its file system mounted?")) << said[0];
   EXPECT_TRUE(absl::StrContains(said[1], directory_ + "/text")) << said[1];
   // It does not wait for ever.
-  assignment.mutable_spec()->mutable_fault()->mutable_checkpoint_timeout()->set_seconds(0);
+  assignment.mutable_spec()->mutable_fault()->mutable_checkpoint_timeout()->set_seconds(1);
   std::filesystem::remove(directory_ + "/text");
   const auto gone = RunPreflight(assignment, kCpu, {});
   EXPECT_EQ(base::ErrnoOf(gone.status()), ENOENT) << gone.status();

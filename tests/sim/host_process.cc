@@ -68,7 +68,7 @@ void HostProcess::RunPreflight() {
     if (!away_since_.has_value()) away_since_ = world_.timeline.now();
     const absl::Duration waited = world_.timeline.now() - *away_since_;
     const auto& fault = options_.job.spec().fault();
-    if (waited >= job::ToDuration(fault.checkpoint_timeout())) {
+    if (fault.has_checkpoint_timeout() && waited >= job::ToDuration(fault.checkpoint_timeout())) {
       return Fail(telemetry::FAILURE_CLASS_STORAGE, claimed);
     }
     message.mutable_preflight()->Clear();
@@ -232,6 +232,7 @@ void HostProcess::OnRetain(const link::v1::Retain& retain) {
   if (world_.tampering.retain) world_.tampering.retain(&retention.committed);
   const absl::Status status = storage_.ApplyRetention(options_.name.job_id, retention);
   if (!status.ok()) SayStorageError(status);
+  if (absl::IsPermissionDenied(status)) return;  // it has ended
   link::v1::FromHost message;
   *message.mutable_retained()->mutable_newest() = *retain.committed().rbegin();
   options_.report(message);

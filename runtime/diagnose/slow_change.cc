@@ -197,8 +197,8 @@ class Comparison {
       machines.insert(MachineOf(static_cast<int>(w)));
       times = std::max(times, medians[w]);
     }
-    // Of a job on one machine, several ranks may as well be a stage.
     if (machines.size() != 1 || *machines.begin() < 0) return;
+    // In a job on one machine several ranks may as well be a stage.
     if (slow.size() > 1 && machines_.size() == 1) return;
     if (!StandsOut(work, times, slow.front(), without)) return;
     change->what = slow.size() > 1 ? Change::kMachine : Change::kWorker;
@@ -230,8 +230,8 @@ class Comparison {
   // machines but `without`; where there is one machine, of the other workers.
   bool StandsOut(const Work& work, double times, size_t slow, int without) const {
     const Without left_out = {MachineOf(static_cast<int>(slow)), without};
-    // Of three machines or fewer the slow one is at least half of what each other one is compared
-    // with, which then seems to have become faster. So these are compared with each other.
+    // Among three machines or fewer the slow one is at least half of what each other one is
+    // compared with, which then seems to have become faster. So these are compared with each other.
     const bool is_compared_with_slow = machines_.size() > 3 && without == kNoMachine;
     const std::vector<double> medians = MediansOf(ChangesOf(
         work, {is_compared_with_slow ? kNoMachine : left_out[0], without}, Alone::kOwnChange));

@@ -23,8 +23,8 @@ namespace {
 using nlohmann::json;
 
 constexpr char kFolder[] = "tests/golden/straggler/";
-// Of a number, but at least of 1. The replay is that of the authors, so the difference is the
-// rounding of times in the traces, and of the begin of a step, which they do not hold.
+// A share of each number, but at least of 1. The replay is that of the authors, so the difference
+// is the rounding of times in the traces, and of the begin of a step, which they do not hold.
 constexpr double kTolerance = 2e-4;
 
 struct Analysis {

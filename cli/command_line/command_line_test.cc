@@ -165,7 +165,7 @@ TEST_F(CommandLineTest, CommandsStandInTheirGroups) {
   EXPECT_EQ(Run({"--help"}), kExitGood);
   EXPECT_NE(
       out_.find("COMMANDS\n    submit      submits\n    checkpoint  checkpoints\n\n"
-                "    Others:\n    one         does one thing\n    another     does another, "),
+                "  Others:\n    one         does one thing\n    another     does another, "),
       std::string::npos)
       << out_;
   EXPECT_NE(out_.find("\n                second line for the end of it\n"), std::string::npos)

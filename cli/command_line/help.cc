@@ -114,7 +114,7 @@ std::string Commands(const CLI::App& app, const Page& page) {
   for (const CLI::App* command : ShownCommands(app)) {
     if (command->get_group() != group) {
       group = command->get_group();
-      absl::StrAppend(&body, body.empty() ? "" : "\n", Spaces(kIndent), group, "\n");
+      absl::StrAppend(&body, body.empty() ? "" : "\n", Spaces(kIndent / 2), group, "\n");
     }
     absl::StrAppend(&body, page.Row(command->get_name(), static_cast<int>(width),
                                     FirstLine(command->get_description())));
@@ -139,7 +139,11 @@ std::vector<const CLI::Option*> OwnOptions(const CLI::App& app) {
 }
 
 std::vector<const CLI::Option*> ConnectionOptions(const CLI::App& app) {
-  return OptionsIn(app, /*is_connection=*/true);
+  std::vector<const CLI::Option*> options = OptionsIn(app, /*is_connection=*/true);
+  std::sort(options.begin(), options.end(), [](const CLI::Option* a, const CLI::Option* b) {
+    return a->get_name() < b->get_name();
+  });
+  return options;
 }
 
 std::vector<const CLI::Option*> ExplainedOptions(const CLI::App& program) {

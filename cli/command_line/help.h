@@ -32,7 +32,7 @@ std::string FirstLine(const std::string& text);
 std::vector<const CLI::App*> ShownCommands(const CLI::App& app);
 std::string Synopsis(const CLI::App& app);          // "megascale cancel [OPTION]… JOB"
 std::string OptionName(const CLI::Option& option);  // "--grace TIME"
-// Returns the options that the page lists, or those that stand under CONNECTION.
+// Returns the options that the page lists, or those that stand under CONNECTION, by name.
 std::vector<const CLI::Option*> OwnOptions(const CLI::App& app);
 std::vector<const CLI::Option*> ConnectionOptions(const CLI::App& app);
 // Returns the options under CONNECTION of the program's first command that has some. The program's

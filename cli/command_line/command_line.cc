@@ -308,6 +308,15 @@ std::string CommandLine::Completion(absl::string_view shell, const std::string& 
 
 namespace {
 
+// Returns the library's words about a mistake, or better ones about an option that is given twice
+// or has no value.
+std::string DescribeError(absl::string_view what) {
+  const absl::string_view name = what.substr(0, what.find(": "));
+  if (absl::StrContains(what, ": At Most ")) return absl::StrCat(name, ": expected once");
+  if (!absl::EndsWith(what, " missing")) return std::string(what);
+  return absl::StrCat(name, ": has no value; expected ", name, " VALUE");
+}
+
 // The library would take the next word for the value of "--from=", which a script writes when its
 // variable is empty.
 absl::Status CheckHaveValues(const std::vector<std::string>& words) {
@@ -332,7 +341,7 @@ absl::Status CommandLine::ParseOrThrow(const std::vector<std::string>& words) {
   } catch (const CLI::ParseError& error) {
     const CLI::App& at = *Innermost(app_.get());
     const std::vector<std::string> unknown = app_->remaining(/*recurse=*/true);
-    return absl::InvalidArgumentError(unknown.empty() ? error.what()
+    return absl::InvalidArgumentError(unknown.empty() ? DescribeError(error.what())
                                                       : DescribeUnknown(at, unknown.front()));
   }
   RETURN_IF_ERROR(root_->CheckWords(words));

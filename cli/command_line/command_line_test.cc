@@ -99,6 +99,12 @@ TEST_F(CommandLineTest, SaysWhatIsMissingOrTooMuch) {
   EXPECT_EQ(error_,
             "megascale: --slots: expected a whole number, found 'many'\n  see: megascale submit "
             "--help\n");
+  EXPECT_EQ(Run({"submit", "a", "--slots"}), kExitUsage);
+  EXPECT_EQ(error_,
+            "megascale: --slots: has no value; expected --slots VALUE\n  see: megascale submit "
+            "--help\n");
+  EXPECT_EQ(Run({"submit", "a", "--slots", "1", "--slots", "2"}), kExitUsage);
+  EXPECT_EQ(error_, "megascale: --slots: expected once\n  see: megascale submit --help\n");
   for (const std::string list : {"--data=[x,y]", "[x, y]"}) {
     EXPECT_EQ(Run({"submit", "a", "--data", list}), kExitUsage);
     EXPECT_NE(error_.find(
@@ -163,10 +169,9 @@ TEST_F(CommandLineTest, CommandsStandInTheirGroups) {
       "does another, and says so in so many words that the page of the program needs a second "
       "line for the end of it");
   EXPECT_EQ(Run({"--help"}), kExitGood);
-  EXPECT_NE(
-      out_.find("COMMANDS\n    submit      submits\n    checkpoint  checkpoints\n\n"
-                "  Others:\n    one         does one thing\n    another     does another, "),
-      std::string::npos)
+  EXPECT_NE(out_.find("COMMANDS\n    submit      submits\n    checkpoint  checkpoints\n\n"
+                      "  Others:\n    one         does one thing\n    another     does another, "),
+            std::string::npos)
       << out_;
   EXPECT_NE(out_.find("\n                second line for the end of it\n"), std::string::npos)
       << out_;

@@ -10,6 +10,7 @@
 #include "runtime/base/checksum.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text/shortlist.h"
 #include "runtime/data/token_file/megatron_file.h"
 #include "runtime/data/token_file/token_file.h"
 
@@ -352,7 +353,7 @@ std::string Dataset::PathsText() const {
     }
     for (const Input& input : source.inputs) paths.push_back(input.path);
   }
-  return absl::StrJoin(paths, ", ");
+  return base::Shortlist(paths);
 }
 
 }  // namespace megascale::data

@@ -58,7 +58,7 @@ class Dataset {
 
   // Returns the identity of the data. Cost: for bytes, reads every file once.
   absl::StatusOr<checkpoint::v1::DataFingerprint> Fingerprint() const;
-  // Returns the paths of all files, for messages.
+  // Returns the paths of the first files, and the number of the others, for messages.
   std::string PathsText() const;
 
  private:

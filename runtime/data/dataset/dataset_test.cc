@@ -117,6 +117,15 @@ TEST_F(DatasetTest, PlainTextIsCutAtTheByteAndDocumentsEndWithTheEndToken) {
   EXPECT_EQ(fingerprint.file_sha256_size(), 2);
 }
 
+// A message about thousands of files must not lose its end.
+TEST_F(DatasetTest, AMessageNamesAFewOfManyFiles) {
+  for (int i = 0; i < 20; ++i) Add(absl::StrCat("f", i + 10, ".txt"), Lines(40));
+  const std::string text = Open()->PathsText();
+  EXPECT_THAT(text, testing::StartsWith(folder_ + "/f10.txt, "));
+  EXPECT_THAT(text, testing::EndsWith("more"));
+  EXPECT_THAT(text, testing::Not(testing::HasSubstr("f29.txt")));
+}
+
 TEST_F(DatasetTest, ACharacterIsNeverCutBetweenTheTwoParts) {
   std::string text;
   for (int i = 0; i < 200; ++i) text += "\u00e4\u20ac ";

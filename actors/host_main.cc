@@ -20,12 +20,12 @@
 #include "actors/data_loader_actor.h"
 #include "actors/link.h"
 #include "actors/preflight.h"
-#include "actors/termination.h"
 #include "actors/worker_core.h"
 #include "proto/link.pb.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/base/process/shared_memory.h"
+#include "runtime/base/process/termination.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/numerics.h"
 #include "runtime/job/data_digest.h"
@@ -174,7 +174,7 @@ absl::StatusOr<std::shared_ptr<const data::Dataset>> OpenDataset(Link* link,
 
 // Hands the agent's messages to the persister until the link breaks.
 void ServeLink(Link* link, int64_t attempt, const PersisterActor& persister,
-               Termination* termination) {
+               base::Termination* termination) {
   for (;;) {
     ToHost message;
     if (!link->Receive(&message, absl::InfiniteDuration()).ok()) return;
@@ -194,7 +194,7 @@ void ServeLink(Link* link, int64_t attempt, const PersisterActor& persister,
 }
 
 int Serve(Link* link, HostAssignment assignment, const device::Description& device,
-          HostRegions* regions, Termination* termination) {
+          HostRegions* regions, base::Termination* termination) {
   telemetry::HeartbeatWriter heartbeat(regions->heartbeats.get(), assignment.heartbeat_slot());
   heartbeat.Start(::getpid());
   const telemetry::HeartbeatTimer timer(&heartbeat, &base::RealClock());
@@ -236,7 +236,7 @@ int Serve(Link* link, HostAssignment assignment, const device::Description& devi
 int RunHost(int link_fd, const MakeDevice& make_device) {
   ::prctl(PR_SET_NAME, "megascale-host");  // what ps and ss show, instead of "exe"
   base::InitLog("host", base::LogLevel::kInfo);
-  Termination termination;
+  base::Termination termination;
   Link link{base::UniqueFd(link_fd)};
   ToHost first;
   auto fds = link.Receive(&first, kAssignmentTimeout);

@@ -15,12 +15,12 @@
 #include "absl/strings/str_cat.h"
 #include "actors/actor_process.h"
 #include "actors/link.h"
-#include "actors/termination.h"
 #include "actors/worker_actor.h"
 #include "proto/link.pb.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/base/process/shared_memory.h"
+#include "runtime/base/process/termination.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/numerics.h"
 #include "runtime/checkpoint/product_table.h"
@@ -89,7 +89,7 @@ WorkerCoreOptions CoreOptionsOf(const link::v1::Assignment& assignment) {
 
 // Passes the agent's messages on until the link breaks.
 void ReadLink(Link* link, comm::LinkStore* store, int64_t attempt, const WorkerActor& worker,
-              Termination* termination) {
+              base::Termination* termination) {
   for (;;) {
     link::v1::ToWorker message;
     const auto received = link->Receive(&message, absl::InfiniteDuration());
@@ -125,7 +125,7 @@ int FailToMake(Link* link, const absl::Status& status) {
 }
 
 int RunAssigned(Link* link, const link::v1::Assignment& assignment, WorkerRegions* regions,
-                const MakeDevice& make_device, Termination* termination) {
+                const MakeDevice& make_device, base::Termination* termination) {
   telemetry::HeartbeatWriter heartbeat(regions->heartbeats.get(), assignment.heartbeat_slot());
   heartbeat.Start(::getpid());
   telemetry::SpanWriter spans(regions->spans.get(), assignment.heartbeat_slot());
@@ -194,7 +194,7 @@ void NameProcess(int rank) {
 int RunWorker(int link_fd, const MakeDevice& make_device) {
   ::prctl(PR_SET_NAME, "megascale-w");
   telemetry::AllowStacks();
-  Termination termination;
+  base::Termination termination;
   Link link{base::UniqueFd(link_fd)};
   link::v1::ToWorker first;
   auto fds = link.Receive(&first, kAssignmentTimeout);

@@ -109,41 +109,6 @@ TEST_F(DriverCoreTest, OlderRulesLookAtNoNumericsVersion) {
   EXPECT_THAT(PlacedNodes(), ElementsAre("n0", "n0", "n1", "n1"));
 }
 
-Event JoinedWithBoundAddress(const std::string& node_id) {
-  Event event = Joined(node_id, "a", 2);
-  event.mutable_node_joined()->mutable_hello()->set_binds_address(true);
-  return event;
-}
-
-TEST_F(DriverCoreTest, RanksBindTheirProofsToAddressesIfAllAgentsOfTheAttemptCan) {
-  Do(JoinedWithBoundAddress("n0"));
-  Do(Joined("n1", "a", 2));
-  Do(Submitted("j", SpecOf(2, 2, 30)));
-  for (const std::string id : {"n0", "n1"}) Do(Passed("j", 1, id));
-  EXPECT_FALSE(DesiredFor(state_, "n0").jobs(0).binds_address());
-  // n1 comes back with a newer version, and the attempt under way goes on as it began.
-  Event upgraded = JoinedWithBoundAddress("n1");
-  upgraded.mutable_node_joined()->mutable_hello()->set_incarnation("b");
-  Do(Lost("n1", "a"));
-  Do(upgraded);
-  EXPECT_FALSE(DesiredFor(state_, "n0").jobs(0).binds_address());
-  for (const std::string id : {"n0", "n1"}) Do(Fenced(1, id, {}));
-  BackoffElapsed(1);
-  ASSERT_EQ(job().attempt(), 2) << job().message();
-  for (const std::string id : {"n0", "n1"}) {
-    EXPECT_TRUE(DesiredFor(state_, id).jobs(0).binds_address()) << id;
-  }
-}
-
-TEST_F(DriverCoreTest, OlderRulesBindNoAddress) {
-  Event older;
-  older.mutable_driver_started()->set_rules(9);
-  Do(older);
-  for (const std::string id : {"n0", "n1"}) Do(JoinedWithBoundAddress(id));
-  Do(Submitted("j", SpecOf(2, 2, 30)));
-  EXPECT_FALSE(DesiredFor(state_, "n0").jobs(0).binds_address());
-}
-
 TEST_F(DriverCoreTest, AnAgentThatDoesNotTellItsNumericsVersionSharesJobsWithAll) {
   Do(Submitted("j", SpecOf(2, 2, 30)));
   Do(Joined("n0", "a", 2));

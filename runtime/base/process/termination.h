@@ -7,7 +7,7 @@
 #include <memory>
 #include <mutex>
 
-namespace megascale::actors {
+namespace megascale::base {
 
 class Termination {
  public:
@@ -29,4 +29,4 @@ class Termination {
   const std::shared_ptr<State> state_ = std::make_shared<State>();  // shared with a thread
 };
 
-}  // namespace megascale::actors
+}  // namespace megascale::base

@@ -1,4 +1,4 @@
-#include "actors/termination.h"
+#include "runtime/base/process/termination.h"
 
 #include <csignal>
 #include <cstdio>
@@ -8,7 +8,7 @@
 #include "absl/time/time.h"
 #include "runtime/base/log.h"
 
-namespace megascale::actors {
+namespace megascale::base {
 namespace {
 
 constexpr absl::Duration kAnswerTimeout = absl::Seconds(2);
@@ -45,13 +45,13 @@ void Termination::Watch(const std::shared_ptr<State>& state) {
                                                   [&] { return state->draining; });
     lock.unlock();
     if (!draining) break;
-    base::LogInfo("SIGTERM: the agent drains, so this process goes on until the agent ends it");
+    LogInfo("SIGTERM: the agent drains, so this process goes on until the agent ends it");
   }
-  base::LogError(absl::StrCat("SIGTERM, and the agent did not say within ",
-                              absl::FormatDuration(kAnswerTimeout), " that it drains"));
+  LogError(absl::StrCat("SIGTERM, and the agent did not say within ",
+                        absl::FormatDuration(kAnswerTimeout), " that it drains"));
   std::fflush(nullptr);
   pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
   ::raise(SIGTERM);
 }
 
-}  // namespace megascale::actors
+}  // namespace megascale::base

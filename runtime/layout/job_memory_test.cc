@@ -28,7 +28,9 @@ struct Shape {
 };
 
 job::v1::JobSpec JobOf(const Shape& shape) {
-  job::v1::JobSpec spec = engine::ToyJob("/text", shape.data, shape.pipeline);
+  job::v1::JobSpec spec = engine::ToyJob("/text", /*data=*/1, /*pipeline=*/1);
+  spec.mutable_parallel()->set_data_parallel_size(shape.data);
+  spec.mutable_parallel()->set_pipeline_model_parallel_size(shape.pipeline);
   spec.mutable_model()->set_hidden_size(64);
   spec.mutable_model()->set_num_attention_heads(4);
   spec.mutable_model()->set_num_key_value_heads(4);

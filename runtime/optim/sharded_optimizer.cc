@@ -26,15 +26,17 @@ constexpr int kSumsPerTensor = 2;
 
 bool WeightsAreMaster(DType compute) { return AccumulationType(compute) == compute; }
 
-}  // namespace
-
-std::vector<FlatRange> OptimizerShard::ranges() const {
+std::vector<FlatRange> RangesOf(const OptimizerShard& shard, const ChunkLayout& layout) {
   std::vector<FlatRange> ranges;
-  for (const model::Bucket& bucket : layout().Buckets(num_shards, bucket_size)) {
-    ranges.push_back(model::SplitEvenly(bucket.range, num_shards, shard_index));
+  for (const model::Bucket& bucket : layout.Buckets(shard.num_shards, shard.bucket_size)) {
+    ranges.push_back(model::SplitEvenly(bucket.range, shard.num_shards, shard.shard_index));
   }
   return ranges;
 }
+
+}  // namespace
+
+std::vector<FlatRange> OptimizerShard::ranges() const { return RangesOf(*this, layout()); }
 
 bool HasTrustRatios(const job::v1::OptimizerSpec& spec) {
   return spec.type() == job::v1::OPTIMIZER_TYPE_LAMB;
@@ -239,7 +241,8 @@ void ShardedOptimizer::PublishWeights() {
 
 std::vector<StateSlice> ShardedOptimizer::StateLayout(const OptimizerShard& shard, DType compute) {
   const ChunkLayout layout = shard.layout();
-  return Describe(layout, SlicesOf(layout, shard.ranges()), tensor::AccumulationType(compute));
+  return Describe(layout, SlicesOf(layout, RangesOf(shard, layout)),
+                  tensor::AccumulationType(compute));
 }
 
 std::vector<StateSlice> ShardedOptimizer::State() const {

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "runtime/base/status.h"
 
 namespace megascale::checkpoint {
@@ -158,16 +160,32 @@ absl::StatusOr<int64_t> DtypeBytes(absl::string_view dtype) {
   return absl::InvalidArgumentError(absl::StrCat("dtype ", dtype, ": is no type of safetensors"));
 }
 
+namespace {
+
+std::string JsonText(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace
+
+// Entries are written by hand: a plan of a large job's memory asks for tens of thousands of
+// headers.
 std::string SerializeSafetensorsHeader(const SafetensorsHeader& header) {
-  Json json = Json::object();
-  for (const auto& [key, value] : header.metadata) json[kMetadata][key] = value;
+  std::map<std::string, std::string> members;
+  if (!header.metadata.empty()) members[kMetadata] = JsonText(header.metadata);
   for (const SafetensorsEntry& entry : header.entries) {
-    json[entry.key] = {{"dtype", entry.dtype},
-                       {"shape", entry.shape},
-                       {"data_offsets", {entry.begin, entry.begin + entry.size_bytes}}};
+    members[entry.key] =
+        absl::StrCat("{\"data_offsets\":[", entry.begin, ",", entry.begin + entry.size_bytes,
+                     "],\"dtype\":", JsonText(entry.dtype), ",\"shape\":[",
+                     absl::StrJoin(entry.shape, ","), "]}");
   }
   std::string text(kHeaderLengthBytes, '\0');
-  text += json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  absl::StrAppend(&text, "{",
+                  absl::StrJoin(members, ",",
+                                [](std::string* out, const auto& member) {
+                                  absl::StrAppend(out, JsonText(member.first), ":", member.second);
+                                }),
+                  "}");
   text.resize((text.size() + kDataAlignment - 1) / kDataAlignment * kDataAlignment, ' ');
   const uint64_t length = text.size() - kHeaderLengthBytes;
   std::memcpy(text.data(), &length, sizeof(length));

@@ -57,6 +57,20 @@ TEST(SafetensorsTest, WhatIsWrittenIsRead) {
   }
 }
 
+TEST(SafetensorsTest, AHeaderIsCompactJsonInTheOrderOfItsKeys) {
+  SafetensorsHeader header;
+  header.metadata = {{"b", "1"}, {"a", "\"\n\xff"}};
+  header.entries = {{.key = "z", .dtype = "F32", .shape = {2, 3}, .begin = 8, .size_bytes = 24},
+                    {.key = "\"A", .dtype = "I64", .shape = {}, .begin = 0, .size_bytes = 8}};
+  const std::string json = R"({"\"A":{"data_offsets":[0,8],"dtype":"I64","shape":[]},)"
+                           "\"__metadata__\":{\"a\":\"\\\"\\n\xEF\xBF\xBD\",\"b\":\"1\"},"
+                           R"("z":{"data_offsets":[8,32],"dtype":"F32","shape":[2,3]}})";
+  const std::string start = SerializeSafetensorsHeader(header);
+  EXPECT_EQ(start.substr(8, json.size()), json);
+  EXPECT_EQ(start.find_first_not_of(' ', 8 + json.size()), std::string::npos);
+  EXPECT_EQ(start.size() % 64, 0u);
+}
+
 TEST(SafetensorsTest, AFileOfAnotherProgramIsRead) {
   const auto parsed = Parse(FileOf(
       R"({"__metadata__":{"format":"pt"},"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}} )",

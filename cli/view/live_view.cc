@@ -24,6 +24,8 @@ using telemetry::v1::RankStatus;
 constexpr absl::Duration kPlainInterval = absl::Seconds(10);
 constexpr absl::Duration kRedrawInterval = absl::Milliseconds(100);
 constexpr int kBarWidthMax = 40;
+constexpr int kNodeWidthMin = 12;      // of a name in the table of workers
+constexpr int kOtherWidth = 60;        // of its other columns
 constexpr int64_t kTimedStepsMin = 3;  // the first ones take longer
 constexpr int kWrappedLinesMax = 4;    // of one text
 constexpr int kUnlimitedWidth = 500;
@@ -173,13 +175,21 @@ std::string MemoryText(const RankStatus& status) {
   return status.has_device() ? base::FormatBytes(status.device().used_bytes()) : "-";
 }
 
-std::string WorkerLine(const control::v1::RankView& view) {
+// Returns the text, cut or padded to `width` columns.
+std::string InColumn(absl::string_view text, int width) {
+  std::string cell = ShortenToWidth(text, width);
+  cell.append(static_cast<size_t>(width - DisplayWidth(cell)), ' ');
+  return cell;
+}
+
+std::string WorkerLine(const control::v1::RankView& view, int node_width) {
   const RankStatus& status = view.status();
   const bool started = status.phase() != telemetry::v1::PHASE_UNSPECIFIED;
   const std::string phase =
       started ? Lower(telemetry::v1::Phase_Name(status.phase()), "PHASE_") : "-";
-  std::string line = absl::StrFormat("%5d  %-12s %-11s %8d  %10s  ", status.rank(), view.node_id(),
-                                     phase, status.step(), MemoryText(status));
+  std::string line = absl::StrFormat("%5d  %s %-11s %8d  %10s  ", status.rank(),
+                                     InColumn(view.node_id(), node_width), phase, status.step(),
+                                     MemoryText(status));
   if (status.progress_age_seconds() > telemetry::kQuietSeconds) {
     absl::StrAppend(&line, "for ", ShortDuration(absl::Seconds(status.progress_age_seconds())),
                     ": ");
@@ -190,15 +200,20 @@ std::string WorkerLine(const control::v1::RankView& view) {
 // An older driver does not say it, and sends all ranks.
 int NumWorkers(const Job& job) { return std::max(job.num_ranks(), job.ranks_size()); }
 
-// Appends the table of workers, except for a job that has ended.
-void AppendWorkers(const Job& job, int workers_max, std::vector<std::string>* lines) {
+// Appends the table of workers, except for a job that has ended. A node's name is cut if less than
+// kOtherWidth of `width` would be left for the other columns.
+void AppendWorkers(const Job& job, int workers_max, int width, std::vector<std::string>* lines) {
   if (job.ranks().empty() || IsTerminal(job.state()) || workers_max <= 0) return;
-  lines->push_back(absl::StrFormat("%5s  %-12s %-11s %8s  %10s  %s", "rank", "node", "phase",
-                                   "step", "memory", "doing"));
   const std::vector<int> shown = telemetry::ChooseShownRanks(
       job.ranks_size(), workers_max,
       [&](int i) { return job.ranks(i).status().progress_age_seconds(); });
-  for (const int i : shown) lines->push_back(WorkerLine(job.ranks(i)));
+  int node_width = kNodeWidthMin;
+  for (const int i : shown) node_width = std::max(node_width, DisplayWidth(job.ranks(i).node_id()));
+  node_width = std::min(node_width, std::max(kNodeWidthMin, width - kOtherWidth));
+  lines->push_back(absl::StrFormat("%5s  %s %-11s %8s  %10s  %s", "rank",
+                                   InColumn("node", node_width), "phase", "step", "memory",
+                                   "doing"));
+  for (const int i : shown) lines->push_back(WorkerLine(job.ranks(i), node_width));
   const int left_out = NumWorkers(job) - static_cast<int>(shown.size());
   if (left_out > 0) lines->push_back(absl::StrFormat("       and %d more workers", left_out));
 }
@@ -359,7 +374,7 @@ std::vector<std::string> Render(const Job& job, const Terminal& terminal, int wo
   AppendWrapped(TextsAfterFailure(job), terminal.width, &lines);
   const int room = terminal.height <= 0 ? INT_MAX : terminal.height;
   const int room_of_workers = room - static_cast<int>(lines.size()) - 2;
-  AppendWorkers(job, std::min(workers_max, room_of_workers), &lines);
+  AppendWorkers(job, std::min(workers_max, room_of_workers), terminal.width, &lines);
   const bool lacks_workers = !IsTerminal(job.state()) && workers_max > 0 && room_of_workers <= 0;
   CutToRoom(room, lacks_workers ? NumWorkers(job) : 0, &lines);
   for (std::string& line : lines) line = CutToWidth(line, terminal.width);

@@ -506,6 +506,31 @@ TEST(PlainLogTest, TellsEveryWarningOnce) {
   EXPECT_EQ(log.Update(job, absl::Seconds(0)), Lines{});
 }
 
+TEST(RenderJobTest, NamesOfNodesAreCutBeforeOtherColumnsAre) {
+  Job job = RunningJob();
+  job.clear_ranks();
+  const std::string name = "a-node-with-a-name-as-clouds-give-them.internal";
+  for (const char* node : {"n0", name.c_str()}) {
+    control::v1::RankView* view = job.add_ranks();
+    view->set_node_id(node);
+    view->mutable_status()->set_step(200);
+    view->mutable_status()->set_doing("trains");
+  }
+  for (const int width : {80, 120}) {
+    Terminal terminal;
+    terminal.width = width;
+    const std::vector<std::string> lines = RenderJob(job, terminal, 8);
+    const std::string& last = lines.back();
+    const std::string& before = lines[lines.size() - 2];
+    const std::string& heading = lines[lines.size() - 3];
+    const size_t doing = heading.find("doing");
+    EXPECT_EQ(before.find("trains"), doing) << before;
+    EXPECT_EQ(DisplayWidth(last.substr(0, last.find("trains"))), static_cast<int>(doing)) << last;
+    EXPECT_EQ(last.find(name) != std::string::npos, width == 120) << last;
+    EXPECT_EQ(last.find("…") != std::string::npos, width == 80) << last;
+  }
+}
+
 TEST(TimeLeftTest, IsNotTakenFromTheFirstSteps) {
   Job job = RunningJob();
   job.set_first_step(job.last_step() - 2);

@@ -123,7 +123,8 @@ TEST(JobSpecTest, DurationsOfEveryFormBecomeTheOneThatJsonAllows) {
     auto* duration = static_cast<google::protobuf::Duration*>(
         fault.GetReflection()->MutableMessage(&fault, type->field(i)));
     const bool is_interval = type->field(i)->name() == "heartbeat_interval";
-    duration->set_seconds(is_interval ? 1 : 10);
+    const bool is_start = type->field(i)->name() == "start_timeout";
+    duration->set_seconds(is_interval ? 1 : is_start ? 100 : 10);
     duration->set_nanos(is_interval ? -500'000'000 : 2'000'000'001);
     ++num_durations;
   }

@@ -339,11 +339,11 @@ TEST_F(RocksDbLogTest, ASnapshotWritesTheRecordsThatChanged) {
   ASSERT_TRUE(log->ReadAll().ok());
   const uint64_t before = Bytes();
   Event forgotten;
-  forgotten.mutable_jobs_forgotten()->add_job_ids("j7");
-  state.mutable_jobs(7)->set_state(megascale::control::v1::JOB_STATE_FAILED);
-  state.mutable_jobs(7)->set_stage(v1::STAGE_ENDED);
-  state.mutable_jobs(8)->set_message("changed");
+  forgotten.mutable_jobs_forgotten()->add_job_ids("j99");
+  state.mutable_jobs(99)->set_state(megascale::control::v1::JOB_STATE_FAILED);
+  state.mutable_jobs(99)->set_stage(v1::STAGE_ENDED);
   Apply(forgotten, &state);
+  state.mutable_jobs(8)->set_message("changed");
   ASSERT_EQ(state.jobs_size(), 99);
   ASSERT_TRUE(log->WriteSnapshot(state).ok());
   EXPECT_LT(Bytes() - before, 100'000u) << "of a million";

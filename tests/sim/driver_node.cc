@@ -82,9 +82,13 @@ absl::StatusOr<std::unique_ptr<driver::DriverShell>> DriverNode::MakeShell() {
   return driver::DriverShell::Create(std::move(options));
 }
 
+// Events are smaller than the record of a job, so a snapshot is the first that fails.
 void DriverNode::LimitRecords() {
-  world_.Say("fault", "the driver's log takes small records only");
-  disk_.SetRecordBytesMax(static_cast<size_t>(world_.rng.Between(100, 2000)));
+  size_t largest = 0;
+  for (const JobRecord& job : durable_.jobs()) largest = std::max(largest, job.ByteSizeLong());
+  if (largest == 0) return;
+  world_.Say("fault", "a record is too large for the driver's log");
+  disk_.SetRecordBytesMax(largest - 1);
 }
 
 void DriverNode::Start() {

@@ -38,7 +38,7 @@ class DriverNode {
   void CrashAtEffect(int64_t number) { effects_left_ = number; }
   // Makes the next write to the log or a file fail, which ends the process.
   void FailNextWrite() { fail_next_write_ = true; }
-  // Makes the log take no record of more than some bytes, until the process ends of that.
+  // Makes the largest record of a job too large for the log, until the process ends of that.
   void LimitRecords();
   // Makes the files of all jobs fail for this long.
   void FailJobFiles(absl::Duration how_long);

@@ -267,7 +267,7 @@ end_early() {
 
 # Prints the folders in which Python's packages have CUDA's libraries, with colons between them.
 python_folders() {
-  limited 20 "$python" -c '
+  limited 30 "$python" -c '
 import importlib.metadata, os
 wanted = ("libcudart.so.13", "libcublasLt.so.13", "libnccl.so.2")
 folders = {}

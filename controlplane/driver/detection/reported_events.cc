@@ -120,7 +120,8 @@ void AddPreflight(const JobRecord& job, const NodeRecord& node, const agent::Pre
     passed->set_node_id(node_id);
     *passed->mutable_preflight() = CheckedPreflight(preflight);
     if (preflight.has_data() && (node.hello().data_digests() || !NeedsFiles(job))) {
-      *passed->mutable_preflight()->mutable_data() = job::DigestOf(preflight.data());
+      auto* data = passed->mutable_preflight()->mutable_data();  // checked, as all of it
+      *data = job::DigestOf(*data);
     }
   } else if (preflight.state() == agent::Preflight::STATE_REFUSED) {
     auto* refused = event.mutable_preflight_refused();

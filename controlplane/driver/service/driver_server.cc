@@ -91,8 +91,12 @@ void TellPage(const PageServer& page, const std::string& state_directory) {
   if (::isatty(STDERR_FILENO) == 1) std::fprintf(stderr, "the page: %s\n", page.url().c_str());
 }
 
-// Gives free memory back to the system, which the C library keeps: after a burst of large messages
-// that would be for ever. Cost: looks at every heap.
+// From this size on an allocation is a mapping of its own, which goes back to the system when it is
+// freed. If this is not set, the C library raises the size with each large message, and what it
+// frees of them at the end of its heaps it keeps.
+constexpr int kMappedBytes = 1 << 20;
+
+// Gives memory back to the system that is free between what is in use. Cost: looks at every heap.
 void GiveMemoryBack() {
   constexpr size_t kFreeBytesMax = size_t{32} << 20;
   if (::mallinfo2().fordblks > kFreeBytesMax) ::malloc_trim(0);
@@ -330,6 +334,7 @@ std::string DriverServer::page_url() const {
 absl::Status RunDriver(const DriverOptions& options) {
   security::LogRefusals();
   ::umask(077);  // what it keeps tells what is trained and on what
+  ::mallopt(M_MMAP_THRESHOLD, kMappedBytes);
   const sigset_t signals = EndSignals();
   if (const int error = ::pthread_sigmask(SIG_BLOCK, &signals, nullptr); error != 0) {
     return base::ErrnoStatus(error, "block signals");

@@ -112,6 +112,7 @@ TEST_F(StrangersTest, OnlyNodesThatAnOperatorNamedGetRanks) {
   EXPECT_EQ(view->certificate(), "agent-0");
   EXPECT_EQ(view->address(), "10.0.0.7");
 
+  shell_->OnGone("n0", links_.back().get());
   ASSERT_TRUE(Join(HelloOf("n0", "b", 2), {"agent-0", "10.0.0.7"}).ok());
   EXPECT_EQ(job().stage(), v1::STAGE_QUEUED) << "an agent that starts again stays unnamed";
   EXPECT_EQ(Join(HelloOf("n0", "c", 2), {"thief", "10.0.0.9"}).code(),

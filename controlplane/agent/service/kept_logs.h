@@ -9,7 +9,7 @@
 
 namespace megascale::agent {
 
-// Of a job the newest attempts keep their logs.
+// This many attempts of a job keep their logs: the newest ones.
 inline constexpr size_t kAttemptLogsKept = 16;
 
 // The jobs that are not on this machine any more: the newest of them keep their logs, as long as

@@ -101,7 +101,7 @@ class TcpPort {
   const int port_;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> server_;
 
-  // Of the thread alone.
+  // Only the thread uses these.
   std::list<Silent> silent_;  // oldest first
   std::map<std::string, int> silent_of_;
   struct Refused {

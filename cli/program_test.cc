@@ -114,8 +114,8 @@ TEST_F(ProgramTest, TheOptionsThatNameTheDriverAreExplainedOnce) {
   EXPECT_GT(program.find(kExplained), at);
   for (const char* command : {"submit", "status", "list", "cancel", "minder watch"}) {
     const std::string page = Run(absl::StrCat(command, " --help")).out;
-    EXPECT_TRUE(absl::StrContains(page, "\nCONNECTION\n    --address, ")) << page;
-    EXPECT_TRUE(absl::StrContains(page, "see `megascale --help`")) << page;
+    EXPECT_TRUE(absl::StrContains(page, "\nCONNECTION\n    which driver, ")) << page;
+    EXPECT_TRUE(absl::StrContains(page, "see `megascale --help`: --address, ")) << page;
     EXPECT_FALSE(absl::StrContains(page, kExplained)) << page;
   }
   const std::string page = Run("completion man").out;

@@ -162,8 +162,8 @@ std::string ConnectionText(const CLI::App& app) {
   if (names.empty()) return "";
   const CLI::App* program = &app;
   while (program->get_parent() != nullptr) program = program->get_parent();
-  return absl::StrCat(absl::StrJoin(names, ", "), ": which driver, and how to reach it; see `",
-                      FullName(*program), " --help`");
+  return absl::StrCat("which driver, and how to reach it; see `", FullName(*program),
+                      " --help`: ", absl::StrJoin(names, ", "));
 }
 
 absl::string_view ExitStatusText() { return kExitStatus; }

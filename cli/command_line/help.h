@@ -38,7 +38,7 @@ std::vector<const CLI::Option*> ConnectionOptions(const CLI::App& app);
 // Returns the options under CONNECTION of the program's first command that has some. The program's
 // page explains them for all commands.
 std::vector<const CLI::Option*> ExplainedOptions(const CLI::App& program);
-// Returns where the options under CONNECTION are explained: "--address …: see `megascale --help`".
+// Returns where the options under CONNECTION are explained: "see `megascale --help`: --address …".
 // "": the command has none.
 std::string ConnectionText(const CLI::App& app);
 absl::string_view ExitStatusText();

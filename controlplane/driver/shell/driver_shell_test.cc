@@ -306,6 +306,7 @@ TEST_F(DriverShellTest, WhatAnAgentHasReportedOfAnAttemptIsLeftOut) {
   rest.clear_placements();
   rest.clear_secret();
   rest.clear_checkpoint_directory();
+  rest.clear_owner();
   rest.set_as_before(true);
   EXPECT_EQ(link_->last.jobs(0).DebugString(), rest.DebugString());
 

@@ -115,7 +115,7 @@ TEST_F(PreflightTest, AMachineWithADirectoryOfItsOwnIsRefusedWithBothNames) {
   EXPECT_EQ(refused.state(), Preflight::STATE_REFUSED);
   EXPECT_EQ(refused.message(),
             absl::StrCat("checkpoint.directory: node n1 does not see in ", directory_,
-                         "/of-n1 what node n0 wrote there (looked for 1.5s); every machine needs "
+                         "/of-n1 what node n0 wrote there (looked for 1.6s); every machine needs "
                          "the same directory: mount one shared file system there"));
 }
 

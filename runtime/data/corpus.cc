@@ -31,9 +31,11 @@ base::UniqueFd OpenToRead(const std::string& path) {
 absl::Status CannotRead(const std::string& path, int error) {
   absl::Status status = base::ErrnoStatus(error, absl::StrCat("data file ", path));
   if (error != EACCES && error != ENOENT) return status;
-  return absl::Status(status.code(),
-                      absl::StrCat(status.message(), "; expected a file that user ", ::geteuid(),
-                                   " can read on every machine of the job"));
+  return base::WithErrno(
+      absl::Status(status.code(),
+                   absl::StrCat(status.message(), "; expected a file that user ", ::geteuid(),
+                                " can read on every machine of the job")),
+      error);
 }
 
 absl::StatusOr<struct stat> StatFile(const std::string& path) {
@@ -132,10 +134,13 @@ absl::Status Corpus::AppendDirectory(const std::string& path) {
     paths.push_back(std::move(file));
   }
   if (paths.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("data directory ", path,
-                     ": has no text file (symbolic links, *.dat, empty files and sub-directories "
-                     "do not count)"));
+    // As a file that is missing: nothing may be mounted there.
+    return base::WithErrno(
+        absl::InvalidArgumentError(absl::StrCat(
+            "data directory ", path,
+            ": has no text file (symbolic links, *.dat, empty files and sub-directories "
+            "do not count)")),
+        ENOENT);
   }
   std::sort(paths.begin(), paths.end());
   for (const std::string& file : paths) RETURN_IF_ERROR(Append(file));

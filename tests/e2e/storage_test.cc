@@ -384,7 +384,7 @@ TEST_F(StorageTest, AgentsThatSeeDifferentDirectoriesAreRefusedBeforeAWorkerStar
   EXPECT_EQ(job.reason(), "Refused");
   EXPECT_EQ(job.message(),
             absl::StrCat("checkpoint.directory: node n1 does not see in ", shared,
-                         "/job what node n0 wrote there (looked for 6s); every machine needs the "
+                         "/job what node n0 wrote there (looked for 6.4s); every machine needs the "
                          "same directory: mount one shared file system there"));
 }
 

@@ -382,6 +382,7 @@ TEST_F(DriverCoreTest, ACancelledJobOfAnAgentThatCannotEndItsProcessesIsCancelle
   Do(Manifest(1, 10));
   Do(Cancelled(false));
   for (int rank = 0; rank < 4; ++rank) Do(Ended(1, rank, true, 12));
+  Do(RetentionEnded(1, 10));
   Do(Fenced(1, "n1", {}));
   seconds_ += 300;
   Do(TimersFor(state_).at(0).when_due);

@@ -387,6 +387,7 @@ TEST_F(DriverFailuresTest, TheOwnerIsTheSameInEveryAttemptAndEpochOfALog) {
   Event manifest = Manifest(1, 10);
   Do(manifest);
   KillRank(1);
+  BackoffElapsed(1);
   EXPECT_EQ(Desired("n0").restore().attempt(), 1);
   EXPECT_TRUE(Desired("n0").restore().without_owner()) << "as an agent of an older release did";
   EXPECT_EQ(Desired("n0").restore().owner().log_id(), owner.log_id());

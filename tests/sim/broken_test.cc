@@ -142,7 +142,7 @@ TEST_F(BrokenTest, JobThatNoLongerOwnsItsDirectoryAfterARestartIsFound) {
     tampering.log = [](std::unique_ptr<driver::EventLog> log) {
       return std::make_unique<EditedLog>(
           std::move(log), [](const driver::Event&) { return false; },
-          [](DriverState* state) { state->clear_secret(); });
+          [](DriverState* state) { state->set_secret("another"); });
     };
     return tampering;
   };

@@ -313,7 +313,7 @@ void Faults::UnmountStorage() {
 
 // The job ends: its checkpoints are safe, but no longer its own.
 void Faults::TakeDirectoryOver() {
-  if (!world_.rng.Chance(0.1)) return;
+  if (!world_.tampering.no_owners && !world_.rng.Chance(0.1)) return;
   const std::string job_id = cluster_.storage->TakeOver();
   if (job_id.empty()) return;
   world_.Say("storage", absl::StrCat("another driver's job takes the directory of ", job_id));

@@ -17,13 +17,13 @@ const v1::NodeRecord* NodeWithId(const v1::DriverState& state, absl::string_view
 }
 
 // Agents that share a machine are told apart by their node ids.
-bool AreOnOneMachine(const v1::FailedLink& link) {
+bool IsWithinOneMachine(const v1::FailedLink& link) {
   return link.one().machine_id() == link.other().machine_id();
 }
 
 bool IsAt(const v1::NodeRecord& node, const v1::FailedLinkEnd& end, const v1::FailedLink& link) {
   if (node.hello().node_id() == end.node_id()) return true;
-  return !AreOnOneMachine(link) && !end.machine_id().empty() && MachineOf(node) == end.machine_id();
+  return !IsWithinOneMachine(link) && !end.machine_id().empty() && MachineOf(node) == end.machine_id();
 }
 
 bool IsBetween(const v1::FailedLink& link, const v1::NodeRecord& node,

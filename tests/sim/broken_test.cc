@@ -785,14 +785,5 @@ TEST_F(BrokenTest, DriverThatTakesAnyNumberOfNewNodesIsFound) {
   EXPECT_TRUE(Finds("ClaimsAreBounded", tamper));
 }
 
-TEST_F(BrokenTest, DriverThatDoesNotSeeCertificatesIsFound) {
-  const auto tamper = [] {
-    Tampering tampering;
-    tampering.peer = [](driver::AgentPeer* peer) { peer->certificate.clear(); };
-    return tampering;
-  };
-  EXPECT_TRUE(Finds("NamesStay", tamper));
-}
-
 }  // namespace
 }  // namespace megascale::sim

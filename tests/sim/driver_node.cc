@@ -92,6 +92,7 @@ void DriverNode::LimitRecords() {
 }
 
 void DriverNode::Start() {
+  ++world_.num_driver_starts;
   MEGASCALE_CHECK(!up());
   disk_.SetRecordBytesMax(base::kMessageBytesMax);
   dying_ = false;

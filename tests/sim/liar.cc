@@ -1,7 +1,9 @@
 #include "tests/sim/liar.h"
 
+#include <algorithm>
 #include <limits>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace megascale::sim {
@@ -26,7 +28,12 @@ void Liar::Lie() {
   hello.set_num_slots(rng_.Chance(0.5) ? std::numeric_limits<int32_t>::max() : 0);
   const auto& nodes = driver_.durable().nodes();
   if (rng_.Chance(0.5) && !nodes.empty()) {
-    hello.set_node_id(nodes[static_cast<int>(rng_.Index(nodes.size()))].hello().node_id());
+    // Rather one whose agent is away.
+    const auto lost = std::find_if(nodes.begin(), nodes.end(), [](const auto& node) {
+      return !node.alive() && !absl::StartsWith(node.hello().node_id(), kMadeUpNode);
+    });
+    const int any = static_cast<int>(rng_.Index(static_cast<size_t>(nodes.size())));
+    hello.set_node_id((lost != nodes.end() ? *lost : nodes[any]).hello().node_id());
   } else {
     hello.set_node_id(absl::StrCat(kMadeUpNode, num_lies_));
   }

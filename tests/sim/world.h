@@ -182,7 +182,8 @@ class World {
   bool forgets_jobs = false;     // the driver forgets jobs soon after their end
   bool logs_take_turns = false;  // the driver syncs loss logs seldom, as with 1,000 jobs
   agent::TestKind machine_tests = agent::TEST_KIND_UNSPECIFIED;  // how the driver tests machines
-  std::vector<Violation> violations;                             // the first of each invariant
+  int64_t num_driver_starts = 0;
+  std::vector<Violation> violations;  // the first of each invariant
 
   template <typename... Parameters, typename... Arguments>
   void Tell(void (Observer::*heard)(Parameters...), const Arguments&... arguments) {

@@ -23,7 +23,8 @@ bool IsWithinOneMachine(const v1::FailedLink& link) {
 
 bool IsAt(const v1::NodeRecord& node, const v1::FailedLinkEnd& end, const v1::FailedLink& link) {
   if (node.hello().node_id() == end.node_id()) return true;
-  return !IsWithinOneMachine(link) && !end.machine_id().empty() && MachineOf(node) == end.machine_id();
+  return !IsWithinOneMachine(link) && !end.machine_id().empty() &&
+         MachineOf(node) == end.machine_id();
 }
 
 bool IsBetween(const v1::FailedLink& link, const v1::NodeRecord& node,

@@ -453,7 +453,8 @@ void StrangerChecker::OnState(const DriverState& before, const DriverState& afte
       world_.Violate("NamesStay", absl::StrCat("the liar holds the node id ", node_id));
     }
   }
-  if (num_made_up > kNewNodesPerHour) {
+  // Each driver counts anew.
+  if (num_made_up > kNewNodesPerHour * world_.num_driver_starts) {
     world_.Violate("ClaimsAreBounded", absl::StrCat("the liar has made ", num_made_up, " nodes"));
   }
 }

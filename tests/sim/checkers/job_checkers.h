@@ -184,7 +184,7 @@ class StarvationChecker : public Observer {
 };
 
 // ClaimsAreBounded: no node offers more slots than the driver lets an agent offer, and the liar
-// (liar.h) has made no more nodes than a certificate may make in an hour, which no run exceeds.
+// (liar.h) has made no more nodes than a certificate may make in an hour at each driver.
 // NamesStay: the liar never holds a node id that another agent's certificate is bound to.
 class StrangerChecker : public Observer {
  public:

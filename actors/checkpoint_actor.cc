@@ -15,6 +15,7 @@
 #include "runtime/base/version.h"
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/numerics.h"
+#include "runtime/checkpoint/owner.h"
 #include "runtime/checkpoint/product_table.h"
 #include "runtime/checkpoint/shared_directory.h"
 #include "runtime/checkpoint/snapshot.h"
@@ -179,6 +180,8 @@ absl::Status PersisterState::Do(const PersistSnapshot& message) {
 absl::Status PersisterState::Do(const WriteCheckpointManifest& message) {
   const std::string directory = StepDirectory(options.assignment, message.step, message.attempt);
   RETURN_IF_ERROR(checkpoint::CheckNotGivenUp(directory));
+  RETURN_IF_ERROR(checkpoint::CheckOwner(options.assignment.checkpoint_directory(),
+                                         options.assignment.owner()));
   RETURN_IF_ERROR(WriteTokenizer(options, directory));
   checkpoint::v1::Manifest manifest = ManifestOf(options, message.step, message.attempt);
   // Jobs on GPUs alone compute by a table.

@@ -21,6 +21,7 @@ namespace megascale::checkpoint {
 namespace {
 
 constexpr size_t kOwnerBytesMax = 64 << 10;
+constexpr int kCopiesMax = 100;  // of one checkpoint, in the folder to which a take-over moves
 constexpr char kHowToTake[] =
     "choose another checkpoint.directory or job id, or take it over with --take-over";
 
@@ -101,7 +102,14 @@ absl::StatusOr<int> MoveAside(const DirectoryClaim& claim, const std::string& as
         std::filesystem::equivalent(from, claim.from_checkpoint, error)) {
       continue;
     }
-    RETURN_IF_ERROR(Move(from, absl::StrCat(aside, "/", name)));
+    absl::Status gone = Move(from, absl::StrCat(aside, "/", name));
+    // The other owner, which has just lost the directory, has made it once more.
+    for (int copy = 1; !gone.ok() && copy <= kCopiesMax; ++copy) {
+      const int error = base::ErrnoOf(gone);
+      if (error != ENOTEMPTY && error != EEXIST) break;
+      gone = Move(from, absl::StrCat(aside, "/", name, ".", copy));
+    }
+    RETURN_IF_ERROR(gone);
     ++moved;
   }
   if (has_table) {

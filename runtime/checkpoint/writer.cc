@@ -119,6 +119,16 @@ bool HasManifest(const std::string& directory) {
 
 // Deletes directories that were moved away. First restores checkpoints among `committed` that an
 // interrupted GiveUpIncomplete had moved away.
+// Returns whether a complete checkpoint is another job's: a take-over leaves the one from which the
+// job starts in its place.
+bool IsOfAnother(const std::string& directory, const v1::Owner& owner) {
+  if (owner.job_id().empty()) return false;
+  const auto manifest = ReadManifest(directory);
+  if (!manifest.ok()) return false;
+  if (manifest->has_owner()) return !IsSameOwner(manifest->owner(), owner);
+  return manifest->job_id() != owner.job_id();
+}
+
 absl::Status RemoveLeftovers(const std::string& root, const std::vector<CheckpointId>& committed) {
   for (const CheckpointId& id : committed) {
     const std::string away = PathOfDeleted(root, id);
@@ -166,6 +176,7 @@ absl::Status PersistShard(const SnapshotReader& reader, const SealedSnapshot& sn
   RETURN_IF_ERROR(CheckOwner(checkpoint_directory, owner));
   RETURN_IF_ERROR(Rename(beside, path));
   std::move(remove_beside).Cancel();
+  RETURN_IF_ERROR(CheckOwner(checkpoint_directory, owner));
 
   v1::ShardFile record;
   record.set_file(ShardFileName(snapshot.rank));
@@ -220,6 +231,7 @@ absl::Status ApplyRetention(const std::string& checkpoint_directory, const Reten
                    ListStepDirectories(checkpoint_directory));
   for (const CheckpointId& id : found) {
     if (!IsSuperseded(id, retention)) continue;
+    if (IsOfAnother(PathOf(checkpoint_directory, id), retention.owner)) continue;
     RETURN_IF_ERROR(CheckOwner(checkpoint_directory, retention.owner));
     const std::string away = PathOfDeleted(checkpoint_directory, id);
     RETURN_IF_ERROR(Rename(PathOf(checkpoint_directory, id), away));

@@ -237,6 +237,23 @@ TEST(WriterTest, RetentionDeletesOnlyWhatIsOlderThanTheNewestCommitted) {
                              "step-00000300-attempt-3", "step-00000400-attempt-1"}));
 }
 
+TEST(WriterTest, RetentionKeepsTheCheckpointOfAnotherJobFromWhichTheJobStarted) {
+  const std::string root = TestDirectory();
+  WriteTestCheckpoint(root, {1, 100, 0}, 1);
+  v1::Owner owner;
+  owner.set_job_id("another");
+  WriteText(root + "/.owner.json", R"({"job_id": "another"})");
+  Retention retention;
+  retention.committed = Ids({{200, 1}});
+  retention.attempt = 1;
+  retention.owner = owner;
+  ASSERT_TRUE(ApplyRetention(root, retention).ok());
+  EXPECT_EQ(Names(root).count("step-00000100-attempt-1"), 1u);
+  retention.owner.Clear();
+  ASSERT_TRUE(ApplyRetention(root, retention).ok());
+  EXPECT_EQ(Names(root).count("step-00000100-attempt-1"), 0u);
+}
+
 TEST(WriterTest, ALateRetentionOfAnEarlierAttemptKeepsWhatLaterOnesCommitted) {
   const std::string root = TestDirectory();
   // Attempt 1 committed step 300, which could not be read. Attempt 2 went on from step 100 and

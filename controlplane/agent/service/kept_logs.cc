@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
+
 namespace megascale::agent {
 namespace {
 
@@ -34,6 +36,19 @@ int64_t BytesIn(const std::filesystem::path& directory) {
   return bytes;
 }
 
+// Returns whether an entry of a log directory has logs of a job, and nothing else: whatever a user
+// keeps there stays.
+bool IsOfJob(const std::filesystem::path& directory) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(std::filesystem::symlink_status(directory, error))) {
+    return false;
+  }
+  const Entries attempts = EntriesOf(directory.string());
+  return !attempts.empty() && std::all_of(attempts.begin(), attempts.end(), [](const auto& entry) {
+    return absl::StartsWith(entry.second.filename().string(), "attempt-");
+  });
+}
+
 }  // namespace
 
 void PruneDirectory(const std::string& directory, size_t count) {
@@ -48,14 +63,14 @@ void PruneJobLogs(const std::string& log_directory, const std::set<std::string>&
                   const JobLogsKept& kept) {
   Entries entries = EntriesOf(log_directory);
   std::erase_if(entries, [&](const auto& entry) {
-    return present.count(entry.second.filename().string()) > 0;
+    return present.count(entry.second.filename().string()) > 0 || !IsOfJob(entry.second);
   });
   size_t jobs = 0;
   int64_t bytes = 0;
   std::error_code ignored;
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
     bytes += BytesIn(entry->second);
-    if (++jobs > kept.jobs || bytes > kept.bytes) {
+    if (++jobs > kept.jobs || (jobs > 1 && bytes > kept.bytes)) {
       std::filesystem::remove_all(entry->second, ignored);
     }
   }

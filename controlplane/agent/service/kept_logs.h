@@ -13,7 +13,7 @@ namespace megascale::agent {
 inline constexpr size_t kAttemptLogsKept = 16;
 
 // The jobs that are not on this machine any more: the newest of them keep their logs, as long as
-// these have no more bytes than this in all.
+// these have no more bytes than this in all; the newest one keeps them whatever their size.
 struct JobLogsKept {
   size_t jobs = 64;
   int64_t bytes = int64_t{4} << 30;
@@ -22,7 +22,8 @@ struct JobLogsKept {
 // Deletes all but the newest `count` entries of a directory, by modification time.
 void PruneDirectory(const std::string& directory, size_t count);
 
-// Deletes the logs of jobs that are not in `present`, oldest first, until `kept` holds.
+// Deletes the logs of jobs that are not in `present`, oldest first, until `kept` holds. Folders that
+// have anything but attempts are no job's, and stay. Agents must not share the directory.
 void PruneJobLogs(const std::string& log_directory, const std::set<std::string>& present,
                   const JobLogsKept& kept = {});
 

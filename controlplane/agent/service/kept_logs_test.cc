@@ -60,6 +60,19 @@ TEST_F(KeptLogsTest, JobsOnTheMachineKeepTheirLogsAndCountForNothing) {
   EXPECT_THAT(Left(), UnorderedElementsAre("job-0", "job-3"));
 }
 
+TEST_F(KeptLogsTest, TheNewestJobKeepsItsLogsWhateverTheirSize) {
+  PruneJobLogs(directory_, {}, {.jobs = 64, .bytes = 10});
+  EXPECT_THAT(Left(), UnorderedElementsAre("job-3"));
+}
+
+TEST_F(KeptLogsTest, WhatIsNoJobsStays) {
+  ASSERT_TRUE(base::MakeDirectories(directory_ + "/data/attempt-1").ok());
+  ASSERT_TRUE(base::WriteFileDurably(directory_ + "/data/tokens.bin", "x").ok());
+  ASSERT_TRUE(base::WriteFileDurably(directory_ + "/notes.txt", "x").ok());
+  PruneJobLogs(directory_, {}, {.jobs = 0});
+  EXPECT_THAT(Left(), UnorderedElementsAre("data", "notes.txt"));
+}
+
 TEST_F(KeptLogsTest, NothingIsDeletedWithinTheBounds) {
   PruneJobLogs(directory_, {}, {});
   EXPECT_EQ(Left().size(), 4u);

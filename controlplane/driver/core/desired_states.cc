@@ -53,6 +53,10 @@ void AddRuns(const JobRecord& job, agent::DesiredJob* desired) {
   }
 }
 
+// Agents of the release before know no owners: theirs would neither claim the directory nor write
+// the owner that the others look for. Owners and bound addresses came with one release.
+bool KnowsOwners(const JobRecord& job) { return job.binds_address(); }
+
 // The fields that stay the same during an attempt; DesiredJob.as_before lists them.
 agent::DesiredJob AttemptOf(const JobRecord& job) {
   agent::DesiredJob desired;
@@ -233,7 +237,7 @@ agent::DesiredState DesiredStates::For(const std::string& node_id,
       job->set_as_before(true);
     } else {
       job->MergeFrom(part.attempt);
-      *job->mutable_owner() = OwnerOf(state_, *record);
+      if (KnowsOwners(*record)) *job->mutable_owner() = OwnerOf(state_, *record);
     }
     if (record->restore().attempt() > 0) {
       *job->mutable_restore()->mutable_owner() = OwnerOf(state_, *record);

@@ -356,6 +356,13 @@ TEST_F(DriverFailuresTest, AHostThatCannotReadTheDataIsFollowedByAPreflight) {
 }
 
 // The identity is that of the random secret with which the log began.
+// An agent of this release.
+Event JoinedWithBoundAddress(const std::string& node_id) {
+  Event event = Joined(node_id, "a", 2);
+  event.mutable_node_joined()->mutable_hello()->set_binds_address(true);
+  return event;
+}
+
 TEST_F(DriverFailuresTest, TheOwnerIsTheSameInEveryAttemptAndEpochOfALog) {
   EXPECT_FALSE(DesiredFor(state_, "n0").jobs_size() > 0);
   EXPECT_EQ(LogId(state_), "");
@@ -368,8 +375,8 @@ TEST_F(DriverFailuresTest, TheOwnerIsTheSameInEveryAttemptAndEpochOfALog) {
   submitted.mutable_job_submitted()->set_spec_sha256("5bec");
   submitted.mutable_job_submitted()->set_take_over(true);
   Do(submitted);
-  Do(Joined("n0", "a", 2));
-  Do(Joined("n1", "a", 2));
+  Do(JoinedWithBoundAddress("n0"));
+  Do(JoinedWithBoundAddress("n1"));
   const auto owner = Desired("n0").owner();
   EXPECT_EQ(owner.job_id(), "j");
   EXPECT_EQ(owner.spec_sha256(), "5bec");
@@ -397,6 +404,25 @@ TEST_F(DriverFailuresTest, TheOwnerIsTheSameInEveryAttemptAndEpochOfALog) {
   restored.mutable_driver_started()->set_restored(true);
   Do(restored);
   EXPECT_EQ(OwnerOf(state_, job()).log_id(), owner.log_id());
+}
+
+// In the middle of an upgrade: an agent of the release before neither claims nor checks.
+TEST_F(DriverFailuresTest, OnlyAnAttemptWhoseAgentsAllKnowOwnersHasOne) {
+  Do(JoinedWithBoundAddress("n0"));
+  Do(Joined("n1", "a", 2));
+  Do(Submitted("j", SpecOf(2, 2, 30)));
+  EXPECT_FALSE(Desired("n0").has_owner());
+  for (const char* node : {"n0", "n1"}) Do(Passed("j", 1, node));
+  Do(Manifest(1, 10));
+  // n1 is upgraded. The preflight of n0 is of a time without owners, so it does not count.
+  Event upgraded = Joined("n1", "b", 2);
+  upgraded.mutable_node_joined()->mutable_hello()->set_binds_address(true);
+  Do(upgraded);
+  Do(Fenced(1, "n0", {}));
+  EXPECT_EQ(job().attempt(), 2);
+  EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
+  EXPECT_TRUE(Desired("n0").has_owner());
+  EXPECT_FALSE(HasPreflight(job(), FindNode(state_, "n0")->hello()));
 }
 
 TEST_F(DriverFailuresTest, ASubmitThatTakesOverReplacesAJobThatWasRefusedBeforeItRan) {
@@ -626,12 +652,6 @@ TEST_F(FailedLinksOfJobsTest, OlderRulesKnowNoLinks) {
 }
 
 // --- agents of two releases --------------------------------------------------------------------
-
-Event JoinedWithBoundAddress(const std::string& node_id) {
-  Event event = Joined(node_id, "a", 2);
-  event.mutable_node_joined()->mutable_hello()->set_binds_address(true);
-  return event;
-}
 
 TEST_F(DriverCoreTest, RanksBindTheirProofsToAddressesIfAllAgentsOfTheAttemptCan) {
   Do(JoinedWithBoundAddress("n0"));

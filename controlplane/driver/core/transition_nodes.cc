@@ -116,6 +116,7 @@ bool Transition::OnNodeJoined(const pb::NodeJoined& joined) {
     LoseProcesses(hello.node_id(),
                   Unreachable(hello.node_id(), WhatHappened(node->hello(), hello)));
     node->clear_draining();
+    if (joined.unnamed()) node->set_unnamed(true);
   } else if (node->alive() && MessageDifferencer::Equals(node->hello(), hello) &&
              (joined.certificate().empty() || joined.certificate() == node->certificate()) &&
              (joined.address().empty() || joined.address() == node->address())) {

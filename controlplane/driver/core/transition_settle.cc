@@ -342,6 +342,14 @@ bool Transition::TryQueued(JobRecord* job) {
   return true;
 }
 
+namespace {
+
+void AskForPreflights(JobRecord* job) {
+  for (auto& preflight : *job->mutable_preflights()) preflight.set_again(true);
+}
+
+}  // namespace
+
 void Transition::StartAttempt(JobRecord* job, PlacementResult placement) {
   const agent::RestorePoint restore = ChooseRestore(state_.rules(), *job, placement.placements);
   const std::vector<std::string> before = NodesOf(*job);
@@ -368,6 +376,8 @@ void Transition::StartAttempt(JobRecord* job, PlacementResult placement) {
     NodeToChange(node_id)->clear_spare();
   }
   if (job->has_restore()) {
+    // Only a preflight claims the directory.
+    if (job->binds_address() && !job->owns_directory()) AskForPreflights(job);
     if (state_.rules() < 4 || HasAllPreflights(state_, *job)) {
       StartRun(job, restore);
       return;
@@ -554,9 +564,7 @@ void Transition::AfterFailure(JobRecord* job) {
     if (!older_rules && CouldNotReadMemory(*job)) StepOverMemory(job);
     CountFailure(job);
   }
-  if (state_.rules() >= 10 && CouldNotUseStorage(*job)) {
-    for (auto& preflight : *job->mutable_preflights()) preflight.set_again(true);
-  }
+  if (state_.rules() >= 10 && CouldNotUseStorage(*job)) AskForPreflights(job);
   NoteFailedLinks(*job);
   TestAfterFailure(*job);
   ExchangeAfterFailure(*job);

@@ -41,7 +41,19 @@ int PeerPort(const sockaddr_storage& address) {
                    : reinterpret_cast<const sockaddr_in&>(address).sin_port);
 }
 
+bool IsMapped(const sockaddr_storage& address) {
+  return address.ss_family == AF_INET6 &&
+         IN6_IS_ADDR_V4MAPPED(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+}
+
+// Returns the address in words. An IPv4 address that came through a socket of IPv6 is an IPv4
+// address, as gRPC says it, too.
 std::string HostOf(const sockaddr_storage& address) {
+  if (IsMapped(address)) {
+    std::array<char, INET_ADDRSTRLEN> text = {};
+    const auto& bytes = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr.s6_addr;
+    return ::inet_ntop(AF_INET, bytes + 12, text.data(), text.size());
+  }
   std::array<char, INET6_ADDRSTRLEN> text = {};
   const void* bytes =
       address.ss_family == AF_INET6
@@ -54,7 +66,7 @@ std::string HostOf(const sockaddr_storage& address) {
 // Returns gRPC's name of the other end.
 std::string PeerOf(const sockaddr_storage& address) {
   const std::string host = HostOf(address);
-  return address.ss_family == AF_INET6
+  return address.ss_family == AF_INET6 && !IsMapped(address)
              ? absl::StrCat("ipv6:%5B", absl::StrReplaceAll(host, {{"%", "%25"}}),
                             "%5D:", PeerPort(address))
              : absl::StrCat("ipv4:", host, ":", PeerPort(address));

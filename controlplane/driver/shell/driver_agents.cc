@@ -102,9 +102,11 @@ bool DriverShell::OnHello(agent::Hello hello, std::shared_ptr<AgentLink> link) {
   listeners_.insert(hello.node_id());
   publisher_->TouchAgent(hello.node_id());
   state_changed_ = true;
+  // Another key is another machine, which asks for the name of one that was named.
+  const bool is_new = known == nullptr || known->hello().key() != hello.key();
   std::vector<Event> events = monitor_.OnHello(state_, hello, options_.clock->Monotonic(), peer);
   for (Event& event : events) {
-    event.mutable_node_joined()->set_unnamed(known == nullptr && options_.names_nodes);
+    event.mutable_node_joined()->set_unnamed(is_new && options_.names_nodes);
   }
   FeedAll(std::move(events));
   return true;

@@ -170,10 +170,10 @@ absl::Status CheckAllowed(absl::string_view field, absl::string_view name) {
   if (std::find(known.begin(), known.end(), name) != known.end()) return absl::OkStatus();
   constexpr size_t kShownBytesMax = 60;
   const std::string nearest = base::NearestName(name, known);
-  return absl::InvalidArgumentError(absl::StrCat(
-      field, ": unknown area '", base::Printable(name, kShownBytesMax), "'; ",
-      nearest.empty() ? absl::StrCat("expected one of ", absl::StrJoin(known, ", "))
-                      : absl::StrCat("did you mean '", nearest, "'?")));
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, ": unknown area '", base::Printable(name, kShownBytesMax), "'; ",
+                   nearest.empty() ? absl::StrCat("expected one of ", absl::StrJoin(known, ", "))
+                                   : absl::StrCat("did you mean '", nearest, "'?")));
 }
 
 v1::NumericsFingerprint MakeNumericsFingerprint(const job::v1::JobSpec& spec,

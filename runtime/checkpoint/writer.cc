@@ -165,7 +165,7 @@ absl::Status PersistShard(const SnapshotReader& reader, const SealedSnapshot& sn
   }
   RETURN_IF_ERROR(MakeStepDirectory(checkpoint_directory, directory, owner));
 
-  // Of this owner alone: a job from which the directory is taken over may still write.
+  // Named after the owner: a job from which the directory is taken over may still write.
   const std::string beside = absl::StrCat(path, ".", owner.job_id(), owner.log_id(), ".tmp");
   auto remove_beside = absl::MakeCleanup([&beside] { ::unlink(beside.c_str()); });
   ASSIGN_OR_RETURN(const std::string sha256, WriteAndSync(beside, payload));

@@ -22,8 +22,8 @@ struct JobLogsKept {
 // Deletes all but the newest `count` entries of a directory, by modification time.
 void PruneDirectory(const std::string& directory, size_t count);
 
-// Deletes the logs of jobs that are not in `present`, oldest first, until `kept` holds. Folders that
-// have anything but attempts are no job's, and stay. Agents must not share the directory.
+// Deletes the logs of jobs that are not in `present`, oldest first, until `kept` holds. Folders
+// that have anything but attempts are no job's, and stay. Agents must not share the directory.
 void PruneJobLogs(const std::string& log_directory, const std::set<std::string>& present,
                   const JobLogsKept& kept = {});
 

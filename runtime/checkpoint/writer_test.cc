@@ -242,7 +242,8 @@ TEST(WriterTest, RetentionKeepsTheCheckpointOfAnotherJobFromWhichTheJobStarted) 
   WriteTestCheckpoint(root, {1, 100, 0}, 1);
   v1::Owner owner;
   owner.set_job_id("another");
-  WriteText(root + "/.owner.json", R"({"job_id": "another"})");
+  owner.set_log_id("0af3");
+  WriteText(root + "/.owner.json", R"({"job_id": "another", "log_id": "0af3"})");
   Retention retention;
   retention.committed = Ids({{200, 1}});
   retention.attempt = 1;

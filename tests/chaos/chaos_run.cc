@@ -165,10 +165,7 @@ void ChaosRun::Inject(const Fault& fault) {
     Hit(strike, &aftermath);
   }
   // Reports lag behind by a few steps, so ask the ranks themselves how far they were at the strike.
-  int64_t reached = before.last_step();
-  for (AgentProbe& probe : probes_) {
-    for (const auto& rank : probe.Ranks()) reached = std::max(reached, rank.step());
-  }
+  const int64_t reached = std::max(before.last_step(), StepOfRanks());
   std::stable_sort(aftermath.begin(), aftermath.end(),
                    [](const Aftermath& a, const Aftermath& b) { return a.due < b.due; });
   for (const Aftermath& next : aftermath) {
@@ -331,9 +328,21 @@ void ChaosRun::Reap(const Strike& strike) {
   }
 }
 
+int64_t ChaosRun::StepOfRanks() {
+  int64_t step = 0;
+  for (AgentProbe& probe : probes_) {
+    for (const auto& rank : probe.Ranks()) step = std::max(step, rank.step());
+  }
+  return step;
+}
+
+bool ChaosRun::VictimsLive() const {
+  return std::any_of(to_end_.begin(), to_end_.end(), e2e::IsAlive);
+}
+
 // True when processes that must end are gone and the job trains again.
 bool ChaosRun::IsHealed(int64_t reached, const control::v1::Job& now) const {
-  if (std::any_of(to_end_.begin(), to_end_.end(), e2e::IsAlive)) return false;
+  if (VictimsLive()) return false;
   return now.state() == control::v1::JOB_STATE_RUNNING &&
          now.last_step() >= reached + kStepsToBeHealed;
 }
@@ -342,6 +351,8 @@ void ChaosRun::WaitUntilHealed(int64_t reached, FaultReport* report) {
   control::v1::Job job;
   const bool healed = e2e::WaitUntil(
       [&] {
+        // A process that gets SIGTERM works on until its agent has had the time to answer.
+        if (VictimsLive()) reached = std::max(reached, StepOfRanks());
         job = Job();
         return IsTerminal(job) || IsHealed(reached, job);
       },

@@ -65,6 +65,8 @@ class ChaosRun {
   pid_t PidOf(const Strike& strike);
   bool IsThere(const Strike& strike);  // true if its victim exists
   void Reap(const Strike& strike);
+  int64_t StepOfRanks();  // the greatest, by their own heartbeat slots
+  bool VictimsLive() const;
   bool IsHealed(int64_t reached, const control::v1::Job& now) const;
   void WaitUntilHealed(int64_t reached, FaultReport* report);
   void Judge(const Fault& fault, int64_t openers, FaultReport* report);

@@ -418,7 +418,7 @@ TEST_F(DriverFailuresTest, OnlyAnAttemptWhoseAgentsAllKnowOwnersHasOne) {
   Event upgraded = Joined("n1", "b", 2);
   upgraded.mutable_node_joined()->mutable_hello()->set_binds_address(true);
   Do(upgraded);
-  Do(Fenced(1, "n0", {}));
+  for (const char* node : {"n0", "n1"}) Do(Fenced(1, node, {}));
   EXPECT_EQ(job().attempt(), 2);
   EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
   EXPECT_TRUE(Desired("n0").has_owner());

@@ -115,8 +115,9 @@ TEST_F(StrangersTest, OnlyNodesThatAnOperatorNamedGetRanks) {
   shell_->OnGone("n0", links_.back().get());
   ASSERT_TRUE(Join(HelloOf("n0", "b", 2), {"agent-0", "10.0.0.7"}).ok());
   EXPECT_EQ(job().stage(), v1::STAGE_QUEUED) << "an agent that starts again stays unnamed";
-  EXPECT_EQ(Join(HelloOf("n0", "c", 2), {"thief", "10.0.0.9"}).code(),
-            absl::StatusCode::kPermissionDenied)
+  auto stolen = HelloOf("n0", "c", 2);
+  stolen.set_key("another");
+  EXPECT_EQ(Join(stolen, {"thief", "10.0.0.9"}).code(), absl::StatusCode::kPermissionDenied)
       << "what the operator saw must be what gets the name";
   Round([&] { EXPECT_TRUE(shell_->Uncordon("n0").ok()); });
   EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);

@@ -150,7 +150,8 @@ class SchedulerTest(unittest.TestCase):
 
     def test_reflection_tells_all_services(self):
         self.assertEqual(self.client.services(),
-                         ["grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection",
+                         ["grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection",
+                          "grpc.reflection.v1alpha.ServerReflection",
                           "megascale.agent.v1.AgentService", JOBS])
         self.assertIn("SubmitJob", self.client.methods(JOBS))
 

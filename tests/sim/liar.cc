@@ -33,7 +33,9 @@ void Liar::Lie() {
       return !node.alive() && !absl::StartsWith(node.hello().node_id(), kMadeUpNode);
     });
     const int any = static_cast<int>(rng_.Index(static_cast<size_t>(nodes.size())));
-    hello.set_node_id((lost != nodes.end() ? *lost : nodes[any]).hello().node_id());
+    const auto& victim = lost != nodes.end() ? *lost : nodes[any];
+    if (victim.evicted()) return;  // an operator gives its id to whoever comes
+    hello.set_node_id(victim.hello().node_id());
   } else {
     hello.set_node_id(absl::StrCat(kMadeUpNode, num_lies_));
   }

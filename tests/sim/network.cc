@@ -40,7 +40,6 @@ std::shared_ptr<Network::Connection> Network::Connect(const agent::Hello& hello,
                                                       ConnectionEvents events,
                                                       driver::AgentPeer peer) {
   if (!driver_.up() || IsPartitioned(hello.node_id())) return nullptr;
-  if (world_.tampering.peer) world_.tampering.peer(&peer);
   auto connection =
       std::make_shared<Connection>(this, hello.node_id(), std::move(events), std::move(peer));
   connection->hello_at_ = world_.timeline.now() + Delay();

@@ -141,9 +141,8 @@ struct Tampering {
   // Changes the driver's state before a round without noting the change in the job index, as a
   // faulty event would.
   std::function<void(DriverState*)> state = {};
-  // Change the driver's options, and what it sees of an agent at the other end.
+  // Changes the driver's options.
   std::function<void(driver::DriverShell::Options*)> options = {};
-  std::function<void(driver::AgentPeer*)> peer = {};
   // Hosts do not check the owner of a checkpoint directory.
   bool no_owners = false;
 };

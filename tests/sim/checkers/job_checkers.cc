@@ -449,7 +449,9 @@ void StrangerChecker::OnState(const DriverState& before, const DriverState& afte
       world_.Violate("ClaimsAreBounded",
                      absl::StrCat(node_id, " offers ", node.hello().num_slots(), " slots"));
     }
-    if (node.hello().key() == kLiarsKey && !is_made_up) {
+    const auto* was = driver::FindNode(before, node_id);
+    const bool was_free = was == nullptr || was->evicted() || was->hello().key() == kLiarsKey;
+    if (node.hello().key() == kLiarsKey && !is_made_up && !was_free) {
       world_.Violate("NamesStay", absl::StrCat("the liar holds the node id ", node_id));
     }
   }

@@ -185,7 +185,8 @@ class StarvationChecker : public Observer {
 
 // ClaimsAreBounded: no node offers more slots than the driver lets an agent offer, and the liar
 // (liar.h) has made no more nodes than a certificate may make in an hour at each driver.
-// NamesStay: the liar never holds a node id that another agent's certificate is bound to.
+// NamesStay: the liar never takes a node id that is bound to another agent's certificate, unless an
+// operator has evicted the node.
 class StrangerChecker : public Observer {
  public:
   explicit StrangerChecker(World* world) : world_(*world) {}

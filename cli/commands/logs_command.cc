@@ -48,7 +48,7 @@ absl::Status PrintInOrder(client::JobClient* client, const std::function<bool()>
     client::NotePosition(piece, request);
     if (lines.size_bytes() > kInOrderBytesMax) Print(lines.Take());
   };
-  const absl::Status status = client->Logs(present, {take, stop}, options);
+  absl::Status status = client->Logs(present, {take, stop}, options);
   Print(lines.Take());
   return status;
 }
@@ -57,7 +57,7 @@ absl::Status PrintInOrder(client::JobClient* client, const std::function<bool()>
 // a fraction of a second.
 absl::Status PrintAll(client::JobClient* client, const std::function<bool()>& stop,
                       const client::LogsOptions& options, control::v1::StreamLogsRequest request) {
-  const absl::Status status = PrintInOrder(client, stop, options, &request);
+  absl::Status status = PrintInOrder(client, stop, options, &request);
   // A job that has not started yet has no log.
   const bool goes_on = request.follow() && !stop() && (status.ok() || absl::IsNotFound(status));
   if (!goes_on) return status;

@@ -165,7 +165,7 @@ absl::Status CheckShared(const HostAssignment& assignment) {
   if (assignment.nonce().empty() || assignment.nonce_node_id() == assignment.node_id()) {
     return absl::OkStatus();
   }
-  const absl::Status shared = checkpoint::WaitForNonce(
+  absl::Status shared = checkpoint::WaitForNonce(
       {.directory = assignment.checkpoint_directory(),
        .nonce = assignment.nonce(),
        .node_id = assignment.node_id(),

@@ -419,6 +419,7 @@ TEST_F(DriverFailuresTest, OnlyAnAttemptWhoseAgentsAllKnowOwnersHasOne) {
   upgraded.mutable_node_joined()->mutable_hello()->set_binds_address(true);
   Do(upgraded);
   for (const char* node : {"n0", "n1"}) Do(Fenced(1, node, {}));
+  BackoffElapsed(1);
   EXPECT_EQ(job().attempt(), 2);
   EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
   EXPECT_TRUE(Desired("n0").has_owner());

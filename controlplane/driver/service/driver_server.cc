@@ -246,7 +246,27 @@ absl::Status DriverServer::Impl::ServePage(const DriverOptions& options) {
 DriverServer::DriverServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 DriverServer::~DriverServer() = default;
 
-absl::StatusOr<std::unique_ptr<DriverServer>> DriverServer::Start(const DriverOptions& options) {
+namespace {
+
+// What agents may claim, and how many may come.
+absl::Status CheckJoinOptions(const DriverOptions& options) {
+  if (options.slots_max < 1 || options.slots_max > protocol::kSlotsMax) {
+    return absl::InvalidArgumentError(absl::StrCat("--slots-max: ", options.slots_max,
+                                                   " is out of range; expected 1 to ",
+                                                   protocol::kSlotsMax));
+  }
+  if (options.new_nodes_per_hour < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--new-nodes-per-hour: ", options.new_nodes_per_hour, ": expected 1 or more"));
+  }
+  if (options.join != "any" && options.join != "known") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--join: unknown value '", options.join, "'; expected any or known"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckDriverOptions(const DriverOptions& options) {
   if (options.state_directory.empty()) {
     return absl::InvalidArgumentError(
         "--state-dir: expected the directory that keeps the driver's state, found ''");
@@ -273,25 +293,20 @@ absl::StatusOr<std::unique_ptr<DriverServer>> DriverServer::Start(const DriverOp
                                                    " is out of range; expected 0 to ",
                                                    kExchangeRateMax, " MB/s"));
   }
-  if (options.slots_max < 1 || options.slots_max > protocol::kSlotsMax) {
-    return absl::InvalidArgumentError(absl::StrCat("--slots-max: ", options.slots_max,
-                                                   " is out of range; expected 1 to ",
-                                                   protocol::kSlotsMax));
-  }
-  if (options.new_nodes_per_hour < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--new-nodes-per-hour: ", options.new_nodes_per_hour, ": expected 1 or more"));
-  }
-  if (options.join != "any" && options.join != "known") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--join: unknown value '", options.join, "'; expected any or known"));
-  }
+  RETURN_IF_ERROR(CheckJoinOptions(options));
   if (options.look_interval < kLookIntervalMin || options.look_interval > kLookIntervalMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("--look-every: ", absl::FormatDuration(options.look_interval),
                      " is out of range; expected ", absl::FormatDuration(kLookIntervalMin), " to ",
                      absl::FormatDuration(kLookIntervalMax)));
   }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DriverServer>> DriverServer::Start(const DriverOptions& options) {
+  RETURN_IF_ERROR(CheckDriverOptions(options));
   auto impl = std::make_unique<Impl>();
   RETURN_IF_ERROR(impl->CheckAddress(options));
   impl->agents = std::make_unique<AgentStreams>();

@@ -33,8 +33,8 @@ constexpr absl::string_view kUnspecified = "UNSPECIFIED";
 
 // Fields that a job may set to something else than the source.
 constexpr absl::string_view kFree[] = {
-    "norm_eps",     "sliding_window",        "initializer_range",      "rope_theta",
-    "rope_scaling", "partial_rotary_factor", "max_position_embeddings"};
+    "norm_eps",   "sliding_window", "layer_types",           "initializer_range",
+    "rope_theta", "rope_scaling",   "partial_rotary_factor", "max_position_embeddings"};
 
 absl::StatusOr<Source> SourceOfCheckpoint(const std::string& directory) {
   ASSIGN_OR_RETURN(const checkpoint::v1::Manifest manifest, checkpoint::ReadManifest(directory));
@@ -166,6 +166,10 @@ absl::StatusOr<ModelSpec> MergeModels(const Source& source, const ModelSpec& giv
     return absl::InvalidArgumentError(
         absl::StrCat("model.", field.name(), ": the job has ", wanted, ", ", source.path, " has ",
                      found, "; leave the field out, or start from other weights"));
+  }
+  // Without a window no layer has one.
+  if (merged.sliding_window() == 0 && given_names.count("layer_types") == 0) {
+    merged.clear_layer_types();
   }
   merged.set_from(source.path);
   return merged;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text/printable.h"
 #include "runtime/comm/store/redis/address.h"
 #include "runtime/job/field_checks.h"
 #include "runtime/job/job_spec.h"
@@ -31,6 +32,7 @@ constexpr int kFilesMax = 10'000;
 // A job is sent whole in messages to agents, processes and everyone who watches it.
 constexpr size_t kFilesBytesMax = 256 << 10;
 constexpr size_t kNameLengthMax = 63;
+constexpr size_t kWordBytesMax = 80;  // of a word in a message
 
 absl::Status CheckName(const std::string& name) {
   if (name.empty()) return Refuse("name", "is missing; expected a short name such as fortunes");
@@ -165,8 +167,32 @@ absl::Status CheckRotary(const v1::ModelSpec& model) {
                    model.head_dim(), " × ", factor, " = ", turned, "; expected an even number"));
 }
 
+absl::Status CheckLayerTypes(const v1::ModelSpec& model) {
+  constexpr char kField[] = "model.layer_types";
+  if (model.layer_types().empty()) return absl::OkStatus();
+  if (model.layer_types_size() != model.num_hidden_layers()) {
+    return Refuse(kField, absl::StrCat("has ", model.layer_types_size(),
+                                       " words; expected one for "
+                                       "each of model.num_hidden_layers = ",
+                                       model.num_hidden_layers(), " layers"));
+  }
+  for (const std::string& type : model.layer_types()) {
+    if (type != "full_attention" && type != "sliding_attention") {
+      return Refuse(kField, absl::StrCat("has ", base::Printable(type, kWordBytesMax),
+                                         "; expected full_attention or sliding_attention"));
+    }
+    if (type == "sliding_attention" && model.sliding_window() == 0) {
+      return Refuse(kField,
+                    "has a layer with a window; expected model.sliding_window beside it, more "
+                    "than 0");
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckModel(const v1::ModelSpec& model) {
   RETURN_IF_ERROR(CheckRopeScaling(model));
+  RETURN_IF_ERROR(CheckLayerTypes(model));
   if (model.head_dim() == 0) {
     RETURN_IF_ERROR(CheckDivides({"model.hidden_size", model.hidden_size()},
                                  {"model.num_attention_heads", model.num_attention_heads()}));

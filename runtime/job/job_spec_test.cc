@@ -317,6 +317,21 @@ TEST(JobSpecTest, RefusesBadModels) {
        "model.norm_eps: -1 is out of range; expected more than 0 and less than 1"},
       {[](auto& spec) { spec.mutable_model()->set_sliding_window(-4); },
        "model.sliding_window: -4 is out of range; expected 0 to 1048576"},
+      {[](auto& spec) { spec.mutable_model()->add_layer_types("full_attention"); },
+       "model.layer_types: has 1 words; expected one for each of model.num_hidden_layers = 2 "
+       "layers"},
+      {[](auto& spec) {
+         spec.mutable_model()->add_layer_types("full_attention");
+         spec.mutable_model()->add_layer_types("chunked_attention");
+       },
+       "model.layer_types: has chunked_attention; expected full_attention or "
+       "sliding_attention"},
+      {[](auto& spec) {
+         spec.mutable_model()->add_layer_types("full_attention");
+         spec.mutable_model()->add_layer_types("sliding_attention");
+       },
+       "model.layer_types: has a layer with a window; expected model.sliding_window beside it, "
+       "more than 0"},
       {[](auto& spec) { spec.mutable_model()->set_max_position_embeddings(16); },
        "train.seq_length: 32 is more than model.max_position_embeddings = 16"},
   });

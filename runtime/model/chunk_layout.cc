@@ -25,6 +25,13 @@ double MeanVisibleKeys(int64_t seq, int64_t window) {
   return (ramp + (seq - full) * full) / seq;
 }
 
+// Returns the number of layers that have the model's window.
+int64_t CountWindowed(const ModelConfig& config, const ChunkRange& range) {
+  if (config.full_layers.empty()) return range.num_layers;
+  const auto first = config.full_layers.begin() + range.first_layer;
+  return std::count(first, first + range.num_layers, false);
+}
+
 int64_t Elements(const std::vector<int64_t>& shape) {
   int64_t elements = 1;
   for (const int64_t dim : shape) elements *= dim;
@@ -42,8 +49,10 @@ TokenFlops FlopsPerToken(const ModelConfig& config, const ChunkRange& range, int
   const double head = range.has_head ? 2 * hidden * static_cast<double>(config.vocab_size) : 0;
   TokenFlops flops;
   flops.weights = range.num_layers * 2 * layer_elements + head;
-  flops.forward =
-      flops.weights + range.num_layers * 4 * attention_width * MeanVisibleKeys(seq, config.window);
+  const double windowed = static_cast<double>(CountWindowed(config, range));
+  flops.forward = flops.weights +
+                  windowed * 4 * attention_width * MeanVisibleKeys(seq, config.window) +
+                  (range.num_layers - windowed) * 4 * attention_width * MeanVisibleKeys(seq, 0);
   return flops;
 }
 

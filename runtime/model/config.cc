@@ -9,12 +9,15 @@
 #include "proto/job.pb.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text/printable.h"
 #include "runtime/model/chunk_layout.h"
 
 namespace megascale::model {
 namespace {
 
 using job::v1::ModelSpec;
+
+constexpr size_t kWordBytesMax = 80;  // of a word in a message
 
 template <typename T>
 T OrDefault(T value, T fallback) {
@@ -40,6 +43,23 @@ ops::ActivationKind ActivationOf(const ModelSpec& spec) {
 // By default linear layers have biases if the norm's family does: GPT-2 and NeoX, not Llama.
 bool BiasOrDefault(bool given, bool value, const ModelSpec& spec) {
   return given ? value : spec.norm() != job::v1::NORM_RMSNORM;
+}
+
+absl::Status SetLayerTypes(const ModelSpec& spec, ModelConfig* config) {
+  if (spec.layer_types().empty()) return absl::OkStatus();
+  if (spec.layer_types_size() != spec.num_hidden_layers()) {
+    return Invalid("layer_types", spec.layer_types_size(),
+                   absl::StrCat("one word for each of ", spec.num_hidden_layers(), " layers"));
+  }
+  for (const std::string& type : spec.layer_types()) {
+    if (type != kFullAttention && type != kSlidingAttention) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("model.layer_types has ", base::Printable(type, kWordBytesMax),
+                       ": expected ", kFullAttention, " or ", kSlidingAttention));
+    }
+    config->full_layers.push_back(type == kFullAttention);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckSizes(const ModelConfig& config) {
@@ -123,10 +143,14 @@ void SetYarn(const job::v1::RopeScaling& spec, const ModelConfig& config,
            std::log(spec.original_max_position_embeddings() / (2 * std::numbers::pi * times)) /
            (2 * std::log(config.rope_theta));
   };
-  const double first =
-      std::max(0.0, std::floor(pair_that_turns(OrDefault(spec.beta_fast(), 32.0))));
-  double last = std::min(static_cast<double>(config.rotary_dim - 1),
-                         std::ceil(pair_that_turns(OrDefault(spec.beta_slow(), 1.0))));
+  double first = pair_that_turns(OrDefault(spec.beta_fast(), 32.0));
+  double last = pair_that_turns(OrDefault(spec.beta_slow(), 1.0));
+  if (!spec.has_truncate() || spec.truncate()) {
+    first = std::floor(first);
+    last = std::ceil(last);
+  }
+  first = std::max(0.0, first);
+  last = std::min(static_cast<double>(config.rotary_dim - 1), last);
   if (first == last) last += 0.001;
   scaling->kept_at_0 = last / (last - first);
   scaling->kept_per_pair = -1 / (last - first);
@@ -167,6 +191,7 @@ absl::StatusOr<ModelConfig> MakeModelConfig(const ModelSpec& spec) {
   config.qk_norm = spec.qk_norm();
   config.mlp_bias = BiasOrDefault(spec.has_mlp_bias(), spec.mlp_bias(), spec);
   config.window = spec.sliding_window();
+  RETURN_IF_ERROR(SetLayerTypes(spec, &config));
   config.tied = spec.tie_word_embeddings();
   config.init_range = OrDefault(spec.initializer_range(), 0.02);
   config.rope_theta = OrDefault(spec.rope_theta(), 10000.0);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "runtime/ops/ops.h"
@@ -12,6 +13,10 @@ class ModelSpec;
 }
 
 namespace megascale::model {
+
+// The words of a job's model.layer_types.
+inline constexpr char kFullAttention[] = "full_attention";
+inline constexpr char kSlidingAttention[] = "sliding_attention";
 
 enum class PositionKind : uint8_t { kLearned, kRotary };
 
@@ -36,13 +41,20 @@ struct ModelConfig {
   bool qkv_bias = true;         // for the fused projection to queries, keys and values
   bool qk_norm = false;         // each head's queries and keys pass an RMSNorm of their own
   bool mlp_bias = true;         // for the MLP's matrices
-  int64_t window = 0;  // tokens that a query sees, itself included; 0: all tokens up to itself
-  bool tied = false;   // the output matrix is the embedding matrix
+  // Tokens that a query sees, itself included; 0: all tokens up to itself.
+  int64_t window = 0;
+  // For each layer, whether it has no window; empty: every layer has it.
+  std::vector<bool> full_layers = {};
+  bool tied = false;         // the output matrix is the embedding matrix
   double init_range = 0.02;  // standard deviation of initial weights
   double rope_theta = 10000;
   int64_t rotary_dim = 0;  // first elements of a head that rotary positions rotate; 0: all
   ops::RotaryScaling rope_scaling = {};
 
+  // Returns the window of a layer of the model; 0: none.
+  int64_t WindowOf(int64_t layer) const {
+    return full_layers.empty() || !full_layers[static_cast<size_t>(layer)] ? window : 0;
+  }
   // LayerNorms have a bias, RMSNorms do not. The output matrix never has one.
   bool has_norm_bias() const { return norm == ops::NormKind::kLayerNorm; }
   // Whether the MLP has a norm of its own.

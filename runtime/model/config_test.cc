@@ -99,6 +99,12 @@ TEST(MakeModelConfig, NamesTheFieldThatDoesNotFit) {
   spec.set_sliding_window(-1);
   ExpectRefused(spec, "sliding_window");
   spec = SmallSpec();
+  spec.add_layer_types("full_attention");
+  ExpectRefused(spec, "layer_types");
+  spec.add_layer_types("chunked_attention");
+  spec.add_layer_types("full_attention");
+  ExpectRefused(spec, "layer_types");
+  spec = SmallSpec();
   spec.set_num_attention_heads(64);
   spec.set_position_embedding(job::v1::POSITION_EMBEDDING_ROTARY);
   ExpectRefused(spec, "partial_rotary_factor");
@@ -109,6 +115,19 @@ TEST(MakeModelConfig, NamesTheFieldThatDoesNotFit) {
   spec = SmallSpec();
   spec.set_norm_eps(-1);
   ExpectRefused(spec, "norm_eps");
+}
+
+TEST(MakeModelConfig, GivesEachLayerItsWindow) {
+  job::v1::ModelSpec spec = SmallSpec();
+  spec.set_sliding_window(5);
+  EXPECT_EQ(MakeModelConfig(spec)->WindowOf(2), 5);
+  for (const char* type : {"full_attention", "sliding_attention", "full_attention"}) {
+    spec.add_layer_types(type);
+  }
+  const ModelConfig config = *MakeModelConfig(spec);
+  EXPECT_EQ(config.WindowOf(0), 0);
+  EXPECT_EQ(config.WindowOf(1), 5);
+  EXPECT_EQ(config.WindowOf(2), 0);
 }
 
 TEST(NumParameters, IsThatOfGpt2) {
@@ -134,6 +153,8 @@ TEST(TrainFlopsPerToken, CountsOnlyTheWindow) {
   const double full = TrainFlopsPerToken(config, 4);
   config.window = 2;  // 1, 2, 2 and 2 keys
   EXPECT_DOUBLE_EQ(full - TrainFlopsPerToken(config, 4), 3 * 3 * 4 * 64 * (2.5 - 1.75));
+  config.full_layers = {true, false, true};
+  EXPECT_DOUBLE_EQ(full - TrainFlopsPerToken(config, 4), 3 * 1 * 4 * 64 * (2.5 - 1.75));
   config.window = 100;
   EXPECT_DOUBLE_EQ(TrainFlopsPerToken(config, 4), full);
 }

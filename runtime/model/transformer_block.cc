@@ -81,11 +81,11 @@ Matrix TransformerBlock::Attend(const BlockParameters& parameters, const BlockAc
   NormHeads(parameters, saved, shape);
   Rotate(QkvOf(saved, shape.tokens()).qk, shape, /*inverse=*/false);
   if (shape.places_N) {
-    const ops::CachedAttentionArgs cached = CachedAttentionArgsOf(saved, shape);
+    const ops::CachedAttentionArgs cached = CachedAttentionArgsOf(parameters, saved, shape);
     ops_.CachedAttention(cached);
     return cached.out;
   }
-  const ops::AttentionArgs attention = AttentionArgsOf(saved, shape);
+  const ops::AttentionArgs attention = AttentionArgsOf(parameters, saved, shape);
   ops_.Attention(attention);
   return attention.out;
 }
@@ -225,7 +225,7 @@ void TransformerBlock::BackwardAttention(const BlockParameters& parameters,
   }
   const Qkv d_qkv = OfAttention(scratch.d_qkv_NQ, scratch.d_qk_NS);
   if (config_.qk_norm) ops_.FillZero(Flat(scratch.d_qkv_NQ));  // NormBackward adds to it
-  ops_.AttentionBackward({.forward = AttentionArgsOf(saved, shape),
+  ops_.AttentionBackward({.forward = AttentionArgsOf(parameters, saved, shape),
                           .d_out = scratch.d_attention_NA,
                           .d_q = d_qkv.q,
                           .d_k = d_qkv.k,
@@ -431,7 +431,8 @@ void TransformerBlock::NormHeadsBackward(const BlockParameters& parameters,
   }
 }
 
-ops::AttentionArgs TransformerBlock::AttentionArgsOf(const BlockActivations& saved,
+ops::AttentionArgs TransformerBlock::AttentionArgsOf(const BlockParameters& parameters,
+                                                     const BlockActivations& saved,
                                                      BatchShape shape) const {
   const int64_t tokens = shape.tokens();
   const Qkv qkv = QkvOf(saved, tokens);
@@ -440,7 +441,7 @@ ops::AttentionArgs TransformerBlock::AttentionArgsOf(const BlockActivations& sav
           .heads = config_.num_heads,
           .kv_heads = config_.num_kv_heads,
           .head_dim = config_.head_dim,
-          .window = config_.window,
+          .window = parameters.window,
           .q = qkv.q,
           .k = qkv.k,
           .v = qkv.v,
@@ -449,13 +450,14 @@ ops::AttentionArgs TransformerBlock::AttentionArgsOf(const BlockActivations& sav
           .document_begins = shape.document_begins_N};
 }
 
-ops::CachedAttentionArgs TransformerBlock::CachedAttentionArgsOf(const BlockActivations& saved,
+ops::CachedAttentionArgs TransformerBlock::CachedAttentionArgsOf(const BlockParameters& parameters,
+                                                                 const BlockActivations& saved,
                                                                  BatchShape shape) const {
   const Qkv qkv = QkvOf(saved, shape.tokens());
   return {.heads = config_.num_heads,
           .kv_heads = config_.num_kv_heads,
           .head_dim = config_.head_dim,
-          .window = config_.window,
+          .window = parameters.window,
           .capacity = shape.capacity,
           .places = shape.places_N,
           .q = qkv.q,

@@ -50,6 +50,7 @@ struct NormParameters {
 };
 
 struct BlockParameters {
+  int64_t window = 0;  // tokens that a query of this layer sees; 0: all tokens up to itself
   NormParameters input_norm;
   LinearParameters qkv;
   NormParameters q_norm, k_norm;  // weight [D]; empty without qk_norm
@@ -213,8 +214,10 @@ class TransformerBlock {
                          const BlockScratch& scratch);
   // Returns the norm that the MLP reads.
   const NormActivations& MlpNorm(const BlockActivations& saved) const;
-  ops::AttentionArgs AttentionArgsOf(const BlockActivations& saved, BatchShape shape) const;
-  ops::CachedAttentionArgs CachedAttentionArgsOf(const BlockActivations& saved,
+  ops::AttentionArgs AttentionArgsOf(const BlockParameters& parameters,
+                                     const BlockActivations& saved, BatchShape shape) const;
+  ops::CachedAttentionArgs CachedAttentionArgsOf(const BlockParameters& parameters,
+                                                 const BlockActivations& saved,
                                                  BatchShape shape) const;
   void Rotate(const Matrix& qk, BatchShape shape, bool inverse);
   // Runs the projection to queries, keys and values, then attention; returns attention's output.

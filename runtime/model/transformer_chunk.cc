@@ -70,7 +70,8 @@ class ParameterBinder {
   }
   BlockParameters Block(int layer) const {
     const std::string prefix = absl::StrCat("model.layers.", layer, ".");
-    return {.input_norm = Norm(prefix + "input_norm"),
+    return {.window = 0,
+            .input_norm = Norm(prefix + "input_norm"),
             .qkv = Linear(prefix + "attn.qkv"),
             .q_norm = Norm(prefix + "attn.q_norm"),
             .k_norm = Norm(prefix + "attn.k_norm"),
@@ -189,6 +190,7 @@ void TransformerChunk::BindParameters(const ChunkParameters& parameters) {
   }
   for (int i = 0; i < range.num_layers; ++i) {
     layers_.push_back(binder.Block(range.first_layer + i));
+    layers_.back().window = options_.config.WindowOf(range.first_layer + i);
   }
   if (range.has_head) {
     final_norm_ = binder.Norm("model.norm");

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "runtime/model/testing/test_pipeline.h"
 
@@ -188,6 +189,30 @@ TEST(TransformerChunk, AWindowOfTheWholeSequenceIsFullAttention) {
   }
   config.window = 2;
   EXPECT_NE(Train({.config = config}, tokens).loss, full.loss);
+}
+
+// Also where chunks begin in the middle of the model.
+TEST(TransformerChunk, EachLayerHasItsOwnWindow) {
+  ModelConfig config = FourLayers();
+  const std::vector<int32_t> tokens = RandomTokens(2 * 7, config.vocab_size, 4);
+  const Result full = Train({.config = config}, tokens);
+  config.window = 2;
+  const Result windowed = Train({.config = config}, tokens);
+  config.full_layers = {true, true, true, true};
+  EXPECT_EQ(Train({.config = config}, tokens).loss, full.loss);
+  config.full_layers = {false, false, false, false};
+  EXPECT_EQ(Train({.config = config}, tokens).loss, windowed.loss);
+  std::set<double> losses = {full.loss, windowed.loss};
+  for (size_t layer = 0; layer < 4; ++layer) {
+    config.full_layers = {true, true, true, true};
+    config.full_layers[layer] = false;
+    const Result one = Train({.config = config}, tokens);
+    EXPECT_TRUE(losses.insert(one.loss).second) << layer;
+    for (const int num_chunks : {2, 3, 4}) {
+      const Result cut = Train({.config = config, .num_chunks = num_chunks}, tokens);
+      EXPECT_NEAR(cut.loss, one.loss, kRounding) << layer;
+    }
+  }
 }
 
 // The loss of a position is that of the logits after its prefix: later tokens have no effect on it.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/types/span.h"
 #include "runtime/base/check.h"
 #include "runtime/model/initialize.h"
@@ -131,6 +132,13 @@ ModelConfig LargerConfig() {
   return config;
 }
 
+// Returns full_layers of a model whose first layer has a window, whose second has none, and so on.
+std::vector<bool> EveryOtherLayer(const ModelConfig& config) {
+  std::vector<bool> full_layers;
+  for (int64_t i = 0; i < config.num_layers; ++i) full_layers.push_back(i % 2 != 0);
+  return full_layers;
+}
+
 ModelConfig NewStyle(ModelConfig config, int64_t window) {
   config.norm = ops::NormKind::kRmsNorm;
   config.activation = ops::ActivationKind::kSwiGlu;
@@ -153,8 +161,9 @@ ModelConfig NeoXStyle(ModelConfig config) {
   return config;
 }
 
-ModelConfig QwenStyle(ModelConfig config) {
-  config = NewStyle(config, 0);
+ModelConfig QwenStyle(ModelConfig config, int64_t window) {
+  config = NewStyle(config, window);
+  if (window > 0) config.full_layers = EveryOtherLayer(config);
   config.parallel_block = false;
   config.qkv_bias = true;
   config.qk_norm = true;
@@ -163,7 +172,7 @@ ModelConfig QwenStyle(ModelConfig config) {
 }
 
 std::vector<ModelConfig> Styles(const ModelConfig& base, int64_t window) {
-  return {base, NewStyle(base, window), NeoXStyle(base), QwenStyle(base)};
+  return {base, NewStyle(base, window), NeoXStyle(base), QwenStyle(base, window)};
 }
 
 std::vector<ModelConfig> AllCombinations(const ModelConfig& base) {
@@ -180,6 +189,7 @@ std::vector<ModelConfig> AllCombinations(const ModelConfig& base) {
             config.activation = activation;
             if (bits & 1) config.num_kv_heads = 1;
             if (bits & 2) config.window = 3;
+            if ((bits & 10) == 10) config.full_layers = EveryOtherLayer(base);
             config.tied = (bits & 4) != 0;
             config.attention_bias = (bits & 8) != 0;
             config.mlp_bias = (bits & 16) != 0;
@@ -207,7 +217,7 @@ std::string Describe(const ModelConfig& config) {
       config.parallel_block, ", shared norm ", config.shared_norm, ", biases ", config.qkv_bias,
       config.attention_bias, config.mlp_bias, ", norms of heads ", config.qk_norm, ", scaled ",
       config.rope_scaling.factor, ", key/value heads ", config.num_kv_heads, ", window ",
-      config.window, ", tied ", config.tied);
+      config.window, " of layers ", absl::StrJoin(config.full_layers, ""), ", tied ", config.tied);
 }
 
 std::vector<int32_t> RandomTokens(int64_t count, int64_t vocab_size, uint64_t seed) {

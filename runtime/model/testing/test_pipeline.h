@@ -32,9 +32,9 @@ ModelConfig NewStyle(ModelConfig config, int64_t window);
 ModelConfig NeoXStyle(ModelConfig config);
 
 // Returns `config` with the options of Qwen2 and Qwen3 together: those of NewStyle in a serial
-// block without a window, biases of queries, keys and values alone, norms of queries and keys; and
-// scaled rotary frequencies.
-ModelConfig QwenStyle(ModelConfig config);
+// block, biases of queries, keys and values alone, norms of queries and keys; and scaled rotary
+// frequencies. Every other layer has the window, the first one among them.
+ModelConfig QwenStyle(ModelConfig config, int64_t window = 0);
 
 // Returns one of each kind of block: `base`, NewStyle, NeoXStyle and QwenStyle.
 std::vector<ModelConfig> Styles(const ModelConfig& base, int64_t window);

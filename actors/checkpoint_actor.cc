@@ -20,6 +20,7 @@
 #include "runtime/checkpoint/shared_directory.h"
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/checkpoint/writer.h"
+#include "runtime/data/batches/loader.h"
 
 namespace megascale::actors {
 namespace {
@@ -41,7 +42,7 @@ checkpoint::v1::Manifest ManifestOf(const PersisterOptions& options, int64_t ste
   manifest.set_job_id(assignment.job_id());
   manifest.set_attempt(attempt);
   manifest.set_step(step);
-  manifest.set_next_sample(step * assignment.spec().train().global_batch_size());
+  manifest.set_next_sample(data::NextSample(assignment.spec(), step, assignment.sample_offset()));
   *manifest.mutable_spec() = assignment.spec();
   *manifest.mutable_data() = assignment.data();
   if (assignment.has_owner()) *manifest.mutable_owner() = assignment.owner();

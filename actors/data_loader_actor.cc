@@ -10,8 +10,9 @@ namespace megascale::actors {
 namespace {
 
 absl::Status Load(const DataLoaderOptions& options) {
-  auto loader = data::BatchLoader::Create(options.spec, &options.dataset->samples(),
-                                          options.ring.get(), options.dataset->end_token());
+  auto loader = data::BatchLoader::Create(
+      options.spec, &options.dataset->samples(), options.ring.get(),
+      {.end_token = options.dataset->end_token(), .sample_offset = options.sample_offset});
   if (!loader.ok()) return loader.status();
   const std::atomic<bool> never = false;  // it ends with its process
   return (*loader)->RunUntil(never, options.spec.train().steps());

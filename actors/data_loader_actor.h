@@ -8,6 +8,7 @@
 // Source: MegaScale section 3.4.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 
@@ -23,6 +24,7 @@ using DataLoaderActor = caf::typed_actor<caf::reacts_to<LoadBatches>>;
 
 struct DataLoaderOptions {
   megascale::job::v1::JobSpec spec;
+  int64_t sample_offset = 0;  // as in data::LoaderOptions
   std::shared_ptr<const data::Dataset> dataset;
   std::shared_ptr<base::SharedMemory> ring;
   std::function<void(const BatchesLoaded&)> done;

@@ -213,6 +213,7 @@ int Serve(Link* link, HostAssignment assignment, const device::Description& devi
   if (regions->ring != nullptr) {
     DataLoaderOptions loader;
     loader.spec = assignment.spec();
+    loader.sample_offset = assignment.sample_offset();
     loader.dataset = *dataset;
     loader.ring = regions->ring;
     loader.done = [link](const BatchesLoaded& loaded) {

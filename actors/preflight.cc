@@ -28,6 +28,7 @@
 #include "runtime/checkpoint/reader.h"
 #include "runtime/checkpoint/shared_directory.h"
 #include "runtime/data/dataset/dataset.h"
+#include "runtime/engine/state/resume.h"
 #include "runtime/hugging_face/initial_weights.h"
 #include "runtime/job/data_digest.h"
 #include "runtime/job/deadlines.h"
@@ -213,33 +214,28 @@ absl::Status CheckDirectory(const HostAssignment& assignment, Preflight* result)
   return base::Annotate(written, "checkpoint.directory");
 }
 
-absl::StatusOr<int64_t> CheckStart(const HostAssignment& assignment,
-                                   const device::Description& device,
-                                   const checkpoint::v1::DataFingerprint& data) {
-  ASSIGN_OR_RETURN(const auto reader,
-                   checkpoint::CheckpointReader::Open(assignment.from_checkpoint()));
+// Finds where the job goes on from the checkpoint that it begins from.
+absl::Status FindStart(const HostAssignment& assignment, const device::Description& device,
+                       Preflight* result) {
+  const std::string& directory = assignment.from_checkpoint();
+  ASSIGN_OR_RETURN(const auto reader, checkpoint::CheckpointReader::Open(directory));
   const checkpoint::v1::Manifest& manifest = reader->manifest();
-  base::LogInfo(absl::StrCat("--from: begins at step ", manifest.step(), " of job ",
-                             manifest.job_id(), ": ", assignment.from_checkpoint()));
-  if (manifest.kind() == checkpoint::v1::CHECKPOINT_KIND_WEIGHTS) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(assignment.from_checkpoint(),
-                     ": holds weights alone, no optimizer state to go on from; "
-                     "begin with them by model.from instead of --from"));
-  }
-  const std::vector<std::string> allowed = {assignment.allow_changed().begin(),
-                                            assignment.allow_changed().end()};
-  RETURN_IF_ERROR(checkpoint::CompareFingerprints(manifest.data(), data, allowed));
-  auto now = checkpoint::MakeNumericsFingerprint(assignment.spec(), device.numerics);
-  checkpoint::TakeProductTable(manifest.numerics(), &now);
-  RETURN_IF_ERROR(checkpoint::CompareFingerprints(manifest.numerics(), now, allowed));
-  if (manifest.step() > assignment.spec().train().steps()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(assignment.from_checkpoint(), ": has completed ", manifest.step(),
-                     " steps, more than train.steps = ", assignment.spec().train().steps(),
-                     "; raise train.steps"));
-  }
-  return manifest.step();
+  auto numerics = checkpoint::MakeNumericsFingerprint(assignment.spec(), device.numerics);
+  checkpoint::TakeProductTable(manifest.numerics(), &numerics);
+  const absl::StatusOr<engine::ResumePlace> place = engine::PlaceToResume(
+      manifest,
+      {.spec = &assignment.spec(),
+       .data = &result->data(),
+       .numerics = &numerics,
+       .allow_changed = {assignment.allow_changed().begin(), assignment.allow_changed().end()}});
+  if (!place.ok()) return base::Annotate(place.status(), directory);
+  base::LogInfo(absl::StrCat("--from: begins after step ", place->step, ", at sample ",
+                             manifest.next_sample(), ", of job ", manifest.job_id(), ": ",
+                             directory));
+  result->set_first_step(place->step);
+  result->set_sample_offset(place->sample_offset);
+  for (const std::string& warning : place->warnings) result->add_warnings(warning);
+  return absl::OkStatus();
 }
 
 // A job that has trained goes on from a checkpoint of its own, so only the data must be the same.
@@ -295,6 +291,7 @@ absl::Status Check(const HostAssignment& assignment, const device::Description& 
   for (const std::string& warning : dataset->warnings()) result->add_warnings(warning);
   if (assignment.has_data()) {
     RETURN_IF_ERROR(CheckSameData(assignment, options, result->data()));
+    result->set_sample_offset(assignment.sample_offset());
     return CheckShared(assignment);
   }
   if (!spec.model().from().empty()) {
@@ -303,8 +300,7 @@ absl::Status Check(const HostAssignment& assignment, const device::Description& 
     for (const std::string& warning : (*weights)->warnings()) result->add_warnings(warning);
   }
   if (!assignment.from_checkpoint().empty()) {
-    ASSIGN_OR_RETURN(const int64_t step, CheckStart(assignment, device, result->data()));
-    result->set_first_step(step);
+    RETURN_IF_ERROR(FindStart(assignment, device, result));
   }
   return CheckShared(assignment);
 }

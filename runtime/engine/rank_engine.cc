@@ -9,6 +9,7 @@
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/host/fabric.h"
+#include "runtime/data/batches/loader.h"
 #include "runtime/device/device.h"
 #include "runtime/device/device_arenas.h"
 #include "runtime/device/hang.h"
@@ -109,6 +110,7 @@ class Engine : public RankEngine {
   layout::RankLayout part_;
   plan::RankPlan plan_;
   std::vector<int> launch_order_;  // empty: the device needs none
+  int64_t sample_offset_ = 0;      // of the restore point
 
   device::DeviceArenas memory_;
   std::unique_ptr<ops::Ops> compute_ops_;  // all threads; used on the compute stream's thread, and
@@ -388,6 +390,7 @@ absl::Status Engine::Initialize() {
 
 absl::StatusOr<std::string> Engine::Load(const RestorePoint& restore) {
   std::string warning;
+  sample_offset_ = restore.sample_offset();
   if (restore.source() == RestorePoint::SOURCE_INITIAL) {
     RETURN_IF_ERROR(Initialize());
   } else {
@@ -439,7 +442,7 @@ absl::Status Engine::Explain(const plan::StepContext& context, const absl::Statu
 absl::Status Engine::BeginSnapshot(int64_t step) {
   return snapshots_->Begin({.attempt = options_.attempt,
                             .step = step,
-                            .next_sample = step * options_.spec.train().global_batch_size()});
+                            .next_sample = data::NextSample(options_.spec, step, sample_offset_)});
 }
 
 absl::Status Engine::AbortReason() const {

@@ -43,5 +43,43 @@ TEST(LearningRate, StaysFiniteWhereTheWarmUpFillsTheJob) {
   EXPECT_DOUBLE_EQ(LearningRate(Spec(), 4, 4), 0.004);
 }
 
+TEST(FirstRateChange, IsThatOfTheNextStepWhereACosineBecomesLonger) {
+  const job::v1::OptimizerSpec spec = Spec();
+  const auto change = FirstRateChange({&spec, 110}, {&spec, 210}, 60);
+  ASSERT_TRUE(change.has_value());
+  EXPECT_EQ(change->step, 61);
+  EXPECT_EQ(change->was, LearningRate(spec, 110, 61));
+  EXPECT_EQ(change->is, LearningRate(spec, 210, 61));
+  const auto after_the_end = FirstRateChange({&spec, 110}, {&spec, 210}, 110);
+  ASSERT_TRUE(after_the_end.has_value());
+  EXPECT_EQ(after_the_end->step, 111);
+  EXPECT_EQ(after_the_end->was, 0.002);
+}
+
+TEST(FirstRateChange, IsALaterOneWhereTheWarmUpGoesOn) {
+  const job::v1::OptimizerSpec spec = Spec();
+  const auto change = FirstRateChange({&spec, 110}, {&spec, 90}, 3);
+  ASSERT_TRUE(change.has_value());
+  EXPECT_EQ(change->step, 11);
+}
+
+TEST(FirstRateChange, IsNoneWhereEveryStepThatIsLeftHasItsRate) {
+  job::v1::OptimizerSpec spec = Spec();
+  EXPECT_FALSE(FirstRateChange({&spec, 110}, {&spec, 110}, 0).has_value());
+  EXPECT_FALSE(FirstRateChange({&spec, 110}, {&spec, 60}, 60).has_value()) << "no step is left";
+  spec.set_min_lr(spec.lr());
+  EXPECT_FALSE(FirstRateChange({&spec, 110}, {&spec, 1'000'000'007}, 60).has_value());
+}
+
+TEST(FirstRateChange, ComparesTheLastStepOfALongRest) {
+  job::v1::OptimizerSpec was = Spec();
+  was.set_min_lr(was.lr());
+  const auto change = FirstRateChange({&was, 999'999'999}, {&was, 999'999'999}, 10);
+  EXPECT_FALSE(change.has_value());
+  job::v1::OptimizerSpec is = was;
+  is.set_warmup_steps(1'000'000'000);
+  ASSERT_TRUE(FirstRateChange({&was, 999'999'999}, {&is, 999'999'999}, 10).has_value());
+}
+
 }  // namespace
 }  // namespace megascale::optim

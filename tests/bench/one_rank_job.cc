@@ -75,7 +75,7 @@ absl::Status OneRankJob::Prepare(const job::v1::JobSpec& spec,
   ASSIGN_OR_RETURN(snapshots_, layout::MakeSnapshotMemory(spec_, 0));
   ASSIGN_OR_RETURN(auto loader,
                    data::BatchLoader::Create(spec_, &dataset_->samples(), memory_.ring.get(),
-                                             dataset_->end_token()));
+                                             {.end_token = dataset_->end_token()}));
   loader_ = std::thread([this, loader = std::move(loader)] {
     const absl::Status status = loader->RunUntil(stop_, spec_.train().steps());
     MEGASCALE_CHECK_MSG(status.ok(), status.ToString());

@@ -7,8 +7,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +21,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "runtime/base/fd.h"
+#include "runtime/checkpoint/directory.h"
 #include "runtime/data/tokenizer/testing/letters_tokenizer.h"
 #include "tests/e2e/cluster.h"
 
@@ -187,8 +191,18 @@ TEST_F(CommandsTest, ResumingOnChangedDataOrNumericsIsRefusedUnlessAllowed) {
   cluster_.Submit("first", {"train.steps=5"});
   ASSERT_EQ(cluster_.WaitForEnd("first"), control::v1::JOB_STATE_SUCCEEDED);
   const std::string checkpoint = cluster_.Status("first").last_checkpoint().directory();
-  const std::vector<std::string> resume = {"submit",   job_file(), "--from",
-                                           checkpoint, "--set",    "train.steps=8"};
+  std::vector<std::string> resume = {"submit",   job_file(), "--from",
+                                     checkpoint, "--set",    "train.steps=8"};
+
+  std::vector<std::string> longer = resume;
+  longer.insert(longer.end(), {"--job-id", "longer", "--follow"});
+  EXPECT_EQ(cluster_.Megascale(longer).exit_code, 1);
+  EXPECT_EQ(cluster_.Status("longer").message(),
+            absl::StrCat(checkpoint,
+                         ": the checkpoint was made under other conditions: the learning rate of "
+                         "step 6 was 0.0003, is 0.00165 (train.steps was 5, is 8); restore them, "
+                         "or go on with other bits by --allow-changed optimizer"));
+  resume.insert(resume.end(), {"--allow-changed", "optimizer"});
 
   std::vector<std::string> numerics = resume;
   numerics.insert(numerics.end(), {"--job-id", "numerics", "--set", "train.seed=4", "--follow"});
@@ -209,6 +223,73 @@ TEST_F(CommandsTest, ResumingOnChangedDataOrNumericsIsRefusedUnlessAllowed) {
   data.insert(data.end(), {"--job-id", "allowed", "--follow", "--allow-changed", "data"});
   const CommandResult allowed = cluster_.Megascale(data);
   EXPECT_EQ(allowed.exit_code, 0) << allowed.out << allowed.err;
+}
+
+// With a learning rate that leaves the weights alone, a loss tells which samples a step had.
+TEST_F(CommandsTest, OtherBatchesGoOnAtTheNextSampleAlsoAfterARestartAndAgain) {
+  Start();
+  const std::vector<std::string> still = {"optimizer.lr=1e-12",
+                                          "optimizer.warmup_steps=0",
+                                          "parallel.data_parallel_size=1",
+                                          "train.steps=12",
+                                          "train.micro_batch_size=1",
+                                          "checkpoint.interval=2",
+                                          "checkpoint.keep=9",
+                                          "parallel.pipeline_model_parallel_size=1"};
+  const auto fields = [&](int batch) {
+    std::vector<std::string> all = still;
+    all.push_back(absl::StrCat("train.global_batch_size=", batch));
+    return all;
+  };
+  const auto losses = [&](const std::string& job) {
+    std::map<int64_t, double> by_step;
+    for (const std::string& line : cluster_.LossLog(job)) {
+      long long step = 0;  // what %lld reads
+      double loss = NAN;
+      EXPECT_EQ(std::sscanf(line.c_str(), "%lld %la", &step, &loss), 2) << line;
+      by_step[step] = loss;
+    }
+    return by_step;
+  };
+  const auto go_on = [&](const std::string& job, const std::string& from, int batch,
+                         const std::vector<std::string>& allowed) {
+    std::vector<std::string> command = {"submit", job_file(), "--job-id", job,
+                                        "--from", from,       "--follow"};
+    command.insert(command.end(), allowed.begin(), allowed.end());
+    for (const std::string& field : fields(batch)) command.insert(command.end(), {"--set", field});
+    const CommandResult run = cluster_.Megascale(command);
+    EXPECT_EQ(run.exit_code, 0) << run.out << run.err;
+  };
+  const auto checkpoint_of = [&](const std::string& job, int64_t step) {
+    return absl::StrCat(cluster_.checkpoints(job), "/", checkpoint::StepDirectoryName(step, 1));
+  };
+  for (const int batch : {2, 4}) {
+    const std::string job = absl::StrCat("whole-", batch);
+    cluster_.Submit(job, fields(batch));
+    ASSERT_EQ(cluster_.WaitForEnd(job), control::v1::JOB_STATE_SUCCEEDED);
+  }
+  const auto fours = losses("whole-4");
+
+  // 4 steps of 2 samples, then 4: sample 8 is the first of step 3 of batches of 4.
+  const std::vector<std::string> allow = {"--allow-changed", "batch"};
+  go_on("larger", checkpoint_of("whole-2", 4), 4, allow);
+  const auto larger = losses("larger");
+  ASSERT_EQ(larger.size(), 8u);
+  for (int64_t step = 5; step <= 12; ++step) {
+    EXPECT_NEAR(larger.at(step), fours.at(step - 2), 1e-6) << step;
+    EXPECT_GT(std::abs(larger.at(step) - fours.at(step)), 1e-5) << step;
+  }
+  // It has 24 samples after step 8: two steps of 2 samples are one of 4, from step 7 on.
+  go_on("smaller", checkpoint_of("larger", 8), 2, allow);
+  const auto smaller = losses("smaller");
+  ASSERT_EQ(smaller.size(), 4u);
+  EXPECT_NEAR((smaller.at(9) + smaller.at(10)) / 2, fours.at(7), 1e-6);
+  EXPECT_NEAR((smaller.at(11) + smaller.at(12)) / 2, fours.at(8), 1e-6);
+  go_on("again", checkpoint_of("smaller", 10), 2, {});
+  const auto again = losses("again");
+  ASSERT_EQ(again.size(), 2u);
+  EXPECT_EQ(again.at(11), smaller.at(11));
+  EXPECT_EQ(again.at(12), smaller.at(12));
 }
 
 // A driver on a Unix socket tests machines quickly if nobody says otherwise.

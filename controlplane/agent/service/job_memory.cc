@@ -127,6 +127,7 @@ Introduction<link::v1::ToHost> JobMemory::IntroduceHost(const v1::DesiredJob& jo
   FillNonce(job, assignment);
   assignment->set_preflight_only(preflight_only);
   assignment->set_first_step(job.restore().step());
+  assignment->set_sample_offset(job.restore().sample_offset());
   assignment->set_checkpoint_directory(job.checkpoint_directory());
   assignment->set_from_checkpoint(job.from_checkpoint());
   *assignment->mutable_allow_changed() = job.allow_changed();

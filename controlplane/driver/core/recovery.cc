@@ -50,8 +50,10 @@ agent::RestorePoint Beginning(const JobRecord& job) {
   restore.set_directory(job.submitted().from_checkpoint());
   if (job.has_data()) {
     restore.set_step(job.first_step());
+    restore.set_sample_offset(job.sample_offset());
   } else if (job.preflights_size() > 0) {
     restore.set_step(job.preflights(0).preflight().first_step());
+    restore.set_sample_offset(job.preflights(0).preflight().sample_offset());
   }
   return restore;
 }
@@ -263,7 +265,9 @@ agent::RestorePoint ChooseRestore(int rules, const JobRecord& job,
   }
   const int64_t in_memory = NewestStepInMemory(job, placements);
   if (in_memory >= 0 && in_memory >= restore.step()) {
+    const int64_t sample_offset = restore.sample_offset();
     restore.Clear();
+    restore.set_sample_offset(sample_offset);
     restore.set_source(agent::RestorePoint::SOURCE_MEMORY);
     restore.set_step(in_memory);
   }

@@ -416,6 +416,15 @@ PreflightRefusal JudgePreflights(const JobRecord& job) {
                                           " differs from that on node ", first.node_id(),
                                           "; every machine needs the same files")};
   }
+  const int64_t offset = job.has_data() ? job.sample_offset() : first.preflight().sample_offset();
+  for (const auto& other : job.preflights()) {
+    if (other.preflight().sample_offset() == offset) continue;
+    return {
+        other.node_id(),
+        absl::StrCat("the agent of node ", other.node_id(),
+                     " does not begin at the first sample that ", job.submitted().from_checkpoint(),
+                     " has not trained on, because of its version; upgrade it")};
+  }
   const int64_t first_step = job.has_data() ? job.first_step() : first.preflight().first_step();
   const int64_t steps = job.submitted().spec().train().steps();
   if (!job.submitted().from_checkpoint().empty() && first_step >= steps) {
@@ -453,6 +462,7 @@ void Transition::SettlePreflight(JobRecord* job) {
     *job->mutable_data() = job->preflights(0).preflight().data();
     if (state_.rules() >= 10) KeepFiles(job);
     job->set_first_step(job->preflights(0).preflight().first_step());
+    job->set_sample_offset(job->preflights(0).preflight().sample_offset());
   }
   StartRun(job, ChooseRestore(state_.rules(), *job,
                               {job->placements().begin(), job->placements().end()}));

@@ -37,8 +37,12 @@ absl::Status CheckShape(const job::v1::JobSpec& spec, const BatchRingShape& shap
 
 }  // namespace
 
+int64_t NextSample(const job::v1::JobSpec& spec, int64_t step, int64_t sample_offset) {
+  return step * spec.train().global_batch_size() + sample_offset;
+}
+
 int64_t GlobalSample(const job::v1::JobSpec& spec, const SamplePosition& position) {
-  return (position.step - 1) * spec.train().global_batch_size() +
+  return NextSample(spec, position.step - 1, position.sample_offset) +
          position.data_parallel_index * BatchPerDataParallelIndex(spec) +
          int64_t{position.microbatch} * spec.train().micro_batch_size() + position.index;
 }
@@ -46,11 +50,12 @@ int64_t GlobalSample(const job::v1::JobSpec& spec, const SamplePosition& positio
 absl::StatusOr<std::unique_ptr<BatchLoader>> BatchLoader::Create(const job::v1::JobSpec& spec,
                                                                  const Samples* samples,
                                                                  base::SharedMemory* ring,
-                                                                 int32_t end_token) {
+                                                                 const LoaderOptions& options) {
   ASSIGN_OR_RETURN(BatchRingWriter writer, BatchRingWriter::Create(ring));
-  writer.SetEndToken(end_token);
+  writer.SetEndToken(options.end_token);
   RETURN_IF_ERROR(CheckShape(spec, writer.shape()));
-  return std::unique_ptr<BatchLoader>(new BatchLoader(spec, samples, std::move(writer)));
+  return std::unique_ptr<BatchLoader>(
+      new BatchLoader(spec, samples, std::move(writer), options.sample_offset));
 }
 
 absl::Status BatchLoader::RunUntil(const std::atomic<bool>& stop, int64_t last_step) {
@@ -68,7 +73,8 @@ absl::Status BatchLoader::Fill(int64_t step, const MutableBatchView& batch) {
   for (const int data_parallel_index : shape.data_parallel_indices) {
     for (int microbatch = 0; microbatch < shape.num_microbatches; ++microbatch) {
       for (int index = 0; index < shape.micro_batch_size; ++index) {
-        const int64_t sample = GlobalSample(spec_, {step, data_parallel_index, microbatch, index});
+        const int64_t sample =
+            GlobalSample(spec_, {step, data_parallel_index, microbatch, index, sample_offset_});
         RETURN_IF_ERROR(
             samples_->Read(sample, batch.sample(data_parallel_index, microbatch, index)));
       }

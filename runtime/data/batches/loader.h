@@ -17,6 +17,11 @@
 
 namespace megascale::data {
 
+// Returns the global index of the first sample that the first `step` steps of a job have not
+// trained on. `sample_offset` is not 0 in a job that began from a checkpoint whose steps had other
+// batches: RestorePoint in proto/agent.proto.
+int64_t NextSample(const megascale::job::v1::JobSpec& spec, int64_t step, int64_t sample_offset);
+
 // Place of a sample in a job: sample `index` of a micro-batch of step `step`. Steps count from 1.
 // GlobalSample returns its index over the whole job.
 struct SamplePosition {
@@ -24,17 +29,22 @@ struct SamplePosition {
   int data_parallel_index = 0;
   int microbatch = 0;
   int index = 0;
+  int64_t sample_offset = 0;  // as in NextSample
 };
 int64_t GlobalSample(const megascale::job::v1::JobSpec& spec, const SamplePosition& position);
 
+struct LoaderOptions {
+  int32_t end_token = -1;     // ends every document; -1: there is no such token
+  int64_t sample_offset = 0;  // as in NextSample
+};
+
 class BatchLoader {
  public:
-  // `spec` is resolved. Borrows `samples` and `ring`, which must outlive the loader. `end_token`
-  // ends every document; -1: there is no such token. Errors: InvalidArgument - the ring was made
-  // for another job.
+  // `spec` is resolved. Borrows `samples` and `ring`, which must outlive the loader. Errors:
+  // InvalidArgument - the ring was made for another job.
   static absl::StatusOr<std::unique_ptr<BatchLoader>> Create(
       const megascale::job::v1::JobSpec& spec, const Samples* samples, base::SharedMemory* ring,
-      int32_t end_token = -1);
+      const LoaderOptions& options = {});
 
   // Publishes steps up to `last_step`, each as soon as its slot is free. Returns OK when that step
   // is published or `stop` became true (noticed within 100 ms). Errors: as Samples::Read.
@@ -42,13 +52,14 @@ class BatchLoader {
 
  private:
   BatchLoader(const megascale::job::v1::JobSpec& spec, const Samples* samples,
-              BatchRingWriter writer)
-      : spec_(spec), samples_(samples), writer_(std::move(writer)) {}
+              BatchRingWriter writer, int64_t sample_offset)
+      : spec_(spec), samples_(samples), writer_(std::move(writer)), sample_offset_(sample_offset) {}
   absl::Status Fill(int64_t step, const MutableBatchView& batch);
 
   megascale::job::v1::JobSpec spec_;
   const Samples* samples_;
   BatchRingWriter writer_;
+  int64_t sample_offset_;
 };
 
 }  // namespace megascale::data

@@ -67,7 +67,9 @@ class LoaderTest : public ::testing::Test {
     auto region = MakeRing(shape, first_step);
     std::atomic<bool> stop = false;
     std::thread thread([&] {
-      auto loader = BatchLoader::Create(spec_, samples_.get(), region.get()).value();
+      auto loader = BatchLoader::Create(spec_, samples_.get(), region.get(),
+                                        {.sample_offset = sample_offset_})
+                        .value();
       EXPECT_TRUE(loader->RunUntil(stop, last_step).ok());
     });
     auto reader = BatchRingReader::Create(region.get(), 0).value();
@@ -87,14 +89,27 @@ class LoaderTest : public ::testing::Test {
       for (int microbatch = 0; microbatch < batch.shape().num_microbatches; ++microbatch) {
         for (int index = 0; index < batch.shape().micro_batch_size; ++index) {
           const auto tokens = batch.sample(dp, microbatch, index);
-          const int64_t global = GlobalSample(spec_, {step, dp, microbatch, index});
+          const int64_t global = GlobalSample(spec_, {step, dp, microbatch, index, sample_offset_});
           EXPECT_TRUE(samples->emplace(global, std::string(tokens.begin(), tokens.end())).second);
         }
       }
     }
   }
 
+  // As a job with other batches, which begins where the first `completed` steps ended, and trains
+  // for `num_steps`. Returns its completed steps.
+  int64_t GoOn(int64_t completed, int batch, int num_steps,
+               std::map<int64_t, std::string>* samples) {
+    const int64_t next = NextSample(spec_, completed, sample_offset_);
+    spec_.mutable_train()->set_global_batch_size(batch);
+    sample_offset_ = next - completed * batch;
+    EXPECT_EQ(NextSample(spec_, completed, sample_offset_), next);
+    Collect(Shape({0}), completed, completed + num_steps, samples);
+    return completed + num_steps;
+  }
+
   job::v1::JobSpec spec_;
+  int64_t sample_offset_ = 0;
   std::unique_ptr<Corpus> corpus_;
   std::unique_ptr<TokenText> text_;
   std::unique_ptr<Samples> samples_;
@@ -155,6 +170,26 @@ TEST_F(LoaderTest, AMixtureIsTheSameInEveryLayoutAndAfterAResume) {
   EXPECT_EQ(resumed, calm);
 }
 
+// Several epochs of the smallest source, larger and smaller batches in turn, and a restart of the
+// job in the middle of each.
+TEST_F(LoaderTest, OtherBatchesGoOnAtTheNextSample) {
+  const ByteText small(corpus_->held_out());
+  SetSources({{text_.get(), 3}, {&small, 1}, {&small, 2}});
+  SetDataParallelSize(1);
+  std::map<int64_t, std::string> calm;
+  Collect(Shape({0}), 0, 30, &calm);
+  std::map<int64_t, std::string> resumed;
+  int64_t completed = GoOn(0, 12, 2, &resumed);
+  completed = GoOn(completed, 4, 3, &resumed);
+  completed = GoOn(completed, 4, 4, &resumed);
+  completed = GoOn(completed, 60, 2, &resumed);
+  completed = GoOn(completed, 2, 8, &resumed);
+  completed = GoOn(completed, 86, 2, &resumed);
+  EXPECT_EQ(completed, 21);
+  EXPECT_EQ(sample_offset_, 360 - 21 * 86);
+  EXPECT_EQ(resumed, calm) << "every sample once";
+}
+
 TEST_F(LoaderTest, StopEndsALoaderThatWaitsForAReader) {
   SetDataParallelSize(1);
   auto region = MakeRing(Shape({0}), 0);
@@ -174,7 +209,8 @@ TEST_F(LoaderTest, ReadersLearnWhichTokenEndsADocument) {
   for (const int32_t end_token : {-1, 7}) {
     auto region = MakeRing(Shape({0}), 0);
     const std::atomic<bool> stop = false;
-    auto loader = BatchLoader::Create(spec_, samples_.get(), region.get(), end_token).value();
+    auto loader =
+        BatchLoader::Create(spec_, samples_.get(), region.get(), {.end_token = end_token}).value();
     EXPECT_TRUE(loader->RunUntil(stop, 1).ok());
     const auto reader = BatchRingReader::Create(region.get(), 0).value();
     EXPECT_TRUE(reader.Wait(1, kPatience).ok());

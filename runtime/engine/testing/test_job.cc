@@ -160,9 +160,10 @@ void TestJob::Prepare() {
 void TestJob::StartLoader(base::SharedMemory* ring) {
   loaders_.emplace_back([this, ring] {
     if (options_.on_loader_thread != nullptr) options_.on_loader_thread();
-    auto loader =
-        data::BatchLoader::Create(options_.spec, &dataset_->samples(), ring, EndTokenOf(*dataset_))
-            .value();
+    auto loader = data::BatchLoader::Create(options_.spec, &dataset_->samples(), ring,
+                                            {.end_token = EndTokenOf(*dataset_),
+                                             .sample_offset = options_.restore.sample_offset()})
+                      .value();
     EXPECT_TRUE(loader->RunUntil(stop_, options_.spec.train().steps()).ok());
   });
 }
@@ -283,7 +284,7 @@ void TestJob::Store(RunResult* result) {
   manifest.set_job_id("test");
   manifest.set_attempt(options_.attempt);
   manifest.set_step(step);
-  manifest.set_next_sample(step * options_.spec.train().global_batch_size());
+  manifest.set_next_sample(data::NextSample(options_.spec, step, options_.restore.sample_offset()));
   *manifest.mutable_spec() = options_.spec;
   if (!options_.job_directory.empty()) {
     ASSERT_EQ(checkpoint::CopyProductTable(options_.job_directory, result->checkpoint,

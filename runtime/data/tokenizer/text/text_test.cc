@@ -82,6 +82,45 @@ TEST(UnicodeTest, NfcOfEveryCodePointAndItsNeighboursIsThatOfTheReference) {
   }
 }
 
+// The worst order: each mark belongs before all that came earlier.
+TEST(UnicodeTest, NfcOfARunOfMarksTakesWorkInProportionToIt) {
+  constexpr const char* kMarks[] = {"\u0345", "\u0301", "\u0327", "\u0334"};  // falling classes
+  int64_t before = 0;
+  for (int64_t size = 1 << 10; size <= 1 << 17; size *= 2) {
+    std::string text = "x", sorted = "x";
+    for (int i = 0; i < 4; ++i) {
+      for (int64_t k = 0; k < size / 4; ++k) {
+        text += kMarks[i];
+        sorted += kMarks[3 - i];
+      }
+    }
+    int64_t num_moves = 0;
+    const std::string nfc = ToNfc(text, &num_moves);
+    EXPECT_EQ(nfc, sorted) << size;
+    EXPECT_GE(num_moves, size);
+    if (before > 0) {
+      EXPECT_LE(num_moves, 2 * before);
+    }
+    before = num_moves;
+  }
+}
+
+// Runs around the length from which marks are sorted by counting.
+TEST(UnicodeTest, NfcKeepsTheOrderOfMarksOfOneClassInRunsOfEveryLength) {
+  const std::string above[] = {"\u0306", "\u0310", "\u030F"};  // class 230
+  const std::string below[] = {"\u0333", "\u032B"};            // class 220
+  for (int length = 2; length < 100; ++length) {
+    std::string text = "x", low, high;
+    for (int i = 0; i < length; ++i) {
+      const bool is_low = i % 3 == 1;
+      const std::string& mark = is_low ? below[i % 2] : above[i % 3];
+      text += mark;
+      (is_low ? low : high) += mark;
+    }
+    EXPECT_EQ(ToNfc(text + "\u00E9"), "x" + low + high + "\u00E9") << length;
+  }
+}
+
 TEST(Utf8Test, EveryCodePointIsReadAsWritten) {
   for (uint32_t code_point = 0; code_point < kCodePointsEnd; ++code_point) {
     if (IsSurrogate(code_point)) continue;

@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "absl/types/span.h"
 #include "cli/command_line/report.h"
 #include "cli/commands/commands.h"
@@ -16,6 +17,7 @@
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/data/source/text_check.h"
 #include "runtime/data/tokenizer/text/utf8.h"
 #include "runtime/inference/text_generator.h"
 
@@ -106,7 +108,9 @@ absl::StatusOr<std::string> ReadPromptsFile(const std::string& path) {
 
 // Reads a prompt from each line of a file.
 absl::StatusOr<std::vector<std::string>> ReadPrompts(const std::string& path) {
-  ASSIGN_OR_RETURN(const std::string text, ReadPromptsFile(path));
+  ASSIGN_OR_RETURN(const std::string content, ReadPromptsFile(path));
+  absl::string_view text = content;
+  absl::ConsumePrefix(&text, data::kByteOrderMark);
   const std::string name = path == "-" ? "standard input" : path;
   std::vector<std::string> prompts = absl::StrSplit(text, '\n');
   if (prompts.back().empty()) prompts.pop_back();  // the last line has an end

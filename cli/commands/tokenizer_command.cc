@@ -22,6 +22,7 @@
 #include "runtime/base/text/printable.h"
 #include "runtime/data/source/byte_stream.h"
 #include "runtime/data/source/documents.h"
+#include "runtime/data/source/file_list.h"
 #include "runtime/data/source/plain_text.h"
 #include "runtime/data/token_file/token_file.h"
 #include "runtime/data/tokenizer/bpe/bpe_trainer.h"
@@ -90,8 +91,9 @@ absl::Status CheckTrainFlags(const TrainFlags& flags) {
 absl::StatusOr<std::vector<std::string>> ExpandFolders(const std::vector<std::string>& paths) {
   std::vector<std::string> files;
   for (const std::string& path : paths) {
-    ASSIGN_OR_RETURN(const std::vector<std::string> found, data::FilesOf(path));
-    files.insert(files.end(), found.begin(), found.end());
+    ASSIGN_OR_RETURN(const data::FileList found, data::ListFiles(path));
+    if (found.is_folder) std::fprintf(stderr, "%s\n", found.Line(path).c_str());
+    files.insert(files.end(), found.files.begin(), found.files.end());
   }
   return files;
 }

@@ -1,6 +1,5 @@
 #include "runtime/data/corpus.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -8,12 +7,13 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "absl/cleanup/cleanup.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/checksum.h"
 #include "runtime/base/status.h"
+#include "runtime/data/source/byte_stream.h"
+#include "runtime/data/source/file_list.h"
+#include "runtime/data/source/text_check.h"
 
 namespace megascale::data {
 namespace {
@@ -21,7 +21,6 @@ namespace {
 constexpr double kHeldOutFractionDefault = 0.1;
 // A process may have 1024 descriptors; a directory may have more files.
 constexpr size_t kOpenFilesMax = 128;
-constexpr int64_t kLookedAtBytes = 4096;  // bytes that are searched for a NUL
 
 // O_NONBLOCK: opening a FIFO without a writer must not wait.
 base::UniqueFd OpenToRead(const std::string& path) {
@@ -118,32 +117,10 @@ absl::Status Corpus::Append(const std::string& path) {
 }
 
 absl::Status Corpus::AppendDirectory(const std::string& path) {
-  DIR* directory = ::opendir(path.c_str());
-  if (directory == nullptr) {
-    return base::ErrnoStatus(errno, absl::StrCat("data directory ", path));
-  }
-  const auto close = absl::MakeCleanup([directory] { ::closedir(directory); });
-  std::vector<std::string> paths;
-  while (const dirent* entry = ::readdir(directory)) {
-    std::string file = absl::StrCat(path, absl::EndsWith(path, "/") ? "" : "/", entry->d_name);
-    struct stat info;
-    if (::lstat(file.c_str(), &info) != 0) {
-      return base::ErrnoStatus(errno, absl::StrCat("data file ", file));
-    }
-    if (!S_ISREG(info.st_mode) || info.st_size == 0 || absl::EndsWith(file, ".dat")) continue;
-    paths.push_back(std::move(file));
-  }
-  if (paths.empty()) {
-    // As a file that is missing: nothing may be mounted there.
-    return base::WithErrno(
-        absl::InvalidArgumentError(absl::StrCat(
-            "data directory ", path,
-            ": has no text file (symbolic links, *.dat, empty files and sub-directories "
-            "do not count)")),
-        ENOENT);
-  }
-  std::sort(paths.begin(), paths.end());
-  for (const std::string& file : paths) RETURN_IF_ERROR(Append(file));
+  absl::StatusOr<FileList> list = ListFiles(path);
+  if (!list.ok()) return base::Annotate(list.status(), "data directory");
+  for (const std::string& file : list->files) RETURN_IF_ERROR(Append(file));
+  folders_.push_back(absl::StrCat("data.files: ", list->Line(path)));
   return absl::OkStatus();
 }
 
@@ -189,13 +166,18 @@ absl::Status Corpus::ReadFrom(const File& file, int64_t offset, absl::Span<uint8
 absl::StatusOr<std::vector<std::string>> Corpus::WarningsOfBinary() const {
   std::vector<std::string> warnings;
   for (const File& file : files_) {
-    std::vector<uint8_t> begin(static_cast<size_t>(std::min(file.size_bytes, kLookedAtBytes)));
-    RETURN_IF_ERROR(ReadFrom(file, 0, absl::MakeSpan(begin)));
-    const auto nul = std::find(begin.begin(), begin.end(), 0);
-    if (nul == begin.end()) continue;
-    warnings.push_back(absl::StrCat("data.files: ", file.path, ": byte ", nul - begin.begin(),
-                                    " is NUL, as in binary files; every byte is a token, so it is "
-                                    "trained on as it is"));
+    std::string begin(std::min(static_cast<size_t>(file.size_bytes), kBeginBytes), '\0');
+    RETURN_IF_ERROR(
+        ReadFrom(file, 0, absl::MakeSpan(reinterpret_cast<uint8_t*>(begin.data()), begin.size())));
+    std::string what = NameOfFormat(begin);
+    if (IsPacked(begin)) what = "is packed by gzip or zstd; it is unpacked for a tokenizer alone";
+    const size_t nul = begin.find('\0');
+    if (what.empty() && nul != std::string::npos) {
+      what = absl::StrCat("byte ", nul, " is NUL, as in binary files");
+    }
+    if (what.empty()) continue;
+    warnings.push_back(absl::StrCat("data.files: ", file.path, ": ", what,
+                                    "; every byte is a token, so it is trained on as it is"));
   }
   return warnings;
 }

@@ -39,10 +39,10 @@ class CorpusPart {
 
 class Corpus {
  public:
-  // Finds and opens the files. A directory stands for its regular files sorted by name, without
-  // symbolic links (they would repeat text), *.dat (indexes of `fortune`) and empty files. Errors,
-  // each naming the file: NotFound; PermissionDenied; InvalidArgument - empty, not a regular file,
-  // a directory without files, or less training text than one sample of `seq_length` + 1 bytes.
+  // Finds and opens the files. A directory stands for those that ListFiles finds in it
+  // (source/file_list.h). Errors, each naming the file: NotFound; PermissionDenied; InvalidArgument
+  // - empty, not a regular file, a directory without files, or less training text than one sample
+  // of `seq_length` + 1 bytes.
   static absl::StatusOr<std::unique_ptr<Corpus>> Open(const megascale::job::v1::DataSpec& spec,
                                                       int seq_length);
 
@@ -56,8 +56,13 @@ class Corpus {
   // Returns the paths in the order of their bytes in the corpus.
   std::vector<std::string> paths() const;
 
-  // Returns a line for people about each file whose beginning has a NUL, which text never has:
-  // legal, as bytes are tokens, but probably a mistake. Errors: as Read.
+  // Returns a line for people about each directory: how many files and bytes were found in it, and
+  // what was left out.
+  const std::vector<std::string>& folders() const { return folders_; }
+
+  // Returns a line for people about each file that is packed, is of another format than text, or
+  // has a NUL at its beginning: legal, as bytes are tokens, but probably a mistake. Errors: as
+  // Read.
   absl::StatusOr<std::vector<std::string>> WarningsOfBinary() const;
 
   // Returns the identity of the text and its split. Cost: reads every file once.
@@ -80,6 +85,7 @@ class Corpus {
   static absl::Status ReadFrom(const File& file, int64_t offset, absl::Span<uint8_t> out);
 
   std::vector<File> files_;
+  std::vector<std::string> folders_;
   int64_t total_bytes_ = 0;
   int64_t held_out_bytes_ = 0;
 };

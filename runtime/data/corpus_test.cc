@@ -97,11 +97,16 @@ TEST_F(CorpusTest, ADirectoryIsItsTextFilesSortedByName) {
   Write("a.dat", "index");
   Write("empty", "");
   std::filesystem::create_symlink("a", directory_ + "/a.u8");
+  Write(".hidden", "hidden");
   std::filesystem::create_directory(directory_ + "/off");
   const auto corpus = Corpus::Open(Spec({directory_}, 0.5), 3).value();
   EXPECT_EQ(corpus->paths(), (std::vector<std::string>{directory_ + "/a", directory_ + "/b"}));
   EXPECT_EQ(Text(corpus->train()), "AAAA");
   EXPECT_EQ(Text(corpus->held_out()), "BBBB");
+  EXPECT_EQ(corpus->folders(), std::vector<std::string>{absl::StrCat(
+                                   "data.files: ", directory_,
+                                   ": 2 files, 8 bytes; left out: 1 hidden, 1 *.dat, 1 empty, "
+                                   "1 further name of the same")});
 }
 
 TEST_F(CorpusTest, MoreFilesThanMayStayOpenAreReadAllTheSame) {
@@ -150,8 +155,13 @@ TEST_F(CorpusTest, ASocketIsRefusedByItsKind) {
 TEST_F(CorpusTest, BinaryFilesAreWarnedOfAndTextIsNot) {
   const std::string text = Write("text", "0123456789 \xc3\xa4 \x7f");
   const std::string binary = Write("binary", std::string("01234\0\0789", 10));
-  const auto warnings = Corpus::Open(Spec({text, binary}), 2).value()->WarningsOfBinary().value();
-  ASSERT_EQ(warnings.size(), 1u);
+  const std::string packed = Write("packed", "\x1F\x8B\x08 and so on");
+  const std::string pointer = Write("pointer", "version https://git-lfs.github.com/spec/v1\n");
+  const auto warnings =
+      Corpus::Open(Spec({text, binary, packed, pointer}), 2).value()->WarningsOfBinary().value();
+  ASSERT_EQ(warnings.size(), 3u);
+  EXPECT_TRUE(absl::StrContains(warnings[1], "is packed by gzip or zstd; it is unpacked for a "));
+  EXPECT_TRUE(absl::StrContains(warnings[2], "is a Git LFS pointer, which stands for the file"));
   EXPECT_EQ(warnings[0], absl::StrCat("data.files: ", binary,
                                       ": byte 5 is NUL, as in binary files; every byte is a token, "
                                       "so it is trained on as it is"));

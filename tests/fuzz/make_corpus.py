@@ -373,9 +373,34 @@ def tokenizers():
         write("tokenizer_text", name, bytes([index]) + (text if isinstance(text, bytes) else text.encode()))
     lines = {"plain": '{"text": "a"}', "escapes": '{"text": "\\u00e9\\n\\ud83d\\ude00"}', "inner": '{"a": {"text": "b"}, "text": "c"}', "no-field": '{"a": 1}',
              "number": '{"text": 1}', "object": '{"text": {"text": "a"}}', "twice": '{"text": "a", "text": "b"}', "list": "[1]", "empty": "", "cut": '{"text": "a',
-             "deep": '{"a": ' + "[" * 500, "surrogate": '{"text": "\\ud800"}', "after": '{"text": "a"} x'}
+             "deep": '{"a": ' + "[" * 500, "surrogate": '{"text": "\\ud800"}', "after": '{"text": "a"} x', "nan": '{"a": NaN, "b": [-Infinity,Infinity], "text": "NaN, a"}',
+             "nan-text": '{"text": NaN}', "large-number": '{"a": 1e999, "text": "a"}', "nan-in-text": '{"text": "\\", NaN", "a": nan}',
+             "open": '{"text": "a",', "array": '[{"text": "a"},'}
     for name, text in lines.items():
         write("json_line", name, text)
+
+
+def text_files():
+    """How it is read (1: bad parts are skipped, 2: as JSON Lines), then the file."""
+    plain = "Some text.\nMore of it: é日.\n".encode()
+    json_lines = b'{"text": "a"}\n\n{"b": NaN, "text": "b"}\r\n{"text": 7}\n'
+    mark = b"\xef\xbb\xbf"
+    # Frames of zstd: one with its block stored, one to skip, one whose window is 2 GiB.
+    stored = b"\x28\xb5\x2f\xfd\x00\x58" + struct.pack("<I", len(plain) << 3 | 1)[:3] + plain
+    skipped = b"\x50\x2a\x4d\x18" + struct.pack("<I", 4) + b"size"
+    files = {
+        "plain": (0, plain), "mark": (0, mark + plain), "bad": (1, plain + b"\xff\xc3(" + plain), "cut": (0, plain + b"\xe6\x97"),
+        "lines": (3, json_lines), "lines-mark": (2, mark + json_lines), "array": (2, b'[{"text": "a"},\n{"text": "b"}]'),
+        "pretty": (2, b'{\n  "text": "a"\n}\n'), "html": (2, b"<!doctype html>\n"), "utf16": (0, "Some text".encode("utf-16")),
+        "binary": (1, bytes(range(256))), "pointer": (0, b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
+        "parquet": (3, b"PAR1\x15\x04" + bytes(20)), "tar": (0, b"name" + bytes(253) + b"ustar" + bytes(250)), "empty": (0, b""),
+        "gzip": (0, gzip.compress(plain, mtime=0)), "gzip-padded": (2, gzip.compress(json_lines, mtime=0) + bytes(40)),
+        "gzip-twice": (0, gzip.compress(plain, mtime=0) * 2), "gzip-bomb": (1, gzip.compress(bytes(3 << 20), mtime=0)),
+        "zstd": (0, stored), "zstd-skipped": (0, skipped + stored + skipped), "zstd-window": (0, b"\x28\xb5\x2f\xfd\x00\xa8" + plain),
+        "zstd-segment": (0, b"\x28\xb5\x2f\xfd\xe0" + b"\xff" * 8 + plain),
+    }
+    for name, (how, content) in files.items():
+        write("text_file", name, bytes([how]) + content)
 
 
 def traces():
@@ -633,6 +658,7 @@ worker_link()
 keeper_wire()
 store_replies()
 tokenizers()
+text_files()
 sentencepiece_models()
 token_files()
 minder()

@@ -59,6 +59,9 @@ void RunSentencePiece(absl::string_view input);
 void RunTokenizerText(absl::string_view input);
 // A line of JSON Lines with the field "text".
 void RunJsonLine(absl::string_view input);
+// A file of text, plain or packed; its first byte says whether as JSON Lines, and whether bad parts
+// are skipped.
+void RunTextFile(absl::string_view input);
 // Megatron-LM's .idx, and our own token files.
 void RunMegatronIndex(absl::string_view input);
 void RunTokenFile(absl::string_view input);

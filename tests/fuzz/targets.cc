@@ -175,9 +175,15 @@ const std::vector<Target>& Targets() {
        RunMinderRecording,
        {"machine,seconds", "n0,", ",", ",,", "\n", "\r\n", "\"", "nan", "inf", "-inf", "1e400",
         "-1", "1764052800.0", "1e-320", "0x10"}},
+      {"text_file",
+       RunTextFile,
+       {"{\"text\": \"", "\"}\n", "\n", "\xef\xbb\xbf", "\xff\xfe", std::string(2, '\0'),
+        "\x1f\x8b\x08", "\x28\xb5\x2f\xfd", "\x50\x2a\x4d\x18", "PAR1", "ustar", "NaN", "[",
+        "<html"}},
       {"json_line",
        RunJsonLine,
-       {"\"text\"", ":", ",", "{", "}", "[", "]", "\"", "\\u0000", "\\ud800", "null", "1e400"}},
+       {"NaN", "-Infinity", "\"text\"", ":", ",", "{", "}", "[", "]", "\"", "\\u0000", "\\ud800",
+        "null", "1e400"}},
   };
   return *targets;
 }

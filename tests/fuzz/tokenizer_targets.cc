@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/text/printable.h"
-#include "runtime/data/source/documents.h"
 #include "runtime/data/tokenizer/files/sentencepiece.h"
 #include "runtime/data/tokenizer/files/tokenizer_json.h"
 #include "runtime/data/tokenizer/text/utf8.h"
@@ -103,13 +102,6 @@ void RunTokenizerText(absl::string_view input) {
   // The marker is a space once it is encoded, and special tokens take away where a text begins.
   if (index == 3 && (absl::StrContains(expected, "▁") || absl::StrContains(expected, "<"))) return;
   MEGASCALE_CHECK_MSG(*tokenizer.Decode(ids, {}) == expected, expected);
-}
-
-void RunJsonLine(absl::string_view input) {
-  std::string text;
-  const absl::Status status = data::ReadJsonLine(input, "text", &text);
-  if (!status.ok()) return CheckLine(status);
-  MEGASCALE_CHECK(base::IsUtf8(text));
 }
 
 }  // namespace megascale::fuzz

@@ -132,8 +132,9 @@ class DatasetBuilder {
       return absl::InvalidArgumentError(absl::StrCat(
           "data.files: ", path, ": is a token file; name its tokenizer in data.tokenizer"));
     }
+    AddWarnings(source->corpus->folders());
     ASSIGN_OR_RETURN(const std::vector<std::string> binary, source->corpus->WarningsOfBinary());
-    dataset_->warnings_.insert(dataset_->warnings_.end(), binary.begin(), binary.end());
+    AddWarnings(binary);
     const auto train = [&] { return std::make_unique<ByteText>(source->corpus->train()); };
     if (options_.whole) source->held_out_parts.push_back(train());
     if (!options_.held_out_only) source->train_parts.push_back(train());
@@ -142,7 +143,9 @@ class DatasetBuilder {
   }
 
   absl::Status ListTokens(const job::v1::DataSpec& data, Dataset::Source* source) {
-    ASSIGN_OR_RETURN(source->inputs, ListInputs(data));
+    ASSIGN_OR_RETURN(InputList list, ListInputs(data));
+    source->inputs = std::move(list.inputs);
+    AddWarnings(list.folders);
     if (!options_.whole) return absl::OkStatus();
     for (Input& input : source->inputs) input.train_bytes = 0;
     return absl::OkStatus();
@@ -300,6 +303,9 @@ class DatasetBuilder {
     return absl::OkStatus();
   }
 
+  void AddWarnings(const std::vector<std::string>& warnings) {
+    dataset_->warnings_.insert(dataset_->warnings_.end(), warnings.begin(), warnings.end());
+  }
   void AddSettings(absl::string_view text) { absl::StrAppend(&dataset_->settings_, text, "\n"); }
 
   const job::v1::JobSpec& spec_;

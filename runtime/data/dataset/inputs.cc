@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <fstream>
 #include <set>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -12,13 +13,12 @@
 #include "runtime/base/checksum.h"
 #include "runtime/base/status.h"
 #include "runtime/data/corpus.h"
+#include "runtime/data/source/byte_stream.h"
 
 namespace megascale::data {
 namespace {
 
 constexpr absl::string_view kTokenMagic = "MSTOKENS";
-constexpr absl::string_view kGzipMagic = "\x1f\x8b";
-constexpr absl::string_view kZstdMagic = "\x28\xb5\x2f\xfd";
 
 int64_t SizeOf(const std::string& path) {
   struct stat info = {};
@@ -43,8 +43,7 @@ Input::Kind KindOf(const std::string& path, bool json) {
   if (const std::string index = IndexOf(path); !index.empty() && SizeOf(index) >= 0) {
     return Input::Kind::kMegatron;
   }
-  const bool packed = absl::StartsWith(begin, kGzipMagic) || absl::StartsWith(begin, kZstdMagic);
-  return json || packed ? Input::Kind::kDocuments : Input::Kind::kPlain;
+  return json || IsPacked(begin) ? Input::Kind::kDocuments : Input::Kind::kPlain;
 }
 
 absl::StatusOr<std::string> DigestOf(const Input& input) {
@@ -73,7 +72,7 @@ bool IsTokenFile(const std::string& path) {
   return kind == Input::Kind::kTokens || kind == Input::Kind::kMegatron;
 }
 
-absl::StatusOr<std::vector<Input>> ListInputs(const job::v1::DataSpec& spec) {
+absl::StatusOr<InputList> ListInputs(const job::v1::DataSpec& spec) {
   // The corpus knows what a directory stands for, and refuses what is no file.
   ASSIGN_OR_RETURN(const auto corpus, Corpus::Open(spec, 0));
   std::set<std::string> indexes;
@@ -93,7 +92,7 @@ absl::StatusOr<std::vector<Input>> ListInputs(const job::v1::DataSpec& spec) {
     ASSIGN_OR_RETURN(input.sha256, DigestOf(input));
   }
   Cut(spec.held_out_fraction() == 0 ? 0.1 : spec.held_out_fraction(), &inputs);
-  return inputs;
+  return InputList{std::move(inputs), corpus->folders()};
 }
 
 }  // namespace megascale::data

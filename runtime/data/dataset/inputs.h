@@ -26,8 +26,13 @@ struct Input {
   std::string sha256;       // of the file; for kMegatron of both files
 };
 
+struct InputList {
+  std::vector<Input> inputs;
+  std::vector<std::string> folders;  // as Corpus::folders
+};
+
 // Lists and reads the files of `spec`. Errors: as Corpus::Open.
-absl::StatusOr<std::vector<Input>> ListInputs(const job::v1::DataSpec& spec);
+absl::StatusOr<InputList> ListInputs(const job::v1::DataSpec& spec);
 
 // True if the file is a token file of either kind, which is no text.
 bool IsTokenFile(const std::string& path);

@@ -11,6 +11,7 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -20,6 +21,8 @@
 #include "runtime/base/checksum.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
+#include "runtime/data/source/byte_stream.h"
+#include "runtime/data/source/text_check.h"
 #include "runtime/data/token_file/token_file.h"
 
 namespace megascale::data {
@@ -29,14 +32,16 @@ constexpr absl::string_view kVersion = "2";
 constexpr size_t kCompleteBytesMax = 100;
 constexpr absl::Duration kLockInterval = absl::Milliseconds(500);
 
-std::string DigestOf(const EncodeRequest& request) {
+// `had_mark`: the text begins with a byte order mark, which earlier versions took for text.
+std::string DigestOf(const EncodeRequest& request, bool had_mark) {
   const TextChunkOptions& text = request.text;
-  return base::Sha256Hex(absl::StrJoin(
-      {std::string(kVersion), request.text_sha256, request.tokenizer->sha256(),
-       absl::StrCat(request.end_token), absl::StrCat(text.json_field.size()), text.json_field,
-       absl::StrCat(text.skip_bad), absl::StrCat(text.begin), absl::StrCat(text.end),
-       absl::StrCat(text.chunk_bytes), absl::StrCat(request.piece_bytes)},
-      "\n"));
+  return base::Sha256Hex(
+      absl::StrJoin({std::string(kVersion), request.text_sha256, request.tokenizer->sha256(),
+                     absl::StrCat(request.end_token), absl::StrCat(text.json_field.size()),
+                     text.json_field, absl::StrCat(text.skip_bad), absl::StrCat(text.begin),
+                     absl::StrCat(text.end), absl::StrCat(text.chunk_bytes),
+                     absl::StrCat(request.piece_bytes, had_mark ? " no mark" : "")},
+                    "\n"));
 }
 
 // What the file `complete` says.
@@ -185,7 +190,10 @@ TokenCache::TokenCache(std::string folder)
 
 absl::StatusOr<EncodedText> TokenCache::Encode(const EncodeRequest& request,
                                                const OnProgress& on_progress) {
-  const std::string digest = DigestOf(request);
+  ASSIGN_OR_RETURN(const auto stream, ByteStream::Open(request.text.path));
+  const bool had_mark =
+      request.text.json_field.empty() && absl::StartsWith(stream->begin(), kByteOrderMark);
+  const std::string digest = DigestOf(request, had_mark);
   const std::string folder = absl::StrCat(folder_, "/", digest);
   const auto waits = [&] {
     if (on_progress) on_progress(absl::StrCat("waiting for tokens of ", request.text.path), 0, 0);

@@ -5,6 +5,7 @@
 #include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
+#include <zstd_errors.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -15,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
+#include "runtime/data/source/text_check.h"
 
 namespace megascale::data {
 namespace {
@@ -23,6 +25,44 @@ constexpr absl::string_view kGzipMagic("\x1F\x8B", 2);
 constexpr absl::string_view kZstdMagic("\x28\xB5\x2F\xFD", 4);
 // Frames that ask for a larger window than 128 MiB are refused; `zstd --long` up to 27 is read.
 constexpr int kZstdWindowLogMax = 27;
+
+// The second to fourth byte of a zstd frame that decoders skip, as pzstd and seekable files have
+// them; the first is 0x50 to 0x5F.
+constexpr absl::string_view kSkippableMagic = "\x2A\x4D\x18";
+
+bool IsSkippable(absl::string_view begin) {
+  return !begin.empty() && (static_cast<unsigned char>(begin[0]) & 0xF0) == 0x50 &&
+         absl::StartsWith(begin.substr(1), kSkippableMagic);
+}
+
+bool IsZstd(absl::string_view begin) {
+  return absl::StartsWith(begin, kZstdMagic) || IsSkippable(begin);
+}
+
+// Returns the bytes of the window that a zstd frame wants, by its header (RFC 8878, section 3.1.1);
+// 0: `header` is too short.
+uint64_t WindowOfFrame(absl::string_view header) {
+  constexpr size_t kDescriptorAt = 4;
+  constexpr int kSingleSegment = 0x20;
+  constexpr int kWindowLogMin = 10;
+  if (header.size() < kDescriptorAt + 2) return 0;
+  const auto byte = [&](size_t at) { return static_cast<unsigned char>(header[at]); };
+  const int descriptor = byte(kDescriptorAt);
+  if ((descriptor & kSingleSegment) == 0) {
+    const int window = byte(kDescriptorAt + 1);
+    const uint64_t base = uint64_t{1} << (kWindowLogMin + (window >> 3));
+    return base + base / 8 * static_cast<uint64_t>(window & 7);
+  }
+  // The window is the whole content, whose size comes after the dictionary's id.
+  constexpr size_t kIdBytes[] = {0, 1, 2, 4};
+  constexpr size_t kSizeBytes[] = {1, 2, 4, 8};
+  const size_t at = kDescriptorAt + 1 + kIdBytes[descriptor & 3];
+  const size_t count = kSizeBytes[descriptor >> 6];
+  if (header.size() < at + count) return 0;
+  uint64_t size = 0;
+  for (size_t i = count; i > 0; --i) size = size << 8 | byte(at + i - 1);
+  return size;
+}
 
 // A regular file that is read once.
 class File {
@@ -43,6 +83,9 @@ class File {
     return absl::DataLossError(
         absl::StrCat(path_, ": ", what, " near byte ", read_, " of ", size_, "; pack it again"));
   }
+  absl::Status Unsupported(absl::string_view what) const {
+    return absl::InvalidArgumentError(absl::StrCat(path_, ": ", what));
+  }
   absl::Status Rewind() {
     read_ = 0;
     return ::lseek(fd_.get(), 0, SEEK_SET) < 0 ? base::ErrnoStatus(errno, path_) : absl::OkStatus();
@@ -61,6 +104,7 @@ class PlainStream : public ByteStream {
  public:
   explicit PlainStream(File file) : file_(std::move(file)) {}
   absl::StatusOr<size_t> Read(absl::Span<char> out) override { return file_.Read(out); }
+  absl::string_view begin() const override { return ""; }  // PeekedStream has it
   int64_t read_bytes() const override { return file_.read_bytes(); }
   int64_t file_bytes() const override { return file_.size(); }
 
@@ -96,6 +140,7 @@ class GzipStream : public PlainStream {
         if (in_member_) return file_.Damaged("the gzip data ends too early");
         return size_t{0};
       }
+      if (!in_member_ && SkipPadding()) continue;
       in_member_ = true;
       inflate_.next_in = reinterpret_cast<Bytef*>(block_.data() + used_);
       inflate_.avail_in = static_cast<uInt>(filled_ - used_);
@@ -106,6 +151,7 @@ class GzipStream : public PlainStream {
       used_ = filled_ - inflate_.avail_in;
       if (result == Z_STREAM_END) {  // another member may follow
         in_member_ = false;
+        had_member_ = true;
         ::inflateReset(&inflate_);
       } else if (result != Z_OK && result != Z_BUF_ERROR) {
         return file_.Damaged("the gzip data is damaged");
@@ -115,9 +161,17 @@ class GzipStream : public PlainStream {
   }
 
  private:
+  // Skips zeros after a member, with which tapes and block devices fill their last block. True: all
+  // bytes at hand were zeros.
+  bool SkipPadding() {
+    while (had_member_ && used_ < filled_ && block_[used_] == '\0') ++used_;
+    return used_ == filled_;
+  }
+
   z_stream inflate_ = {};
   bool ready_ = false;
   bool in_member_ = false;
+  bool had_member_ = false;
 };
 
 class ZstdStream : public PlainStream {
@@ -131,10 +185,16 @@ class ZstdStream : public PlainStream {
     for (;;) {
       ASSIGN_OR_RETURN(const bool more, Fill());
       if (!more && !in_frame_) return size_t{0};
+      if (!in_frame_) header_.clear();
+      const size_t missing = kHeaderBytesMax - header_.size();
+      header_.append(block_.data() + used_, std::min(missing, filled_ - used_));
       ZSTD_inBuffer in = {block_.data() + used_, filled_ - used_, 0};
       ZSTD_outBuffer unpacked = {out.data(), out.size(), 0};
       const size_t result = ::ZSTD_decompressStream(context_, &unpacked, &in);
       used_ += in.pos;
+      if (::ZSTD_getErrorCode(result) == ZSTD_error_frameParameter_windowTooLarge) {
+        return file_.Unsupported(WindowText());
+      }
       if (::ZSTD_isError(result)) {
         return file_.Damaged(
             absl::StrCat("the zstd data is damaged (", ::ZSTD_getErrorName(result), ")"));
@@ -146,8 +206,57 @@ class ZstdStream : public PlainStream {
   }
 
  private:
+  static constexpr size_t kHeaderBytesMax = 18;
+
+  std::string WindowText() const {
+    const uint64_t window = WindowOfFrame(header_);
+    const uint64_t most = uint64_t{1} << kZstdWindowLogMax;
+    return absl::StrCat(
+        "its zstd data wants a window of ",
+        window == 0 ? absl::StrCat("more than ", most >> 20) : absl::StrCat(window >> 20),
+        " MiB; at most ", most >> 20,
+        " MiB are kept: pack it again with `zstd --long=", kZstdWindowLogMax, "`");
+  }
+
   ZSTD_DCtx* const context_;
   bool in_frame_ = false;
+  std::string header_;  // the first bytes of the frame
+};
+
+// Gives the begin of another stream twice: to look at, then to read.
+class PeekedStream : public ByteStream {
+ public:
+  explicit PeekedStream(std::unique_ptr<ByteStream> stream) : stream_(std::move(stream)) {
+    begin_.resize(kBeginBytes);
+    size_t filled = 0;
+    while (filled < begin_.size()) {
+      const auto count = stream_->Read(absl::MakeSpan(&begin_[filled], begin_.size() - filled));
+      status_ = count.status();
+      if (!count.ok() || *count == 0) break;
+      filled += *count;
+    }
+    begin_.resize(filled);
+  }
+
+  absl::StatusOr<size_t> Read(absl::Span<char> out) override {
+    if (given_ < begin_.size()) {
+      const size_t count = std::min(out.size(), begin_.size() - given_);
+      std::copy_n(begin_.data() + given_, count, out.data());
+      given_ += count;
+      return count;
+    }
+    if (!status_.ok()) return status_;
+    return stream_->Read(out);
+  }
+  absl::string_view begin() const override { return begin_; }
+  int64_t read_bytes() const override { return stream_->read_bytes(); }
+  int64_t file_bytes() const override { return stream_->file_bytes(); }
+
+ private:
+  const std::unique_ptr<ByteStream> stream_;
+  std::string begin_;
+  size_t given_ = 0;
+  absl::Status status_;  // of the Read after `begin_`
 };
 
 absl::StatusOr<std::string> ReadMagic(File* file) {
@@ -172,9 +281,25 @@ absl::StatusOr<std::unique_ptr<ByteStream>> ByteStream::Open(const std::string& 
   File file(path, std::move(fd), info.st_size);
   const absl::StatusOr<std::string> magic = ReadMagic(&file);
   if (!magic.ok()) return magic.status();
-  if (absl::StartsWith(*magic, kGzipMagic)) return std::make_unique<GzipStream>(std::move(file));
-  if (absl::StartsWith(*magic, kZstdMagic)) return std::make_unique<ZstdStream>(std::move(file));
-  return std::make_unique<PlainStream>(std::move(file));
+  std::unique_ptr<ByteStream> stream;
+  if (absl::StartsWith(*magic, kGzipMagic)) {
+    stream = std::make_unique<GzipStream>(std::move(file));
+  } else if (IsZstd(*magic)) {
+    stream = std::make_unique<ZstdStream>(std::move(file));
+  } else {
+    stream = std::make_unique<PlainStream>(std::move(file));
+  }
+  return std::make_unique<PeekedStream>(std::move(stream));
+}
+
+absl::StatusOr<size_t> SkipByteOrderMark(ByteStream* stream) {
+  if (!absl::StartsWith(stream->begin(), kByteOrderMark)) return size_t{0};
+  char mark[kByteOrderMark.size()];
+  return stream->Read(absl::MakeSpan(mark));  // all of them: they were read ahead
+}
+
+bool IsPacked(absl::string_view begin) {
+  return absl::StartsWith(begin, kGzipMagic) || IsZstd(begin);
 }
 
 }  // namespace megascale::data

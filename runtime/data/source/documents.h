@@ -23,13 +23,14 @@ struct DocumentOptions {
 
 class Documents {
  public:
-  // Errors: as ByteStream::Open.
+  // Errors: as ByteStream::Open and CheckTextBegin.
   static absl::StatusOr<std::unique_ptr<Documents>> Open(const std::string& path,
                                                          const DocumentOptions& options);
 
   // Replaces `document` by the next one; false: there is no further one. Empty lines of JSON Lines
-  // are no documents. Errors: InvalidArgument, with file and line - not JSON, no such field, not
-  // a string, not UTF-8; ResourceExhausted - longer than document_bytes_max; those of ByteStream.
+  // are no documents, and a byte order mark is no part of one. Errors: InvalidArgument, with file
+  // and line - not JSON, no such field, not a string, not UTF-8; ResourceExhausted - longer than
+  // document_bytes_max; those of ByteStream.
   absl::StatusOr<bool> Next(std::string* document);
 
   int64_t num_skipped() const { return num_skipped_; }
@@ -54,12 +55,5 @@ class Documents {
   bool file_done_ = false;
   int64_t num_skipped_ = 0;
 };
-
-// Replaces `text` by the field of one line. Errors: InvalidArgument - why the line has no text.
-absl::Status ReadJsonLine(absl::string_view line, const std::string& field, std::string* text);
-
-// Returns the regular files of a folder that are not hidden, sorted by name, or `path` itself.
-// Errors, with the path: those of reading a folder; InvalidArgument - a folder without files.
-absl::StatusOr<std::vector<std::string>> FilesOf(const std::string& path);
 
 }  // namespace megascale::data

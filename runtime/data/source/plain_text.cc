@@ -8,6 +8,7 @@
 #include "absl/types/span.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/data/source/text_check.h"
 
 namespace megascale::data {
 namespace {
@@ -34,7 +35,11 @@ size_t WholeCharacters(absl::string_view text) {
 absl::StatusOr<std::unique_ptr<PlainText>> PlainText::Open(const std::string& path,
                                                            const PlainTextOptions& options) {
   ASSIGN_OR_RETURN(auto stream, ByteStream::Open(path));
-  return std::unique_ptr<PlainText>(new PlainText(path, options, std::move(stream)));
+  RETURN_IF_ERROR(base::Annotate(CheckTextBegin(stream->begin(), TextForm::kPlain), path));
+  ASSIGN_OR_RETURN(const size_t mark, SkipByteOrderMark(stream.get()));
+  std::unique_ptr<PlainText> text(new PlainText(path, options, std::move(stream)));
+  text->num_bytes_ = static_cast<int64_t>(mark);
+  return text;
 }
 
 PlainText::PlainText(std::string path, PlainTextOptions options, std::unique_ptr<ByteStream> stream)

@@ -19,12 +19,13 @@ struct PlainTextOptions {
 
 class PlainText {
  public:
-  // Errors: as ByteStream::Open.
+  // Errors: as ByteStream::Open and CheckTextBegin.
   static absl::StatusOr<std::unique_ptr<PlainText>> Open(const std::string& path,
                                                          const PlainTextOptions& options);
 
-  // Replaces `piece` by the next whole characters; false: the file has ended. A piece may be empty.
-  // Errors: InvalidArgument, with the path, the line and the byte - not UTF-8; those of ByteStream.
+  // Replaces `piece` by the next whole characters, without a byte order mark at the begin; false:
+  // the file has ended. A piece may be empty. Errors: InvalidArgument, with the path, the line and
+  // the byte - not UTF-8; those of ByteStream.
   absl::StatusOr<bool> Next(std::string* piece);
 
   int64_t num_skipped() const { return num_skipped_; }  // bytes
@@ -37,7 +38,7 @@ class PlainText {
   const PlainTextOptions options_;
   std::unique_ptr<ByteStream> stream_;
   std::string bytes_;      // read and not yet given: at most a block and the begin of a character
-  int64_t num_bytes_ = 0;  // given or skipped
+  int64_t num_bytes_ = 0;  // given or skipped, with the byte order mark
   int64_t line_ = 1;       // in which they end
   int64_t num_skipped_ = 0;
   bool has_ended_ = false;

@@ -17,11 +17,11 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/data/source/byte_stream.h"
 #include "runtime/data/source/documents.h"
+#include "runtime/data/source/file_list.h"
 #include "runtime/data/tokenizer/bpe/bpe_trainer.h"
 #include "runtime/data/tokenizer/files/tokenizer_json.h"
 
@@ -89,10 +89,9 @@ class TextMaker {
 absl::StatusOr<std::string> ReadAll(const std::vector<std::string>& paths) {
   std::string all, document;
   for (const std::string& path : paths) {
-    auto files = data::FilesOf(path);
-    if (!files.ok()) return files.status();
-    for (const std::string& file : *files) {
-      if (absl::EndsWith(file, ".dat") || absl::EndsWith(file, ".u8")) continue;
+    const auto found = data::ListFiles(path);
+    if (!found.ok()) return found.status();
+    for (const std::string& file : found->files) {
       auto documents =
           data::Documents::Open(file, data::DocumentOptions{.json_field = "", .skip_bad = true});
       if (!documents.ok()) return documents.status();

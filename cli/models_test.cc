@@ -93,6 +93,12 @@ TEST_F(ModelsTest, GenerateContinuesPromptsOfAHuggingFaceFolder) {
             "\"end\": \"tokens\"}\n");
   const Outcome ended = Run(generate + "-o json --prompt bad --stop-token a");
   EXPECT_TRUE(absl::StrContains(ended.out, "\"tokens\": 0, \"end\": \"end token\"")) << ended.out;
+  // As Notepad saves them.
+  std::ofstream(directory_ + "/prompts") << "\xEF\xBB\xBF"
+                                         << "bad\r\ni\r\n";
+  for (const char* from : {"-o json --prompts ", "-o json --prompts - < "}) {
+    EXPECT_EQ(Run(absl::StrCat(generate, from, directory_, "/prompts")).out, json.out);
+  }
   std::ofstream(directory_ + "/prompts") << "bad\n\ni\n";
   EXPECT_EQ(Run(absl::StrCat(generate, "--prompts ", directory_, "/prompts")).error,
             absl::StrCat("megascale: ", directory_, "/prompts:2: is empty; expected a prompt\n"));
@@ -266,6 +272,41 @@ TEST_F(ModelsTest, TokenizersAreTrainedAndGiveTheTextBackUnderEverySplit) {
       Run(absl::StrCat("tokenizer train --vocab-size 500 --split words ", text_, " --out x"));
   EXPECT_EQ(unknown.code, 2);
   EXPECT_EQ(unknown.error, "megascale: --split: expected gpt2, llama3 or qwen2, found 'words'\n");
+}
+
+TEST_F(ModelsTest, AFolderOfTextIsTheSameForEveryCommandThatReadsIt) {
+  const std::string folder = directory_ + "/texts";
+  std::filesystem::create_directories(folder + "/sub");
+  std::ofstream(folder + "/.part.crc") << std::string(100, '\0');
+  std::ofstream(folder + "/_SUCCESS").close();
+  std::ofstream(folder + "/top.jsonl") << "{\"text\": \"one two one two\"}\n";
+  std::ofstream(folder + "/sub/more.jsonl") << "{\"text\": \"three three three\"}\n";
+  std::filesystem::create_symlink("../top.jsonl", folder + "/sub/link.jsonl");
+  const std::string file = directory_ + "/folder.json";
+  const std::string line = absl::StrCat(
+      folder, ": 2 files, 58 bytes; left out: 1 hidden, 1 empty, 1 further name of the same\n");
+  const Outcome trained = Run(
+      absl::StrCat("tokenizer train --vocab-size 300 --json-field text ", folder, " --out ", file));
+  EXPECT_EQ(trained.code, 0) << trained.error;
+  EXPECT_TRUE(absl::StartsWith(trained.error, line)) << trained.error;
+  const Outcome encoded =
+      Run(absl::StrCat("tokenizer encode --tokenizer ", file, " --json-field text ", folder,
+                       " --out ", directory_, "/f"));
+  EXPECT_TRUE(absl::StrContains(encoded.out, " tokens in 2 documents\n")) << encoded.out;
+  EXPECT_TRUE(absl::StartsWith(encoded.error, line)) << encoded.error;
+  const TestFolder model;
+  model.Write("tokenizer.json", NineLetters());
+  std::ofstream(folder + "/top.jsonl") << "{\"text\": \"" << std::string(100, 'a') << "\"}\n";
+  const Outcome measured =
+      RunWithState(absl::StrCat("evaluate --whole --seq-length 8 --json-field text --checkpoint ",
+                                model.path(), " --data ", folder));
+  EXPECT_EQ(measured.code, 0) << measured.error;
+  EXPECT_TRUE(absl::StrContains(
+      measured.error,
+      absl::StrCat(
+          "warning: data.files: ", folder,
+          ": 2 files, 143 bytes; left out: 1 hidden, 1 empty, 1 further name of the same\n")))
+      << measured.error;
 }
 
 TEST_F(ModelsTest, TokenFilesAreCountedAndBadLinesNamedOrSkipped) {

@@ -218,9 +218,9 @@ TEST_F(CorruptionTest, ToStartFromADamagedCheckpointIsRefusedWithTheFile) {
     std::filesystem::copy(good, copy, std::filesystem::copy_options::recursive);
     damage.apply(copy);
     const std::string job_id = absl::StrCat("from-", index);
-    const CommandResult submitted =
-        cluster_.Megascale({"submit", cluster_.directory() + "/job.yaml", "--job-id", job_id,
-                            "--from", copy, "--set", "train.steps=160"});
+    const CommandResult submitted = cluster_.Megascale(
+        {"submit", cluster_.directory() + "/job.yaml", "--job-id", job_id, "--from", copy, "--set",
+         "train.steps=160", "--allow-changed", "optimizer"});
     const std::string evidence = absl::StrReplaceAll(damage.evidence, {{"DIR", copy}});
     if (absl::StrContains(evidence, "manifest.json")) {
       EXPECT_NE(submitted.exit_code, 0) << "submit reads it";
@@ -255,7 +255,7 @@ TEST_F(CorruptionTest, ACheckpointOfAnotherModelIsRefusedWithTheField) {
   EXPECT_NE(refused.message().find("model.intermediate_size"), std::string::npos)
       << refused.message();
   // The bits may differ, but not the shapes.
-  const Job forced = start("forced", {"--allow-changed", "model"});
+  const Job forced = start("forced", {"--allow-changed", "model,optimizer"});
   EXPECT_EQ(forced.reason(), "DataCorrupt");
   EXPECT_NE(forced.message().find("has the shape [256, 64], the model wants [128, 64]: it is the "
                                   "checkpoint of another model"),
@@ -273,7 +273,7 @@ TEST_F(CorruptionTest, AWeightThatIsNoNumberStopsTheJobWithStepLayerAndOperator)
             absl::OkStatus());
   const CommandResult submitted =
       cluster_.Megascale({"submit", cluster_.directory() + "/job.yaml", "--job-id", "job", "--from",
-                          checkpoint, "--set", "train.steps=60"});
+                          checkpoint, "--set", "train.steps=60", "--allow-changed", "optimizer"});
   ASSERT_EQ(submitted.exit_code, 0) << submitted.err;
   EXPECT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_FAILED);
   const Job job = cluster_.Status("job");

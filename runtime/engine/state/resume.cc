@@ -23,40 +23,40 @@ std::string WasAndIs(absl::string_view field, const Value& was, const Value& is)
   return absl::StrCat(field, " was ", was, ", is ", is);
 }
 
-// Describes the first learning rate that differs from what the checkpoint's job would have had;
-// empty: no rate differs.
-std::string ChangedRate(const Manifest& manifest, const job::v1::JobSpec& spec) {
-  const job::v1::JobSpec& before = manifest.spec();
-  if (!before.has_train()) return "";
-  const std::optional<optim::RateChange> change =
-      optim::FirstRateChange({&before.optimizer(), before.train().steps()},
-                             {&spec.optimizer(), spec.train().steps()}, manifest.step());
-  if (!change.has_value()) return "";
-  std::string was = absl::StrFormat("%.4g", change->was);
-  std::string is = absl::StrFormat("%.4g", change->is);
+std::string Describe(const optim::RateChange& change, const job::v1::TrainSpec& before,
+                     const job::v1::TrainSpec& now) {
+  std::string was = absl::StrFormat("%.4g", change.was);
+  std::string is = absl::StrFormat("%.4g", change.is);
   if (was == is) {
-    was = absl::StrFormat("%.17g", change->was);
-    is = absl::StrFormat("%.17g", change->is);
+    was = absl::StrFormat("%.17g", change.was);
+    is = absl::StrFormat("%.17g", change.is);
   }
-  std::string text = WasAndIs(absl::StrCat("the learning rate of step ", change->step), was, is);
-  if (before.train().steps() != spec.train().steps()) {
-    absl::StrAppend(&text, " (",
-                    WasAndIs("train.steps", before.train().steps(), spec.train().steps()), ")");
+  std::string text = WasAndIs(absl::StrCat("the learning rate of step ", change.step), was, is);
+  if (before.steps() != now.steps()) {
+    absl::StrAppend(&text, " (", WasAndIs("train.steps", before.steps(), now.steps()), ")");
   }
   return text;
 }
 
-// Learning rates follow from the optimizer and from train.steps, and the latter is not a part of
-// the numerics.
+// Compares the learning rates with those that the checkpoint's job would have had. The next step's
+// changes only where the user allows it: the rates follow also from train.steps and the form of the
+// schedule, which are no part of the numerics. A change of later ones, such as a later decay, is
+// said.
 absl::Status CheckRates(const Manifest& manifest, const ResumingJob& job, ResumePlace* place) {
-  const std::string changed = ChangedRate(manifest, *job.spec);
-  if (changed.empty()) return absl::OkStatus();
-  if (checkpoint::AllowsChange(job.allow_changed, kOptimizer)) {
-    place->warnings.push_back(changed);
+  const job::v1::JobSpec& before = manifest.spec();
+  if (!before.has_train()) return absl::OkStatus();
+  const std::optional<optim::RateChange> change =
+      optim::FirstRateChange({&before.optimizer(), before.train().steps()},
+                             {&job.spec->optimizer(), job.spec->train().steps()}, manifest.step());
+  if (!change.has_value()) return absl::OkStatus();
+  const std::string text = Describe(*change, before.train(), job.spec->train());
+  if (change->step > manifest.step() + 1 ||
+      checkpoint::AllowsChange(job.allow_changed, kOptimizer)) {
+    place->warnings.push_back(text);
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(
-      absl::StrCat("the checkpoint was made under other conditions: ", changed,
+      absl::StrCat("the checkpoint was made under other conditions: ", text,
                    "; restore them, or go on with other bits by --allow-changed ", kOptimizer));
 }
 

@@ -24,14 +24,14 @@ struct ResumingJob {
 struct ResumePlace {
   int64_t step = 0;           // completed steps
   int64_t sample_offset = 0;  // RestorePoint.sample_offset
-  // For people, one line each: allowed changes that move the learning rate, or the place in the
-  // data.
+  // For people, one line each: changes that move learning rates or the place in the data.
   std::vector<std::string> warnings;
 };
 
 // Returns where the job goes on from the checkpoint. Errors: FailedPrecondition - one line: the
-// checkpoint has weights alone or too many steps; or the job has other numerics, data or learning
-// rates, which the message names with both values and the flag that allows it.
+// checkpoint has weights alone or too many steps; or the job has other numerics, other data or
+// another learning rate at its next step: the message names it with both values and the flag that
+// allows it.
 absl::StatusOr<ResumePlace> PlaceToResume(const megascale::checkpoint::v1::Manifest& manifest,
                                           const ResumingJob& job);
 

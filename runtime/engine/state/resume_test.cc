@@ -106,6 +106,19 @@ TEST_F(ResumeTest, AnotherNumberOfStepsMovesTheLearningRateOnlyWhereThatIsAllowe
               HasSubstr("optimizer.lr was 0.003, is 0.004"));
 }
 
+// The next step is one of the warm-up; the decay comes later than it would have.
+TEST_F(ResumeTest, AChangeOfLaterRatesIsSaid) {
+  spec_.mutable_optimizer()->set_warmup_steps(15);
+  *manifest_.mutable_spec() = spec_;
+  *manifest_.mutable_numerics() = checkpoint::MakeNumericsFingerprint(spec_, "avx2");
+  spec_.mutable_train()->set_steps(40);
+  const auto place = Resume();
+  ASSERT_TRUE(place.ok()) << place.status();
+  EXPECT_THAT(place->warnings,
+              ElementsAre(AllOf(HasSubstr("the learning rate of step 16 was 0.002742, is 0.00"),
+                                HasSubstr("(train.steps was 20, is 40)"))));
+}
+
 // The schedule had ended.
 TEST_F(ResumeTest, AFinishedJobThatIsProlongedWouldJumpToAHigherRate) {
   manifest_.set_step(20);

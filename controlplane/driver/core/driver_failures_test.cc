@@ -683,5 +683,54 @@ TEST_F(DriverCoreTest, OlderRulesBindNoAddress) {
   EXPECT_FALSE(DesiredFor(state_, "n0").jobs(0).binds_address());
 }
 
+TEST_F(DriverFailuresTest, EveryAttemptOfAJobWithOtherBatchesBeginsWhereItsSamplesAre) {
+  Event submitted = Submitted("j", SpecOf(1, 1, 30));
+  submitted.mutable_job_submitted()->set_from_checkpoint("/old");
+  Do(submitted);
+  Do(Joined("n0", "a", 2));
+  Event passed = Passed("j", 1, "n0");
+  passed.mutable_preflight_passed()->mutable_preflight()->set_first_step(20);
+  passed.mutable_preflight_passed()->mutable_preflight()->set_sample_offset(-80);
+  Do(passed);
+  ASSERT_EQ(job().stage(), pb::STAGE_RUN) << job().message();
+  EXPECT_EQ(Desired("n0").restore().sample_offset(), -80);
+  for (const bool stored : {false, true}) {
+    JobRecord record = job();
+    if (stored) record.add_committed()->set_step(25);
+    if (!stored) {
+      auto* fenced = record.add_fenced();
+      fenced->set_node_id("n0");
+      auto* sealed = fenced->add_snapshots();
+      sealed->set_attempt(record.attempt());
+      sealed->set_step(24);
+    }
+    const megascale::agent::v1::RestorePoint restore = ChooseRestore(
+        state_.rules(), record, {record.placements().begin(), record.placements().end()});
+    EXPECT_EQ(restore.step(), stored ? 25 : 24);
+    EXPECT_EQ(restore.source(), stored ? megascale::agent::v1::RestorePoint::SOURCE_STORAGE
+                                       : megascale::agent::v1::RestorePoint::SOURCE_MEMORY);
+    EXPECT_EQ(restore.sample_offset(), -80);
+  }
+}
+
+TEST_F(DriverFailuresTest, AnAgentThatWouldBeginAtAnotherSampleIsNamed) {
+  Event submitted = Submitted("j", SpecOf(2, 1, 30));
+  submitted.mutable_job_submitted()->set_from_checkpoint("/old");
+  Do(submitted);
+  Do(Joined("n0", "a", 1));
+  Do(Joined("n1", "b", 1));
+  for (const char* node : {"n0", "n1"}) {
+    Event passed = Passed("j", 1, node);
+    auto* preflight = passed.mutable_preflight_passed()->mutable_preflight();
+    preflight->set_first_step(20);
+    preflight->set_sample_offset(std::string(node) == "n0" ? -80 : 0);
+    Do(passed);
+  }
+  EXPECT_EQ(job().state(), control::JOB_STATE_FAILED);
+  EXPECT_EQ(job().message(),
+            "the agent of node n1 does not begin at the first sample that /old has not trained on, "
+            "because of its version; upgrade it");
+}
+
 }  // namespace
 }  // namespace megascale::driver

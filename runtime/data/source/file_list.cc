@@ -115,7 +115,7 @@ class FolderReader {
     return absl::OkStatus();
   }
 
-  // Of several names of one file the first counts that leads through no symbolic link.
+  // A file with several names is read by the first of those that lead through no symbolic link.
   void Finish() {
     std::sort(found_.begin(), found_.end(), [](const FoundFile& a, const FoundFile& b) {
       return std::tie(a.is_linked, a.path) < std::tie(b.is_linked, b.path);

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/base/work/counted_work.h"
 #include "runtime/data/source/json_line.h"
 #include "runtime/data/source/text_check.h"
 
@@ -63,6 +64,7 @@ absl::StatusOr<bool> Documents::NextLine(std::string* line) {
     const size_t taken = std::min(end, rest.size());
     RETURN_IF_ERROR(CheckSize(line->size() + taken));
     line->append(rest.data(), taken);
+    base::CountWork(taken + 1);
     used_ += taken;
     if (end == absl::string_view::npos) continue;
     ++used_;
@@ -79,6 +81,7 @@ absl::StatusOr<bool> Documents::NextFile(std::string* document) {
     if (!more) break;
     RETURN_IF_ERROR(CheckSize(document->size() + filled_ - used_));
     document->append(block_.data() + used_, filled_ - used_);
+    base::CountWork(filled_ - used_);
     used_ = filled_;
   }
   if (base::IsUtf8(*document)) return true;

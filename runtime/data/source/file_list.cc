@@ -17,6 +17,7 @@
 #include "absl/strings/str_join.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/counted.h"
+#include "runtime/base/work/counted_work.h"
 
 namespace megascale::data {
 namespace {
@@ -73,6 +74,7 @@ class FolderReader {
       if (entry == nullptr && errno != 0) return base::ErrnoStatus(errno, folder.path);
       if (entry == nullptr) return absl::OkStatus();
       const absl::string_view name = entry->d_name;
+      base::CountWork(1);
       if (name == "." || name == "..") continue;
       if (absl::StartsWith(name, ".")) {
         ++list_.num_hidden;

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/base/work/counted_work.h"
 
 namespace megascale::data {
 namespace {
@@ -134,6 +135,7 @@ std::optional<std::string> WithoutForeignNumbers(string_view line) {
     is_quoted = c == '"';
     const bool begins = at > 0 && absl::StrContains(":,[ \t", line[at - 1]);
     const size_t size = begins ? ForeignNumber(line.substr(at)) : 0;
+    base::CountWork(size);
     if (size > 0) {
       if (changed.empty()) changed = std::string(line);
       changed.replace(at, size, size, ' ');
@@ -165,8 +167,10 @@ absl::Status NotJson(string_view line, size_t mistake) {
 
 absl::Status ReadJsonLine(string_view line, const std::string& field, std::string* text) {
   FieldFinder finder(field, text);
+  base::CountWork(line.size());
   Json::sax_parse(line.begin(), line.end(), &finder);
   if (finder.mistake() == 0) return finder.Result();
+  base::CountWork(2 * line.size());
   const std::optional<std::string> changed = WithoutForeignNumbers(line);
   if (!changed.has_value()) return NotJson(line, finder.mistake());
   FieldFinder again(field, text);

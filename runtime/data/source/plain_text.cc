@@ -8,6 +8,7 @@
 #include "absl/types/span.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/base/work/counted_work.h"
 #include "runtime/data/source/text_check.h"
 
 namespace megascale::data {
@@ -58,6 +59,7 @@ absl::StatusOr<bool> PlainText::Next(std::string* piece) {
   for (;;) {
     const size_t good = WholeCharacters(rest);
     piece->append(rest.data(), good);
+    base::CountWork(good + 1);
     num_bytes_ += static_cast<int64_t>(good);
     line_ += std::count(rest.begin(), rest.begin() + good, '\n');
     rest.remove_prefix(good);

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/base/work/counted_work.h"
 #include "runtime/data/source/byte_stream.h"
 #include "runtime/data/source/documents.h"
 #include "runtime/data/source/plain_text.h"
@@ -343,6 +344,47 @@ TEST_F(SourceTest, PlainTextComesInWholeCharactersWhateverTheBlocks) {
   for (size_t block = 1; block <= 8; ++block) {
     EXPECT_THAT(PlainTextOf(lines, {.block_bytes = block}),
                 HasSubstr("/lines:4: is not UTF-8 at byte 7 of the file"));
+  }
+}
+
+// The inputs that cost a reader most for each of their bytes, as files of about `size` bytes.
+std::vector<std::string> WorstTexts(size_t size) {
+  const auto repeat = [size](const std::string& text) {
+    std::string all;
+    while (all.size() < size) all += text;
+    return all;
+  };
+  const std::string good = repeat("good text ");
+  return {
+      repeat("\n"),                                           // nothing but ends of lines
+      repeat("x"),                                            // no end of a line
+      good + repeat("\xC3"),                                  // every byte is bad
+      "{\"text\": \"" + repeat("\\\"") + "\"}",               // a string of escapes
+      "{\"a\": [" + repeat("NaN,") + "0], \"text\": \"a\"}",  // a number to leave out at each turn
+      "{\"a\": [" + repeat("1e9,") + "1e999, nan], \"text\": \"a\"}",  // the mistake comes last
+      "{\"a\": [" + repeat("1") + "e" + repeat("9") + "], \"text\": \"a\"}",
+      "{\"a\": " + repeat(",NaN"),
+      repeat("{\"text\": NaN}\n"),
+      "{" + repeat("\"text\":\"a\",") + "\"b\":0}",
+  };
+}
+
+TEST_F(SourceTest, TheWorkOfAReaderGrowsAsItsInput) {
+  constexpr size_t kSize = 1 << 16;
+  const auto small = WorstTexts(kSize), large = WorstTexts(2 * kSize);
+  for (size_t i = 0; i < small.size(); ++i) {
+    const auto work = [&](const std::string& content, const std::string& field) {
+      const std::string path = Write("a", content);
+      const int64_t of_lines =
+          base::WorkOf([&] { All(path, {.json_field = field, .skip_bad = true}); });
+      return of_lines +
+             base::WorkOf([&] { PlainTextOf(path, {.skip_bad = true, .block_bytes = 512}); });
+    };
+    for (const char* field : {"", "text"}) {
+      const int64_t before = work(small[i], field);
+      EXPECT_GE(before, static_cast<int64_t>(kSize)) << i;
+      EXPECT_LE(work(large[i], field), before * 5 / 2) << i << field;
+    }
   }
 }
 

@@ -197,11 +197,12 @@ TEST_F(CommandsTest, ResumingOnChangedDataOrNumericsIsRefusedUnlessAllowed) {
   std::vector<std::string> longer = resume;
   longer.insert(longer.end(), {"--job-id", "longer", "--follow"});
   EXPECT_EQ(cluster_.Megascale(longer).exit_code, 1);
-  EXPECT_EQ(cluster_.Status("longer").message(),
-            absl::StrCat(checkpoint,
-                         ": the checkpoint was made under other conditions: the learning rate of "
-                         "step 6 was 0.0003, is 0.00165 (train.steps was 5, is 8); restore them, "
-                         "or go on with other bits by --allow-changed optimizer"));
+  EXPECT_TRUE(absl::StrContains(
+      cluster_.Status("longer").message(),
+      "the checkpoint was made under other conditions: the learning rate of step 6 was 0.0003, is "
+      "0.00165 (train.steps was 5, is 8); restore them, or go on with other bits by "
+      "--allow-changed optimizer"))
+      << cluster_.Status("longer").message();
   resume.insert(resume.end(), {"--allow-changed", "optimizer"});
 
   std::vector<std::string> numerics = resume;

@@ -79,7 +79,7 @@ class Generation {
         with_room.push_back(token);
         continue;
       }
-      RETURN_IF_ERROR(ForgetOlderHalf(token.sequence));
+      RETURN_IF_ERROR(KeepNewestHalf(token.sequence));
       RETURN_IF_ERROR(Choose(&sequences_[token.sequence], 0));
     }
     if (with_room.empty()) return absl::OkStatus();
@@ -90,7 +90,7 @@ class Generation {
     return absl::OkStatus();
   }
 
-  absl::Status ForgetOlderHalf(int64_t index) {
+  absl::Status KeepNewestHalf(int64_t index) {
     const std::vector<int32_t>& tokens = sequences_[index].tokens;
     const auto kept = static_cast<size_t>((model_.capacity() + 1) / 2);
     model_.Clear(index);

@@ -33,9 +33,10 @@ struct GenerateEvents {
   std::function<bool()> is_cancelled = nullptr;
 };
 
-// When a sequence fills the model's capacity, the model forgets its older half and reads the newer
-// half again, from position 0 on. Requires: each prompt has at least one token and at most
-// capacity(). Errors: those of the model and of the events.
+// When a sequence, with the token that was chosen last, exceeds the model's capacity C, the model
+// forgets it and reads its last C / 2 tokens again, rounded up, from position 0 on. Requires: each
+// prompt has at least one token and at most capacity(). Errors: those of the model and of the
+// events.
 absl::Status Generate(LanguageModel* model, absl::Span<const std::vector<int32_t>> prompts,
                       const GenerateOptions& options, const GenerateEvents& events);
 

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text/printable.h"
 
 namespace megascale::checkpoint {
 namespace {
@@ -24,12 +25,27 @@ constexpr int64_t kHeaderBytesMax = 100'000'000;  // the limit of the reference 
 static_assert(std::endian::native == std::endian::little,
               "lengths and numbers are written as they lie");
 
+constexpr int64_t kBitsOfByte = 8;
+
 struct DtypeSize {
   absl::string_view name;
-  int64_t bytes;
+  int64_t bits;
 };
-constexpr DtypeSize kDtypes[] = {{"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"I64", 8},
-                                 {"I32", 4}, {"I16", 2}, {"I8", 1},  {"U8", 1},   {"BOOL", 1}};
+// All types of the format. Only the first four hold numbers that this program reads.
+constexpr DtypeSize kDtypes[] = {
+    {"F64", 64},    {"F32", 32},        {"F16", 16},        {"BF16", 16},   {"I64", 64},
+    {"I32", 32},    {"I16", 16},        {"I8", 8},          {"U64", 64},    {"U32", 32},
+    {"U16", 16},    {"U8", 8},          {"BOOL", 8},        {"C64", 64},    {"F8_E4M3", 8},
+    {"F8_E5M2", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"F8_E8M0", 8}, {"F6_E2M3", 6},
+    {"F6_E3M2", 6}, {"F4", 4}};
+
+// Returns 0 if it is not a type of the format.
+int64_t BitsOf(absl::string_view dtype) {
+  for (const DtypeSize& known : kDtypes) {
+    if (known.name == dtype) return known.bits;
+  }
+  return 0;
+}
 
 // Parses a header and adds the file's name to errors.
 class HeaderParser {
@@ -45,6 +61,7 @@ class HeaderParser {
     SafetensorsHeader header;
     header.data_begin = data_begin;
     for (const auto& [key, value] : json.items()) {
+      if (key == kMetadata && value.is_null()) continue;
       if (!value.is_object()) return Wrong(absl::StrCat("\"", key, "\" is not an object"));
       if (key == kMetadata) {
         RETURN_IF_ERROR(ParseMetadata(value, &header));
@@ -89,15 +106,19 @@ class HeaderParser {
     const auto wrong = [&](absl::string_view what) {
       return Wrong(absl::StrCat("tensor \"", key, "\" ", what));
     };
-    if (json.size() != 3 || !json.contains("dtype") || !json["dtype"].is_string() ||
-        !json.contains("shape") || !json.contains("data_offsets")) {
-      return wrong("has not exactly dtype, shape and data_offsets");
+    if (!json.contains("dtype") || !json["dtype"].is_string() || !json.contains("shape") ||
+        !json.contains("data_offsets")) {
+      return wrong("has not dtype, shape and data_offsets");
     }
     SafetensorsEntry entry;
     entry.key = key;
     entry.dtype = json["dtype"].get<std::string>();
-    const auto element_bytes = DtypeBytes(entry.dtype);
-    if (!element_bytes.ok()) return wrong(absl::StrCat("has the unknown dtype ", entry.dtype));
+    const int64_t element_bits = BitsOf(entry.dtype);
+    if (element_bits == 0) {
+      return absl::DataLossError(absl::StrCat(
+          file_, ": tensor \"", key, "\" has the type ", base::Printable(entry.dtype, 80),
+          ", which this version does not know; save it in another type, such as F32"));
+    }
     std::vector<int64_t> offsets;
     if (!ParseIntegers(json["shape"], &entry.shape) ||
         !ParseIntegers(json["data_offsets"], &offsets) || offsets.size() != 2 ||
@@ -106,10 +127,12 @@ class HeaderParser {
     }
     entry.begin = offsets[0];
     entry.size_bytes = offsets[1] - offsets[0];
-    int64_t bytes = *element_bytes;
+    int64_t bits = element_bits;
     for (const int64_t dim : entry.shape) {
-      if (__builtin_mul_overflow(bytes, dim, &bytes)) return wrong("has an absurd shape");
+      if (__builtin_mul_overflow(bits, dim, &bits)) return wrong("has an absurd shape");
     }
+    const int64_t bytes = bits / kBitsOfByte;
+    if (bits % kBitsOfByte != 0) return wrong("does not fill its last byte");
     if (bytes != entry.size_bytes) {
       return wrong(absl::StrCat("has ", entry.size_bytes, " bytes, its shape needs ", bytes));
     }
@@ -154,8 +177,11 @@ class HeaderParser {
 }  // namespace
 
 absl::StatusOr<int64_t> DtypeBytes(absl::string_view dtype) {
-  for (const DtypeSize& known : kDtypes) {
-    if (known.name == dtype) return known.bytes;
+  const int64_t bits = BitsOf(dtype);
+  if (bits > 0 && bits % kBitsOfByte == 0) return bits / kBitsOfByte;
+  if (bits > 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("dtype ", dtype, ": its elements are not whole bytes"));
   }
   return absl::InvalidArgumentError(absl::StrCat("dtype ", dtype, ": is no type of safetensors"));
 }

@@ -31,7 +31,8 @@ struct SafetensorsHeader {
   int64_t data_begin = 0;                 // offset in the file
 };
 
-// Returns the bytes of one element. Errors: InvalidArgument - not a type of the format.
+// Returns the bytes of one element. Errors: InvalidArgument - not a type of the format, or one
+// whose elements are not whole bytes.
 absl::StatusOr<int64_t> DtypeBytes(absl::string_view dtype);
 
 // Returns the beginning of a file, up to its data: the entries as given, padded with spaces so that

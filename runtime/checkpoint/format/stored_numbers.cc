@@ -49,6 +49,18 @@ absl::Status WriteAs(absl::Span<const float> numbers, absl::Span<char> out,
   return absl::OkStatus();
 }
 
+// `exponent`: the bits of the exponent, all of which are set in numbers that are not finite.
+template <typename Stored>
+int64_t FindNotFinite(absl::Span<const char> bytes, Stored exponent) {
+  const auto count = static_cast<int64_t>(bytes.size() / sizeof(Stored));
+  for (int64_t i = 0; i < count; ++i) {
+    Stored value;
+    std::memcpy(&value, bytes.data() + static_cast<size_t>(i) * sizeof(Stored), sizeof(Stored));
+    if ((value & exponent) == exponent) return i;
+  }
+  return -1;
+}
+
 absl::Status NoNumbers(absl::string_view dtype) {
   return absl::InvalidArgumentError(
       absl::StrCat("stored as ", dtype, ", expected F32, F64, BF16 or F16"));
@@ -114,6 +126,14 @@ absl::Status FromNumbers(absl::string_view dtype, absl::Span<const float> number
   if (dtype == "BF16") return WriteAs<uint16_t>(numbers, out, FloatToBFloat16);
   if (dtype == "F16") return WriteAs<uint16_t>(numbers, out, FloatToHalf);
   return NoNumbers(dtype);
+}
+
+int64_t FirstNotFinite(absl::string_view dtype, absl::Span<const char> bytes) {
+  if (dtype == "F32") return FindNotFinite<uint32_t>(bytes, 0x7f800000);
+  if (dtype == "F64") return FindNotFinite<uint64_t>(bytes, 0x7ff0000000000000);
+  if (dtype == "BF16") return FindNotFinite<uint16_t>(bytes, 0x7f80);
+  if (dtype == "F16") return FindNotFinite<uint16_t>(bytes, 0x7c00);
+  return -1;
 }
 
 }  // namespace megascale::checkpoint

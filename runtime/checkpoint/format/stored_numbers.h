@@ -27,4 +27,8 @@ absl::Status ToNumbers(absl::string_view dtype, absl::Span<const char> bytes,
 absl::Status FromNumbers(absl::string_view dtype, absl::Span<const float> numbers,
                          absl::Span<char> out);
 
+// Returns the index of the first stored number of type F64, F32, BF16 or F16 that is infinite or
+// not a number; -1 without one, and for other types.
+int64_t FirstNotFinite(absl::string_view dtype, absl::Span<const char> bytes);
+
 }  // namespace megascale::checkpoint

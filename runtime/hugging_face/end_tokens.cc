@@ -6,6 +6,8 @@
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/json_nesting.h"
+#include "runtime/base/text/printable.h"
+#include "runtime/hugging_face/config/json_fields.h"
 #include "runtime/hugging_face/folder.h"
 #include "runtime/hugging_face/kept_files.h"
 #include "runtime/hugging_face/weights.h"
@@ -39,7 +41,10 @@ absl::StatusOr<std::vector<int32_t>> ParseEndTokens(absl::string_view json,
   const Json list = found->is_array() ? *found : Json::array({*found});
   for (const Json& id : list) {
     if (!IsTokenId(id)) {
-      return Refused(file, absl::StrCat(kField, ": expected a token id, or a list of them"));
+      const std::string shown = id.dump(-1, ' ', false, Json::error_handler_t::replace);
+      return Refused(file, absl::StrCat(kField, found->is_array() ? " has " : " is ",
+                                        base::Printable(shown, kShownBytesMax),
+                                        ": expected a token id, or a list of them"));
     }
     ids.push_back(id.get<int32_t>());
   }

@@ -19,8 +19,8 @@
 #include "runtime/checkpoint/format/safetensors.h"
 #include "runtime/checkpoint/format/stored_numbers.h"
 #include "runtime/checkpoint/reader.h"
+#include "runtime/hugging_face/config/json_fields.h"
 #include "runtime/hugging_face/import.h"
-#include "runtime/hugging_face/json_fields.h"
 #include "runtime/hugging_face/kept_files.h"
 #include "runtime/hugging_face/limits.h"
 #include "runtime/hugging_face/text_files.h"
@@ -240,12 +240,15 @@ absl::StatusOr<std::string> ConfigText(const std::string& origin, ModelSpec mode
       origin.empty() ? absl::StatusOr<std::string>(absl::NotFoundError("no origin"))
                      : base::ReadFile(absl::StrCat(origin, "/", kConfigFile), kConfigBytesMax);
   if (!original.ok()) return make_new();
-  const auto config = ParseConfig(*original, origin);
-  if (!config.ok() || !google::protobuf::util::MessageDifferencer::Equals(config->model, model)) {
-    return make_new();
-  }
+  auto config = ParseConfig(*original, origin);
+  if (!config.ok()) return make_new();
+  // The origin's head differed from its embeddings, or the job untied them.
+  const bool is_untied = config->model.tie_word_embeddings() && !model.tie_word_embeddings();
+  if (is_untied) config->model.set_tie_word_embeddings(false);
+  if (!google::protobuf::util::MessageDifferencer::Equals(config->model, model)) return make_new();
   OrderedJson json = OrderedJson::parse(*original, nullptr, /*allow_exceptions=*/false);
-  bool differs = false;
+  bool differs = is_untied;
+  if (is_untied) json["tie_word_embeddings"] = false;
   for (const char* key : {"torch_dtype", "dtype"}) {
     if (!json.contains(key) || json[key] == dtype) continue;
     json[key] = dtype;

@@ -14,11 +14,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text/content_kind.h"
 #include "runtime/base/text/json_nesting.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/checkpoint/format/safetensors.h"
-#include "runtime/hugging_face/json_fields.h"
-#include "runtime/hugging_face/limits.h"
+#include "runtime/hugging_face/config/json_fields.h"
+#include "runtime/hugging_face/kept_files.h"
 
 namespace megascale::hugging_face {
 namespace {
@@ -47,6 +48,37 @@ absl::Status ReadAt(int fd, int64_t offset, absl::Span<char> out, const std::str
   return absl::OkStatus();
 }
 
+// Other weights that a folder may have instead, and what to do with them.
+constexpr std::pair<absl::string_view, absl::string_view> kOtherWeights[] = {
+    {"adapter_model.safetensors", "an adapter of PEFT; merge it into its model and save that"},
+    {"pytorch_model.bin", "save the model as safetensors"},
+    {"pytorch_model.bin.index.json", "save the model as safetensors"},
+    {"consolidated.safetensors", "weights under other names; expected those of `transformers`"},
+    {"consolidated.00.pth", "weights under other names; expected those of `transformers`"},
+    {"tf_model.h5", "save the model as safetensors"},
+    {"flax_model.msgpack", "save the model as safetensors"},
+};
+
+std::string OtherWeightsIn(const std::string& path) {
+  for (const auto& [name, what] : kOtherWeights) {
+    if (Exists(path, name)) return absl::StrCat("; it has ", name, ": ", what);
+  }
+  return "";
+}
+
+// Says what the file is if it is no file of safetensors at all.
+absl::Status NameContent(int fd, const std::string& path, const absl::Status& wrong) {
+  std::string head(base::kContentKindBytes, '\0');
+  const ssize_t count = ::pread(fd, head.data(), head.size(), 0);
+  if (count <= 0) return wrong;
+  head.resize(static_cast<size_t>(count));
+  std::string what = base::WhatItIs(head);
+  if (what.empty() && head[0] == '{') {
+    what = "is JSON, such as a server's message of an error; fetch the file again";
+  }
+  return what.empty() ? wrong : absl::InvalidArgumentError(absl::StrCat(path, ": ", what));
+}
+
 absl::StatusOr<checkpoint::SafetensorsHeader> ReadHeader(int fd, const std::string& path) {
   struct stat info;
   if (::fstat(fd, &info) != 0) return base::ErrnoStatus(errno, path);
@@ -71,6 +103,9 @@ absl::StatusOr<std::map<std::string, std::string>> ParseIndex(absl::string_view 
   const auto wrong = [&](absl::string_view what) {
     return absl::InvalidArgumentError(absl::StrCat(file, ": ", what));
   };
+  if (const std::string kind = base::WhatItIs(text); !json.is_object() && !kind.empty()) {
+    return wrong(kind);
+  }
   if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
     return wrong("has no weight_map: expected an object that names each tensor's file");
   }
@@ -101,7 +136,8 @@ absl::StatusOr<std::unique_ptr<Folder>> Folder::Open(const std::string& path) {
   const auto index = base::ReadFile(index_path, kIndexBytesMax);
   if (absl::IsNotFound(index.status())) {
     return absl::NotFoundError(absl::StrCat(path, ": has no weights: expected ", kWeightsFile,
-                                            ", or several files with ", kIndexFile));
+                                            ", or several files with ", kIndexFile,
+                                            OtherWeightsIn(path)));
   }
   if (!index.ok()) return index.status();
   ASSIGN_OR_RETURN(const auto files, ParseIndex(*index, index_path));
@@ -127,8 +163,12 @@ absl::Status Folder::AddFile(const std::string& name,
         absl::StrCat(file.path, ": is missing, although ", kIndexFile, " names it; fetch it"));
   }
   if (!file.fd.valid()) return base::ErrnoStatus(errno, file.path);
-  ASSIGN_OR_RETURN(const checkpoint::SafetensorsHeader header,
-                   ReadHeader(file.fd.get(), file.path));
+  const auto read = ReadHeader(file.fd.get(), file.path);
+  if (!read.ok()) {
+    const bool is_damaged = absl::IsDataLoss(read.status());
+    return is_damaged ? NameContent(file.fd.get(), file.path, read.status()) : read.status();
+  }
+  const checkpoint::SafetensorsHeader& header = *read;
   for (const checkpoint::SafetensorsEntry& entry : header.entries) {
     if (wanted != nullptr) {
       const auto found = wanted->find(entry.key);

@@ -80,6 +80,11 @@ TEST(HuggingFaceFolder, AnIndexLeadsNowhereElse) {
   }
 }
 
+TEST(HuggingFaceFolder, ADeeplyNestedIndexIsRefused) {
+  EXPECT_EQ(ParseIndex(std::string(size_t{1} << 19, '['), "index").status().message(),
+            "index: is nested more than 32 levels deep; expected fewer");
+}
+
 TEST(HuggingFaceFolder, ATensorThatIsNotInItsFileIsNamed) {
   TestFolder folder;
   folder.Remove("model.safetensors");

@@ -29,6 +29,22 @@ using checkpoint::v1::TensorSlice;
 // Weights are what a training has before its first step.
 constexpr checkpoint::ShardMoment kMoment = {.attempt = 0, .step = 0, .next_sample = 0};
 
+// A checkpoint keeps a tensor in one type, so an export could not give parts of several types back.
+absl::Status CheckTypes(const Weights& weights, const std::string& folder) {
+  for (const TensorMap& tensor : weights.tensors()) {
+    const std::string& first = weights.DtypeOf(tensor.parts[0]);
+    for (const Part& part : tensor.parts) {
+      if (weights.DtypeOf(part) == first) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat(folder, ": ", part.name, " is stored as ", weights.DtypeOf(part), ", ",
+                       tensor.parts[0].name, " as ", first,
+                       ": expected one type, since a checkpoint has them in one tensor; save the "
+                       "model in one type"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<checkpoint::ShardLayout> LayOut(const Weights& weights) {
   std::vector<TensorSlice> slices;
   for (const TensorMap& tensor : weights.tensors()) {
@@ -113,6 +129,7 @@ absl::Status WriteShard(const Weights& weights, const checkpoint::ShardLayout& l
 
 absl::StatusOr<Converted> Import(const std::string& folder, const std::string& directory) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Weights> weights, Weights::Open(folder));
+  RETURN_IF_ERROR(CheckTypes(*weights, folder));
   RETURN_IF_ERROR(MakeEmptyFolder(directory));
   ASSIGN_OR_RETURN(const checkpoint::ShardLayout layout, LayOut(*weights));
   RETURN_IF_ERROR(WriteShard(*weights, layout, directory));

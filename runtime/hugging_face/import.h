@@ -24,8 +24,9 @@ struct Converted {
 
 // Writes the checkpoint `directory` from `folder`. Weights keep their type, so that an export gives
 // the same bits. The folder's other small files (configuration, tokenizer) are copied beside the
-// weights, for exports. Errors: those of Weights::Open; AlreadyExists - `directory` is not empty;
-// those of the file system. After a failure the directory has no manifest, and is no checkpoint.
+// weights, for exports. Errors: those of Weights::Open and Weights::ReadStored; InvalidArgument -
+// the parts of one projection have several types; AlreadyExists - `directory` is not empty; those
+// of the file system. After a failure the directory has no manifest, and is no checkpoint.
 absl::StatusOr<Converted> Import(const std::string& folder, const std::string& directory);
 
 struct ExportOptions {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -128,7 +129,10 @@ absl::StatusOr<Source> FindSource(const std::string& path) {
   RETURN_IF_ERROR(CheckMayRead(path));
   if (Exists(path, checkpoint::kManifestFile)) return SourceOfCheckpoint(path);
   if (Exists(path, kConfigFile)) {
-    ASSIGN_OR_RETURN(Config config, ReadConfig(path));
+    // What the weights themselves say, where they are: whether they are tied, and more warnings.
+    const auto weights = Weights::Open(path);
+    ASSIGN_OR_RETURN(Config config, weights.ok() ? absl::StatusOr<Config>((*weights)->config())
+                                                 : ReadConfig(path));
     return Source{.path = path,
                   .is_checkpoint = false,
                   .model = std::move(config.model),
@@ -184,6 +188,12 @@ absl::StatusOr<std::unique_ptr<InitialWeights>> InitialWeights::Open(const Model
   } else {
     ASSIGN_OR_RETURN(weights->folder_, Weights::Open(path));
   }
+  // The job may have been made where only the folder's configuration could be read.
+  if (model.tie_word_embeddings() && !weights->source_.model.tie_word_embeddings()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("model.tie_word_embeddings: the job has true, but ", path,
+                     " has an output matrix of its own; set it to false in the job"));
+  }
   RETURN_IF_ERROR(weights->CheckTensors(model));
   return weights;
 }
@@ -224,8 +234,16 @@ template <typename Number>
 absl::Status InitialWeights::ReadNumbers(absl::string_view name, const checkpoint::Box& box,
                                          int64_t begin, absl::Span<Number> out) {
   const std::string found = NameIn(name);
-  if (reader_ != nullptr) return reader_->ReadBox(found, box, begin, out);
-  return folder_->Read(found, box, begin, out);
+  if (reader_ == nullptr) return folder_->Read(found, box, begin, out);
+  RETURN_IF_ERROR(reader_->ReadBox(found, box, begin, out));
+  const auto wrong =
+      std::find_if_not(out.begin(), out.end(), [](Number number) { return std::isfinite(number); });
+  if (wrong == out.end()) return absl::OkStatus();
+  const checkpoint::Box place =
+      checkpoint::BoxesOfRange(box, begin + (wrong - out.begin()), 1).front();
+  return absl::DataLossError(absl::StrCat(source_.path, ": ", found, "[",
+                                          absl::StrJoin(place.offset, ", "), "] is ", *wrong,
+                                          ": expected a finite number"));
 }
 
 absl::Status InitialWeights::Read(absl::string_view name, const checkpoint::Box& box, int64_t begin,

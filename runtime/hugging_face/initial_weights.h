@@ -29,8 +29,9 @@ struct Source {
 };
 
 // Finds the weights at `path`: a Hugging Face folder, a checkpoint, or the newest one in a folder
-// of checkpoints. Reads config.json or the manifest, no weights. Errors: NotFound - none of them is
-// there; those of ReadConfig and of checkpoint::ReadManifest.
+// of checkpoints. Reads config.json or the manifest, and of a folder the weights that say whether
+// they are tied, if they are there. Errors: NotFound - none of them is there; those of ReadConfig
+// and of checkpoint::ReadManifest.
 absl::StatusOr<Source> FindSource(const std::string& path);
 
 // Returns the model of a job that starts from `source`. `given`: the job's model section, of which
@@ -54,7 +55,8 @@ class InitialWeights {
   const std::vector<std::string>& warnings() const { return source_.warnings; }
 
   // Overwrites `out` with elements of a box of one of our tensors, from element `begin` of the box
-  // on. Errors: those of Weights::Read and CheckpointReader::ReadBox.
+  // on. Errors: those of Weights::Read and CheckpointReader::ReadBox; DataLoss - a number is
+  // infinite or not a number: names the tensor and the index.
   absl::Status Read(absl::string_view name, const checkpoint::Box& box, int64_t begin,
                     absl::Span<float> out);
   absl::Status Read(absl::string_view name, const checkpoint::Box& box, int64_t begin,

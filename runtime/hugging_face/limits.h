@@ -1,12 +1,10 @@
 // Limits that several sources of this folder share. Private to it.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 namespace megascale::hugging_face {
 
-inline constexpr size_t kShownBytesMax = 80;                 // of a name or a value in a message
 inline constexpr int64_t kBlockElements = int64_t{1} << 20;  // of a tensor, in memory at a time
 
 }  // namespace megascale::hugging_face

@@ -50,7 +50,7 @@ constexpr Module kNeoXModules[] = {
     {"lm_head", "embed_out"},
 };
 
-// Llama, Mistral, Qwen2 and Qwen3.
+// Llama, Mistral, Ministral, Qwen2 and Qwen3.
 constexpr Module kLlamaModules[] = {
     {"model.embed_tokens", "model.embed_tokens"},
     {"model.layers.#.input_norm", "model.layers.#.input_layernorm"},
@@ -159,11 +159,18 @@ std::vector<TensorMap> MapTensors(Architecture architecture, const model::ModelC
   return maps;
 }
 
-bool IsIgnored(absl::string_view name, bool tied) {
-  if (tied && (name == "lm_head.weight" || name == "embed_out.weight")) return true;
+std::string EmbeddingName(Architecture architecture) {
+  return absl::StrCat(ModulesOf(architecture).front().theirs, ".weight");
+}
+
+std::string HeadName(Architecture architecture) {
+  return absl::StrCat(ModulesOf(architecture).back().theirs, ".weight");
+}
+
+bool IsTable(absl::string_view name) {
   return absl::EndsWith(name, ".attn.bias") || absl::EndsWith(name, ".attn.masked_bias") ||
          absl::EndsWith(name, ".attention.bias") ||
-         absl::EndsWith(name, ".attention.masked_bias") || absl::EndsWith(name, ".inv_freq");
+         absl::EndsWith(name, ".attention.masked_bias") || absl::StrContains(name, "rotary_emb.");
 }
 
 }  // namespace megascale::hugging_face

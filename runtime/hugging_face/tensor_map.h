@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "runtime/hugging_face/config.h"
+#include "runtime/hugging_face/config/config.h"
 #include "runtime/model/config.h"
 
 namespace megascale::hugging_face {
@@ -51,8 +51,12 @@ struct TensorMap {
 // Returns the whole model's tensors, in the order of the forward pass.
 std::vector<TensorMap> MapTensors(Architecture architecture, const model::ModelConfig& config);
 
+// Their names of the embedding and of the output matrix.
+std::string EmbeddingName(Architecture architecture);
+std::string HeadName(Architecture architecture);
+
 // Whether a folder may have this tensor although the model does not consist of it: masks and tables
-// that older versions stored, and a copy of tied embeddings.
-bool IsIgnored(absl::string_view name, bool tied);
+// that older versions stored.
+bool IsTable(absl::string_view name);
 
 }  // namespace megascale::hugging_face

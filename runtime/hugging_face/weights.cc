@@ -12,7 +12,9 @@
 #include "runtime/base/text/printable.h"
 #include "runtime/checkpoint/format/safetensors.h"
 #include "runtime/checkpoint/format/stored_numbers.h"
+#include "runtime/hugging_face/config/json_fields.h"
 #include "runtime/hugging_face/limits.h"
+#include "runtime/hugging_face/nearest_tensor.h"
 #include "runtime/model/config.h"
 
 namespace megascale::hugging_face {
@@ -22,6 +24,11 @@ using checkpoint::Box;
 
 bool HoldsWeights(absl::string_view dtype) {
   return dtype == "F32" || dtype == "BF16" || dtype == "F16";
+}
+
+// True for types of positions, masks and counters.
+bool IsCount(absl::string_view dtype) {
+  return dtype == "I64" || dtype == "I32" || dtype == "I16" || dtype == "BOOL";
 }
 
 std::string ShapeText(const std::vector<int64_t>& shape) {
@@ -51,9 +58,10 @@ absl::StatusOr<Config> ReadConfig(const std::string& folder) {
 absl::StatusOr<std::unique_ptr<Weights>> Weights::Open(const std::string& folder) {
   std::unique_ptr<Weights> weights(new Weights);
   ASSIGN_OR_RETURN(weights->config_, ReadConfig(folder));
+  ASSIGN_OR_RETURN(weights->folder_, Folder::Open(folder));
+  RETURN_IF_ERROR(weights->SettleHead());
   const auto config = model::MakeModelConfig(weights->config_.model);
   if (!config.ok()) return base::Annotate(config.status(), folder);
-  ASSIGN_OR_RETURN(weights->folder_, Folder::Open(folder));
   const size_t num_tensors = weights->folder_->tensors().size();
   if (static_cast<size_t>(config->num_layers) > num_tensors) {
     return absl::InvalidArgumentError(
@@ -68,37 +76,100 @@ absl::StatusOr<std::unique_ptr<Weights>> Weights::Open(const std::string& folder
   return weights;
 }
 
-absl::Status Weights::CheckTensors() const {
+absl::Status Weights::SettleHead() {
+  if (!config_.model.tie_word_embeddings()) return absl::OkStatus();
+  const StoredTensor* head = folder_->Find(HeadName(config_.architecture));
+  const StoredTensor* embedding = folder_->Find(EmbeddingName(config_.architecture));
+  if (head == nullptr || embedding == nullptr) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const bool are_equal, AreEqual(*head, *embedding));
+  if (are_equal) return absl::OkStatus();
+  config_.model.set_tie_word_embeddings(false);
+  config_.warnings.push_back(
+      absl::StrCat(folder_->path(), ": tie_word_embeddings is true, but ", head->name,
+                   " has other numbers than ", embedding->name,
+                   ": the model is untied; set tie_word_embeddings to false in ", kConfigFile));
+  return absl::OkStatus();
+}
+
+// Compares bits if the types are the same, else numbers.
+absl::StatusOr<bool> Weights::AreEqual(const StoredTensor& a, const StoredTensor& b) const {
+  // Where they are no matrices of this model, that is found later.
+  if (a.shape != b.shape || !HoldsWeights(a.dtype) || !HoldsWeights(b.dtype)) return false;
+  ASSIGN_OR_RETURN(const int64_t elements, checkpoint::NumElements(a.shape));
+  std::vector<char> bytes_of_a, bytes_of_b;
+  std::vector<float> numbers_of_a, numbers_of_b;
+  for (int64_t at = 0; at < elements; at += kBlockElements) {
+    const auto count = static_cast<size_t>(std::min(kBlockElements, elements - at));
+    const auto read = [&](const StoredTensor& tensor, std::vector<char>* bytes,
+                          std::vector<float>* numbers) -> absl::Status {
+      bytes->resize(count * static_cast<size_t>(BytesOf(tensor.dtype)));
+      numbers->resize(count);
+      RETURN_IF_ERROR(folder_->Read(tensor, at * BytesOf(tensor.dtype), absl::MakeSpan(*bytes)));
+      return checkpoint::ToNumbers(tensor.dtype, *bytes, absl::MakeSpan(*numbers));
+    };
+    RETURN_IF_ERROR(read(a, &bytes_of_a, &numbers_of_a));
+    RETURN_IF_ERROR(read(b, &bytes_of_b, &numbers_of_b));
+    if (a.dtype == b.dtype ? bytes_of_a != bytes_of_b : numbers_of_a != numbers_of_b) return false;
+  }
+  return true;
+}
+
+absl::Status Weights::CheckPart(const TensorMap& map, const Part& part,
+                                const StoredTensor& stored) const {
+  const std::string& path = folder_->path();
+  const std::vector<int64_t> shape = map.ShapeOf(part);
+  if (stored.shape != shape) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": ", part.name, " has the shape ", ShapeText(stored.shape),
+                     ": expected ", ShapeText(shape), ", as ", kConfigFile, " says"));
+  }
+  if (HoldsWeights(stored.dtype)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(path, ": ", part.name, " is stored as ",
+                                                 stored.dtype, ": expected F32, BF16 or F16"));
+}
+
+absl::Status Weights::CheckTensors() {
   std::set<std::string> used;
   const std::string& path = folder_->path();
-  for (const TensorMap& map : maps_) {
-    for (const Part& part : map.parts) {
+  const std::string head = HeadName(config_.architecture);
+  for (TensorMap& map : maps_) {
+    for (Part& part : map.parts) {
+      // A tied model may have its one matrix under the other name.
+      if (folder_->Find(part.name) == nullptr && config_.model.tie_word_embeddings() &&
+          part.name == EmbeddingName(config_.architecture) && folder_->Find(head) != nullptr) {
+        part.name = head;
+      }
       const StoredTensor* stored = folder_->Find(part.name);
       if (stored == nullptr) {
-        return absl::InvalidArgumentError(absl::StrCat(path, ": has no tensor ", part.name,
-                                                       ", which ", Name(config_.architecture),
-                                                       " consists of"));
-      }
-      const std::vector<int64_t> shape = map.ShapeOf(part);
-      if (stored->shape != shape) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(path, ": ", part.name, " has the shape ", ShapeText(stored->shape),
-                         ": expected ", ShapeText(shape), ", as ", kConfigFile, " says"));
-      }
-      if (!HoldsWeights(stored->dtype)) {
         return absl::InvalidArgumentError(absl::StrCat(
-            path, ": ", part.name, " is stored as ", stored->dtype, ": expected F32, BF16 or F16"));
+            path, ": has no tensor ", part.name, ", which ", Name(config_.architecture),
+            " consists of", NearestTensor(part.name, folder_->tensors())));
       }
+      RETURN_IF_ERROR(CheckPart(map, part, *stored));
       used.insert(stored->name);
     }
   }
+  if (config_.model.tie_word_embeddings()) {
+    const StoredTensor* copy = folder_->Find(head);
+    if (copy != nullptr) used.insert(copy->name);
+  }
   for (const auto& [name, tensor] : folder_->tensors()) {
-    if (used.count(name) > 0 || IsIgnored(name, config_.model.tie_word_embeddings())) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        path, ": has a tensor ", base::Printable(name, kShownBytesMax), ", which is none of ",
-        Name(config_.architecture), " with this ", kConfigFile));
+    if (used.count(name) > 0 || IsTable(name)) continue;
+    const std::string shown = base::Printable(name, kShownBytesMax);
+    if (IsCount(tensor.dtype)) {
+      config_.warnings.push_back(absl::StrCat(path, ": ", shown, " is ignored: its type ",
+                                              tensor.dtype, " holds no weights"));
+      continue;
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": has a tensor ", shown, ", which is none of ",
+                     Name(config_.architecture), " with this ", kConfigFile));
   }
   return absl::OkStatus();
+}
+
+const std::string& Weights::DtypeOf(const Part& part) const {
+  return folder_->Find(part.name)->dtype;
 }
 
 std::string Weights::DtypeOf(const TensorMap& tensor) const {
@@ -146,6 +217,30 @@ absl::Status Weights::ReadPart(const TensorMap& tensor, const Part& part, const 
   return absl::OkStatus();
 }
 
+absl::Status Weights::CheckFinite(const TensorMap& tensor, const Part& part, const Box& box,
+                                  absl::Span<const char> bytes) const {
+  const StoredTensor& stored = *folder_->Find(part.name);
+  const int64_t found = checkpoint::FirstNotFinite(stored.dtype, bytes);
+  if (found < 0) return absl::OkStatus();
+  const Block block = BlockOf(box);
+  const int64_t row = block.first_row + found / block.cols;
+  const int64_t col = block.first_col + found % block.cols;
+  std::vector<int64_t> index;
+  if (part.form == Form::kTransposed) {
+    index = {col, row - part.first_row};
+  } else {
+    index = {tensor.TheirRow(part, row).row};
+    if (stored.shape.size() > 1) index.push_back(col);
+  }
+  const auto size = static_cast<size_t>(BytesOf(stored.dtype));
+  float value = 0;
+  RETURN_IF_ERROR(checkpoint::ToNumbers(stored.dtype,
+                                        bytes.subspan(static_cast<size_t>(found) * size, size),
+                                        absl::MakeSpan(&value, 1)));
+  return absl::DataLossError(absl::StrCat(folder_->path(), ": ", stored.name, ShapeText(index),
+                                          " is ", value, ": expected a finite number"));
+}
+
 absl::Status Weights::ReadStored(const TensorMap& tensor, const Box& box, int64_t begin,
                                  absl::Span<char> out) const {
   const std::string dtype = DtypeOf(tensor);
@@ -165,11 +260,13 @@ absl::Status Weights::ReadStored(const TensorMap& tensor, const Box& box, int64_
       const std::string& stored = folder_->Find(part.name)->dtype;
       if (stored == dtype) {
         RETURN_IF_ERROR(ReadPart(tensor, part, *wanted, to));
+        RETURN_IF_ERROR(CheckFinite(tensor, part, *wanted, to));
         continue;
       }
       std::vector<char> narrow(elements * static_cast<size_t>(BytesOf(stored)));
       std::vector<float> wide(elements);
       RETURN_IF_ERROR(ReadPart(tensor, part, *wanted, absl::MakeSpan(narrow)));
+      RETURN_IF_ERROR(CheckFinite(tensor, part, *wanted, narrow));
       RETURN_IF_ERROR(checkpoint::ToNumbers(stored, narrow, absl::MakeSpan(wide)));
       RETURN_IF_ERROR(checkpoint::FromNumbers(dtype, wide, to));
     }

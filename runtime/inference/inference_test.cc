@@ -638,11 +638,12 @@ TEST_F(FolderGenerationTest, MistakesAreNamed) {
   EXPECT_EQ(ErrorOf(), folder_.path() +
                            ": eos_token_id is 704: expected a token below 704, the "
                            "model's vocabulary");
-  for (const char* bad : {"\"x\"", "-1", "[1, null]", "1.5", "4294967296"}) {
+  for (const auto& [bad, shown] : {std::pair("\"x\"", "is \"x\""), std::pair("-1", "is -1"),
+                                   std::pair("[1, null]", "has null"), std::pair("1.5", "is 1.5"),
+                                   std::pair("4294967296", "is 4294967296")}) {
     folder_.Write("generation_config.json", absl::StrCat("{\"eos_token_id\": ", bad, "}"));
-    EXPECT_EQ(ErrorOf(), folder_.path() +
-                             "/generation_config.json: eos_token_id: expected a token "
-                             "id, or a list of them");
+    EXPECT_EQ(ErrorOf(), absl::StrCat(folder_.path(), "/generation_config.json: eos_token_id ",
+                                      shown, ": expected a token id, or a list of them"));
   }
   folder_.Write("generation_config.json", "[");
   EXPECT_EQ(ErrorOf(), folder_.path() + "/generation_config.json: is not a JSON object");

@@ -140,7 +140,8 @@ absl::StatusOr<int64_t> CudaGraphBytes(const RankLayout& mine, const plan::RankP
 }
 
 // Returns the bytes that the processors' kernels keep in addition to their operands. All layers
-// make the same calls, so one layer of each chunk is enough.
+// make the same calls, except for the window, on which these bytes do not depend; so one layer of
+// each chunk is enough.
 absl::StatusOr<int64_t> CpuWorkspaceBytes(const RankLayout& mine, int num_threads) {
   if (mine.compute == tensor::DType::kF64) return 0;  // the reference: plain loops
   int64_t bytes = 0;

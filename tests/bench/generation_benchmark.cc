@@ -25,7 +25,7 @@
 #include "runtime/base/process/program.h"
 #include "runtime/base/process/thread_environment.h"
 #include "runtime/checkpoint/format/safetensors.h"
-#include "runtime/hugging_face/config.h"
+#include "runtime/hugging_face/config/config.h"
 #include "runtime/hugging_face/initial_weights.h"
 #include "runtime/hugging_face/tensor_map.h"
 #include "runtime/inference/language_model.h"

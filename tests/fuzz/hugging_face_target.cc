@@ -1,7 +1,7 @@
 #include <string>
 
 #include "runtime/base/check.h"
-#include "runtime/hugging_face/config.h"
+#include "runtime/hugging_face/config/config.h"
 #include "runtime/hugging_face/end_tokens.h"
 #include "runtime/hugging_face/folder.h"
 #include "runtime/model/config.h"

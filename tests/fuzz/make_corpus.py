@@ -115,6 +115,13 @@ def manifest(**changes):
                        "numerics": {"fields": {"model": "x"}}, **changes})
 
 
+def small_types():
+    """Elements that are no whole bytes, no metadata, and a member that readers do not know."""
+    header = json.dumps({"__metadata__": None, "a": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]},
+                         "b": {"dtype": "F8_E4M3", "shape": [2], "data_offsets": [2, 4], "more": 1}}).encode()
+    return struct.pack("<Q", len(header)) + header + bytes(4)
+
+
 def checkpoints():
     box = {"box_offset": ["0", "1"], "box_shape": ["8", "2"], "flat_count": "16"}
     rows = {"global_shape": [str(1 << 40), "2"], "box_offset": ["0", "0"], "box_shape": [str(1 << 40), "1"],
@@ -162,7 +169,7 @@ def checkpoints():
             {"w": {"dtype": "BF16", "shape": [8, 4], "data_offsets": [0, 64]}}),
         "count-overflows": tensor_file({"rank": 0, "slices": [dict(SLICE, global_shape=[str(1 << 62)],
                                                                    flat_count=str(1 << 62))]}),
-        "deep": struct.pack("<Q", 4000) + b"[" * 4000,
+        "deep": struct.pack("<Q", 4000) + b"[" * 4000, "small-types": small_types(),
     }
     for name, data in files.items():
         write("safetensors", name, data)
@@ -323,10 +330,23 @@ def hugging_face():
         "yarn": {"rope_scaling": {"type": "yarn", "factor": 1e300, "original_max_position_embeddings": 1}},
         "llama3": {"rope_scaling": {"rope_type": "llama3", "factor": 2, "low_freq_factor": 1, "high_freq_factor": 1}},
         "nested": {"rope_parameters": {"rope_theta": 1, "rope_type": "linear", "factor": 1}},
+        "layers": {"architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True, "sliding_window": 3,
+                   "layer_types": ["sliding_attention", "full_attention"], "num_key_value_heads": 2},
+        "mistral-layers": {"architectures": ["MistralForCausalLM"], "layer_types": ["full_attention", "sliding_attention"]},
+        "other-layers": {"architectures": ["MinistralForCausalLM"], "layer_types": ["chunked_attention", 5]},
+        "mscale": {"original_max_position_embeddings": 8, "rope_scaling": {
+            "rope_type": "yarn", "factor": 4, "mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False, "beta_fast": 0}},
+        "both": {"rope_scaling": {"type": "linear", "factor": 2, "rope_theta": 5},
+                 "rope_parameters": {"rope_type": "linear", "factor": 2, "rope_theta": 5}},
+        "by-layer": {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+        "unknown-fields": {"logit_scale": 2, "\x1b[2J": 1, "pruned_heads": {"1": [2]}},
+        "aliases": {"architectures": ["GPT2LMHeadModel"], "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 8},
     }
     for name, change in changes.items():
         write("hugging_face_config", name, json.dumps({**small, **change}))
     write("hugging_face_config", "deep", "[" * 5000)
+    write("hugging_face_config", "pointer", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    write("hugging_face_config", "page", "<!DOCTYPE html>\n<html></html>\n")
     write("hugging_face_index", "llama2", (golden / "llama2" / "model.safetensors.index.json").read_text())
     maps = {
         "parent": {"a": "../b.safetensors"}, "absolute": {"a": "/b.safetensors"}, "number": {"a": 1}, "empty": {},

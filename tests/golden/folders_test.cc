@@ -50,9 +50,10 @@ constexpr int64_t kBatch = 2;
 constexpr int64_t kSeq = 17;
 constexpr int64_t kTokens = kBatch * kSeq;
 
-constexpr const char* kFolders[] = {"gpt2",   "pythia",       "neox-serial", "llama2",
-                                    "llama3", "llama-linear", "mistral",     "mistral-nemo",
-                                    "qwen2",  "qwen2-window", "qwen3"};
+constexpr const char* kFolders[] = {"gpt2",         "pythia",       "neox-serial", "llama2",
+                                    "llama3",       "llama-linear", "mistral",     "mistral-nemo",
+                                    "qwen2",        "qwen2-window", "qwen3",       "ministral",
+                                    "qwen2-layers", "qwen3-layers"};
 
 std::string PathOf(const std::string& name) { return absl::StrCat("tests/golden/folders/", name); }
 
@@ -262,6 +263,25 @@ TEST(GoldenFolders, GreedyGenerationGivesTheTokensOfTransformers) {
       EXPECT_EQ(Continue(model.get(), prompts, {}), expected["continuations"].get<Ids>());
       EXPECT_EQ(Continue(model.get(), prompts, expected["end_tokens"]),
                 expected["ended"].get<Ids>());
+    }
+  }
+}
+
+// Here the capacity is 28. The newest token is one of the 14 that are read again.
+TEST(GoldenFolders, ASequenceThatExceedsTheCapacityGoesOnFromItsNewestHalf) {
+  constexpr int64_t kCapacity = 28;
+  for (const char* name : {"gpt2", "qwen2-layers"}) {
+    SCOPED_TRACE(name);
+    const auto model = LoadCached(name, DType::kF64, 1);
+    ASSERT_EQ(model->capacity(), kCapacity);
+    const auto tokens = ReadTensor<int32_t>(PathOf(name) + "/expected.safetensors", "tokens");
+    std::vector<int32_t> text(tokens.begin(), tokens.begin() + 20);
+    const std::vector<int32_t> added = Continue(model.get(), {text}, {})[0];
+    text.insert(text.end(), added.begin(), added.end());
+    for (int64_t size = 20; size < 36; ++size) {
+      const int64_t kept = size <= kCapacity ? size : size - kCapacity - 1 + kCapacity / 2;
+      const std::vector<int32_t> seen(text.begin() + size - kept, text.begin() + size);
+      EXPECT_EQ(Continue(model.get(), {seen}, {})[0][0], text[size]) << size;
     }
   }
 }

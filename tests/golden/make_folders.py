@@ -1,9 +1,10 @@
 """Makes tests/golden/folders: tiny random models of each architecture as Hugging Face folders, and what `transformers`
 computes with them.
 
-    python3 tests/golden/make_folders.py [FOLDER]
+    python3 tests/golden/make_folders.py [FOLDER [NAME...]]
 
-Made with torch 2.6.0 and transformers 4.57.1 from PyPI; neither the product nor its tests need them. For each model:
+Made with torch 2.6.0 and transformers 4.57.1 from PyPI, ministral and those named *-layers with torch 2.15.0 and
+transformers 4.57.6; neither the product nor its tests need them. For each model, or those that are named:
 
     NAME/config.json, NAME/model.safetensors   as `save_pretrained` writes them; one model has several files
     NAME/gradients/                            the same for the loss's gradient of every parameter, in F32
@@ -52,6 +53,14 @@ def models():
         "qwen2-window": (t.Qwen2Config(**SIZES, **heads, use_sliding_window=True, sliding_window=6,
                                        max_window_layers=0), torch.bfloat16, "5GB"),
         "qwen3": (t.Qwen3Config(**SIZES, **heads, head_dim=8, rope_scaling=YARN), torch.bfloat16, "5GB"),
+        "ministral": (t.MinistralConfig(**SIZES, **heads, head_dim=8, sliding_window=5,
+                                        layer_types=["full_attention", "sliding_attention"]), torch.bfloat16, "5GB"),
+        "qwen2-layers": (t.Qwen2Config(**SIZES, **heads, use_sliding_window=True, sliding_window=4,
+                                       max_window_layers=28, layer_types=["sliding_attention", "full_attention"]),
+                         torch.float16, "5GB"),
+        "qwen3-layers": (t.Qwen3Config(**SIZES, **heads, head_dim=8, use_sliding_window=True, sliding_window=3,
+                                       max_window_layers=1, rope_scaling=dict(YARN, truncate=False)),
+                         torch.float32, "5GB"),
     }
 
 
@@ -92,6 +101,8 @@ def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent / "folders")
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
     for seed, (name, (config, dtype, file_bytes)) in enumerate(models().items()):
+        if len(sys.argv) > 2 and name not in sys.argv[2:]:
+            continue
         shutil.rmtree(root / name, ignore_errors=True)
         (root / name).mkdir(parents=True)
         print(f"{name}: loss {make(root / name, config, dtype, file_bytes, seed):.9f}")

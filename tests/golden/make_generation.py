@@ -1,7 +1,7 @@
 """Makes tests/golden/folders/NAME/generated.json: what `transformers` generates greedily with the models of
 make_folders.py, in float32, each prompt by itself.
 
-    python3 tests/golden/make_generation.py [FOLDER]
+    python3 tests/golden/make_generation.py [FOLDER [NAME...]]
 
 Made with torch 2.6.0 and transformers 4.57.1 from PyPI; neither the product nor its tests need them. Keys:
 
@@ -54,7 +54,10 @@ def make(folder, seed):
 def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent / "folders")
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
+    named = sys.argv[2:]
     for seed, folder in enumerate(sorted(path for path in root.iterdir() if path.is_dir())):
+        if named and folder.name not in named:
+            continue
         print(f"{folder.name}: smallest margin {make(folder, seed):.6f}")
 
 

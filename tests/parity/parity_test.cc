@@ -143,6 +143,10 @@ JobSpec JobOf(const Model& model, const Layout& layout, job::v1::Precision preci
   spec.mutable_model()->set_head_dim(4);
   spec.mutable_model()->set_parallel_block(model.parallel_block);
   spec.mutable_model()->set_sliding_window(model.sliding_window);
+  // In a serial block two of three layers have the window, wherever stages begin.
+  for (int i = 0; i < 8 && model.sliding_window > 0 && !model.parallel_block; ++i) {
+    spec.mutable_model()->add_layer_types(i % 3 == 1 ? "full_attention" : "sliding_attention");
+  }
   spec.mutable_model()->set_tie_word_embeddings(model.tied);
   spec.mutable_train()->set_steps(steps);
   spec.mutable_train()->set_precision(precision);

@@ -12,7 +12,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "runtime/checkpoint/format/box.h"
 #include "runtime/checkpoint/format/safetensors.h"
+#include "runtime/checkpoint/format/stored_numbers.h"
 
 namespace megascale::hugging_face {
 
@@ -67,6 +70,40 @@ class TestFolder {
     Write(name, text);
     std::filesystem::resize_file(absl::StrCat(path_, "/", name),
                                  text.size() + static_cast<size_t>(begin));
+  }
+
+  struct Tensor {
+    std::string dtype;
+    std::vector<int64_t> shape;
+    std::vector<float> numbers = {};  // the first ones; the others are zero
+  };
+  using Tensors = std::map<std::string, Tensor>;
+
+  // Returns shapes() as tensors of zeros.
+  Tensors Zeros(const std::string& dtype = "F32") const {
+    Tensors tensors;
+    for (const auto& [name, shape] : shapes_) tensors[name] = {dtype, shape, {}};
+    return tensors;
+  }
+  // Writes model.safetensors. Numbers of other types than F64, F32, BF16 and F16 are zero.
+  void WriteTensors(const Tensors& tensors) const {
+    checkpoint::SafetensorsHeader header;
+    std::string data;
+    for (const auto& [key, tensor] : tensors) {
+      const int64_t elements = checkpoint::NumElements(tensor.shape).value();
+      const auto bytes =
+          static_cast<size_t>(elements * checkpoint::DtypeBytes(tensor.dtype).value());
+      std::string stored(bytes, '\0');
+      if (!tensor.numbers.empty()) {
+        std::vector<float> numbers = tensor.numbers;
+        numbers.resize(static_cast<size_t>(elements));
+        EXPECT_TRUE(checkpoint::FromNumbers(tensor.dtype, numbers, absl::MakeSpan(stored)).ok());
+      }
+      header.entries.push_back({key, tensor.dtype, tensor.shape, static_cast<int64_t>(data.size()),
+                                static_cast<int64_t>(bytes)});
+      data += stored;
+    }
+    Write("model.safetensors", checkpoint::SerializeSafetensorsHeader(header) + data);
   }
 
  private:

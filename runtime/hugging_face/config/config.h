@@ -1,7 +1,8 @@
 // Hugging Face's config.json and our model section: what a folder's model is, in the words of a job
 // file, and back. Supports the decoder models of GPT-2, GPT-NeoX (Pythia), Llama 2 and 3, Mistral,
-// Qwen2 and Qwen3. A setting that this program would compute differently is refused, and the error
-// names it. Exception: dropout is left out with a warning. Threads: plain functions.
+// Ministral, Qwen2 and Qwen3. A setting that this program would compute differently is refused, and
+// the error names it. Exceptions, each with a warning: dropout is left out, and fields that are in
+// no list of config_fields.h are ignored. Threads: plain functions.
 #pragma once
 
 #include <string>
@@ -13,7 +14,7 @@
 
 namespace megascale::hugging_face {
 
-enum class Architecture { kGpt2, kGptNeoX, kLlama, kMistral, kQwen2, kQwen3 };
+enum class Architecture { kGpt2, kGptNeoX, kLlama, kMistral, kMinistral, kQwen2, kQwen3 };
 
 // Returns the name in config.json's "architectures", such as "LlamaForCausalLM".
 absl::string_view Name(Architecture architecture);

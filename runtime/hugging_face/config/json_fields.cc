@@ -1,11 +1,11 @@
-#include "runtime/hugging_face/json_fields.h"
+#include "runtime/hugging_face/config/json_fields.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/text/printable.h"
-#include "runtime/hugging_face/limits.h"
 
 namespace megascale::hugging_face {
 namespace {
@@ -78,6 +78,21 @@ std::string JsonFields::Text(absl::string_view name, absl::string_view otherwise
   if (value->is_string()) return value->get<std::string>();
   Refuse(name, "a text");
   return std::string(otherwise);
+}
+
+std::vector<std::string> JsonFields::Texts(absl::string_view name) {
+  const Json* value = Find(name);
+  std::vector<std::string> texts;
+  if (value == nullptr) return texts;
+  const bool is_list =
+      value->is_array() &&
+      std::all_of(value->begin(), value->end(), [](const Json& one) { return one.is_string(); });
+  if (!is_list) {
+    Refuse(name, "a list of texts");
+    return texts;
+  }
+  for (const Json& one : *value) texts.push_back(one.get<std::string>());
+  return texts;
 }
 
 const Json* JsonFields::Object(absl::string_view name) {

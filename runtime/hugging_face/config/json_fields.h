@@ -1,4 +1,4 @@
-// Reads fields of a JSON object with their defaults; the first mistake is kept. For config.cc.
+// Reads fields of a JSON object with their defaults; the first mistake is kept.
 //
 //   JsonFields fields(json, "folder/config.json");
 //   model.set_hidden_size(fields.Size("hidden_size"));
@@ -7,15 +7,19 @@
 // Threads: plain object.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
 namespace megascale::hugging_face {
+
+inline constexpr size_t kShownBytesMax = 80;  // of a name or a value in a message
 
 class JsonFields {
  public:
@@ -43,6 +47,8 @@ class JsonFields {
   double Number(absl::string_view name, double otherwise);
   bool Flag(absl::string_view name, bool otherwise);
   std::string Text(absl::string_view name, absl::string_view otherwise);
+  // Returns a list of texts; a missing field is an empty one.
+  std::vector<std::string> Texts(absl::string_view name);
   // Returns the object in the field, or null.
   const nlohmann::json* Object(absl::string_view name);
 

@@ -1,10 +1,14 @@
 // The part of config.h that writes.
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "runtime/hugging_face/config.h"
+#include "runtime/hugging_face/config/config.h"
 #include "runtime/job/job_spec.h"
+#include "runtime/model/config.h"
 
 namespace megascale::hugging_face {
 namespace {
@@ -68,7 +72,7 @@ absl::StatusOr<Architecture> OfRmsNormModel(const ModelSpec& model) {
   if (model.attention_bias() || model.mlp_bias()) {
     return NoArchitecture("a sliding window with biases");
   }
-  return Architecture::kMistral;
+  return model.layer_types().empty() ? Architecture::kMistral : Architecture::kMinistral;
 }
 
 void WriteGpt2(const ModelSpec& model, OrderedJson* json) {
@@ -98,6 +102,7 @@ OrderedJson RopeScalingOf(const job::v1::RopeScaling& scaling) {
       out["beta_fast"] = scaling.beta_fast();
       out["beta_slow"] = scaling.beta_slow();
       out["attention_factor"] = scaling.attention_factor();
+      if (scaling.has_truncate()) out["truncate"] = scaling.truncate();
       out["original_max_position_embeddings"] = scaling.original_max_position_embeddings();
       break;
     default:
@@ -129,6 +134,12 @@ void WriteNeoX(const ModelSpec& model, OrderedJson* json) {
   out["hidden_dropout"] = 0.0;
 }
 
+// Returns the number of layers before the first one with a window.
+int64_t NumFullAtFirst(const ModelSpec& model) {
+  const auto& types = model.layer_types();
+  return std::find(types.begin(), types.end(), model::kSlidingAttention) - types.begin();
+}
+
 void WriteLlamaLike(Architecture architecture, const ModelSpec& model, OrderedJson* json) {
   OrderedJson& out = *json;
   WriteSizes(model, json);
@@ -143,12 +154,18 @@ void WriteLlamaLike(Architecture architecture, const ModelSpec& model, OrderedJs
     out["attention_bias"] = model.attention_bias();
   }
   if (architecture == Architecture::kLlama) out["mlp_bias"] = model.mlp_bias();
-  if (architecture == Architecture::kMistral) out["sliding_window"] = model.sliding_window();
+  if (architecture == Architecture::kMistral || architecture == Architecture::kMinistral) {
+    out["sliding_window"] = model.sliding_window();
+  }
   if (architecture == Architecture::kQwen2 || is_qwen3) {
     const bool has_window = model.sliding_window() > 0;
     out["use_sliding_window"] = has_window;
     if (has_window) out["sliding_window"] = model.sliding_window();
-    out["max_window_layers"] = has_window ? 0 : model.num_hidden_layers();
+    out["max_window_layers"] = has_window ? NumFullAtFirst(model) : model.num_hidden_layers();
+  }
+  if (!model.layer_types().empty()) {
+    out["layer_types"] =
+        std::vector<std::string>(model.layer_types().begin(), model.layer_types().end());
   }
 }
 
@@ -162,6 +179,8 @@ const char* ModelType(Architecture architecture) {
       return "llama";
     case Architecture::kMistral:
       return "mistral";
+    case Architecture::kMinistral:
+      return "ministral";
     case Architecture::kQwen2:
       return "qwen2";
     case Architecture::kQwen3:

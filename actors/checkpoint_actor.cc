@@ -56,8 +56,10 @@ absl::Status WriteTokenizer(const PersisterOptions& options, const std::string& 
   const data::JobTokenizer* tokenizer =
       options.dataset == nullptr ? nullptr : options.dataset->tokenizer();
   if (tokenizer == nullptr) return absl::OkStatus();
-  return base::WriteFileDurably(absl::StrCat(directory, "/", tokenizer->file_name),
-                                tokenizer->content);
+  for (const auto& file : tokenizer->files) {
+    RETURN_IF_ERROR(base::WriteFileDurably(absl::StrCat(directory, "/", file.name), file.content));
+  }
+  return absl::OkStatus();
 }
 
 // Writes the table by which the ranks compute: the copy of rank 0, which writes its checkpoints on

@@ -268,6 +268,13 @@ TEST_F(ModelsTest, TokenizersAreTrainedAndGiveTheTextBackUnderEverySplit) {
   }
   EXPECT_NE(ids[0], ids[1]);
   EXPECT_NE(ids[1], ids[2]) << "Qwen takes every digit alone";
+  const std::string with = absl::StrCat(" --tokenizer ", directory_, "/gpt2.json ");
+  std::ofstream(directory_ + "/two") << ids[0] << "\n" << ids[0];
+  EXPECT_EQ(Run(absl::StrCat("tokenizer decode", with, directory_, "/two")).out,
+            "They'LL pay 12345\nThey'LL pay 12345\n");
+  const Outcome empty = Run(absl::StrCat("tokenizer encode", with, "--text ''"));
+  EXPECT_EQ(empty.code, 0) << empty.error;
+  EXPECT_EQ(empty.out, "\n") << "no tokens stand around a text here";
   const Outcome unknown =
       Run(absl::StrCat("tokenizer train --vocab-size 500 --split words ", text_, " --out x"));
   EXPECT_EQ(unknown.code, 2);

@@ -135,10 +135,6 @@ absl::StatusOr<std::vector<std::string>> PromptsOf(const GenerateFlags& flags) {
         "--prompt and --prompts exclude each other; give one of them");
   }
   if (!flags.prompts.empty()) return ReadPrompts(flags.prompts);
-  for (const std::string& prompt : flags.prompt) {
-    if (!prompt.empty()) continue;
-    return absl::InvalidArgumentError("--prompt: is empty; expected at least one character");
-  }
   return flags.prompt.empty() ? std::vector<std::string>{"\n"} : flags.prompt;
 }
 
@@ -168,6 +164,9 @@ absl::Status Generate(const GenerateFlags& flags) {
   }
   Continuations shown(prompts, flags.format == "json", generator->source().step);
   inference::TextEvents events;
+  events.on_warning = [](const std::string& warning) {
+    std::fprintf(stderr, "warning: %s\n", warning.c_str());
+  };
   events.on_begin = [&] { shown.Begin(); };
   events.on_text = [&](int64_t index, absl::string_view piece) { shown.AddText(index, piece); };
   events.on_end = [&](int64_t index, const inference::Continuation& continuation) {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -192,7 +193,7 @@ absl::Status Train(TrainFlags flags) {
 struct UseFlags {
   std::string tokenizer;
   std::vector<std::string> files;
-  std::string text;
+  std::vector<std::string> text;
   std::string ids;
   std::string json_field;
   bool skip_bad = false;
@@ -205,7 +206,13 @@ struct UseFlags {
 };
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> Load(const UseFlags& flags) {
-  if (!flags.tokenizer.empty()) return tokenizer::LoadTokenizer(flags.tokenizer);
+  if (!flags.tokenizer.empty()) {
+    ASSIGN_OR_RETURN(auto loaded, tokenizer::LoadTokenizer(flags.tokenizer));
+    for (const std::string& warning : loaded->warnings()) {
+      std::fprintf(stderr, "warning: %s: %s\n", flags.tokenizer.c_str(), warning.c_str());
+    }
+    return loaded;
+  }
   return absl::InvalidArgumentError(
       "--tokenizer: is missing; expected a tokenizer.json, or a folder with one");
 }
@@ -225,11 +232,17 @@ absl::Status EncodeFile(const Tokenizer& tokenizer, const UseFlags& flags, const
   WorkProgress progress({path, "bytes"}, DetectTerminal(STDERR_FILENO), stderr, Now());
   std::string document;
   std::vector<int32_t> ids;
+  int64_t num_repeated = 0;
   for (;;) {
     ASSIGN_OR_RETURN(const bool more, documents->Next(&document));
     if (!more) break;
     ids.clear();
-    tokenizer.Encode(document, {.add_special_tokens = !flags.plain}, &ids);
+    // A token file is for training, as a job's text.
+    if (flags.out.empty() || flags.plain) {
+      tokenizer.Encode(document, {.add_special_tokens = !flags.plain}, &ids);
+    } else if (tokenizer.EncodeDocument({.text = document}, &ids)) {
+      ++num_repeated;
+    }
     RETURN_IF_ERROR(on_ids(ids));
     const data::ByteStream& stream = documents->stream();
     if (!flags.out.empty() && stream.file_bytes() > 0) {
@@ -239,6 +252,12 @@ absl::Status EncodeFile(const Tokenizer& tokenizer, const UseFlags& flags, const
   if (documents->num_skipped() > 0) {
     std::fprintf(stderr, "%s: skipped %s\n", path.c_str(),
                  base::Counted(documents->num_skipped(), "bad document").c_str());
+  }
+  if (num_repeated > 0) {
+    std::fprintf(
+        stderr,
+        "warning: %s: %lld documents begin or end with %s already, which is not put there again\n",
+        path.c_str(), static_cast<long long>(num_repeated), tokenizer.NamesAround().c_str());
   }
   return absl::OkStatus();
 }
@@ -279,13 +298,16 @@ absl::Status EncodeToFile(const Tokenizer& tokenizer, const UseFlags& flags,
 }
 
 absl::Status Encode(const UseFlags& flags) {
+  if (flags.text.size() > 1) {
+    return absl::InvalidArgumentError("--text: is given twice; expected one text, or files");
+  }
   if (flags.text.empty() == flags.files.empty() || (!flags.text.empty() && !flags.out.empty())) {
     return absl::InvalidArgumentError("give either --text or files to encode; --out needs files");
   }
   ASSIGN_OR_RETURN(const auto tokenizer, Load(flags));
   if (!flags.text.empty()) {
     std::vector<int32_t> ids;
-    tokenizer->Encode(flags.text, {.add_special_tokens = !flags.plain}, &ids);
+    tokenizer->Encode(flags.text[0], {.add_special_tokens = !flags.plain}, &ids);
     PrintIds(ids, flags);
     return absl::OkStatus();
   }
@@ -323,27 +345,42 @@ absl::StatusOr<std::vector<int32_t>> ParseIds(absl::string_view words) {
   return ids;
 }
 
+void PrintText(const std::string& text, const UseFlags& flags) {
+  if (flags.format == "json") {
+    JsonObject object;
+    object.Add("text", text);
+    std::printf("%s\n", object.Finish().c_str());
+    return;
+  }
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::printf("\n");
+}
+
 absl::Status Decode(const UseFlags& flags) {
   if (flags.ids.empty() == flags.files.empty()) {
     return absl::InvalidArgumentError("give either --ids or files with ids");
   }
   ASSIGN_OR_RETURN(const auto tokenizer, Load(flags));
-  std::string words = flags.ids;
+  // Each line with ids, as encode prints them, is a text.
+  std::vector<std::string> lines;
+  const auto add_lines = [&](const std::string& content) {
+    for (const absl::string_view line : absl::StrSplit(content, '\n')) {
+      if (!absl::StripAsciiWhitespace(line).empty()) lines.emplace_back(line);
+    }
+  };
+  if (!flags.ids.empty()) lines.push_back(flags.ids);
   for (const std::string& path : flags.files) {
     ASSIGN_OR_RETURN(const std::string content, base::ReadFile(path, kIdsBytesMax));
-    absl::StrAppend(&words, " ", content);
+    add_lines(content);
   }
-  ASSIGN_OR_RETURN(const std::vector<int32_t> ids, ParseIds(words));
-  ASSIGN_OR_RETURN(const std::string text,
-                   tokenizer->Decode(ids, {.skip_special_tokens = flags.skip_special}));
-  if (flags.format == "json") {
-    JsonObject object;
-    object.Add("text", text);
-    std::printf("%s\n", object.Finish().c_str());
-    return absl::OkStatus();
+  if (lines.empty()) lines.emplace_back();
+  for (const std::string& line : lines) {
+    ASSIGN_OR_RETURN(const std::vector<int32_t> ids, ParseIds(line));
+    ASSIGN_OR_RETURN(const std::string text,
+                     tokenizer->Decode(ids, {.skip_special_tokens = flags.skip_special}));
+    PrintText(text, flags);
+    if (OutputFailed()) break;
   }
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::printf("\n");
   return absl::OkStatus();
 }
 
@@ -432,7 +469,7 @@ void AddEncode(Command* parent) {
   command->Positionals("FILE", &flags->files,
                        "text files, or folders of them; plain, or packed by gzip or zstd");
   command->Path("--tokenizer", &flags->tokenizer, kTokenizerHelp);
-  command->Text("--text", &flags->text, "text to encode instead of files");
+  command->Repeated("--text", &flags->text, "text to encode instead of files");
   command->Text("--json-field", &flags->json_field,
                 "the files are JSON Lines with the text in this field");
   command->Flag("--skip-bad", &flags->skip_bad, "leaves out bad documents and counts them");
@@ -468,7 +505,7 @@ void AddInspect(Command* parent) {
   auto flags = std::make_shared<UseFlags>();
   Command* command = parent->Add("inspect", "shows what a tokenizer does");
   command->PathPositional("TOKENIZER", &flags->tokenizer, kTokenizerHelp);
-  command->Examples("megascale tokenizer inspect llama/tokenizer.json");
+  command->Examples("megascale tokenizer inspect llama");
   RunsWith(command, flags, Inspect);
 }
 

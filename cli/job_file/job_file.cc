@@ -127,7 +127,9 @@ void TakeTokenizer(const std::string& file_name, JobSpec* spec, JobFileFindings*
              ? std::vector<std::string>{source->path, hugging_face::KeptFolderOf(source->path)}
              : std::vector<std::string>()) {
       if (!data.tokenizer().empty() || !tokenizer::FindTokenizerFile(folder).ok()) continue;
-      data.set_tokenizer(folder);
+      const bool is_of_job = source->is_checkpoint && folder == source->path;
+      data.set_tokenizer(is_of_job ? tokenizer::TokenizerOfCheckpoint(folder).value_or(folder)
+                                   : folder);
     }
   }
   // Without the rules' approval there may be no such path.

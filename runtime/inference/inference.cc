@@ -23,6 +23,7 @@
 #include "runtime/base/text/printable.h"
 #include "runtime/checkpoint/directory.h"
 #include "runtime/data/batches/document_begins.h"
+#include "runtime/data/tokenizer/files/tokenizer_file.h"
 #include "runtime/device/cpu_device.h"
 #include "runtime/device/host_window.h"
 #include "runtime/hugging_face/initial_weights.h"
@@ -119,7 +120,8 @@ absl::StatusOr<checkpoint::v1::Manifest> DescribeJob(const InferenceOptions& opt
   spec.mutable_model()->set_from(step_directory);
   if (data::UsesTokenizer(spec.data())) {
     spec.mutable_data()->clear_tokenizer_vocab_size();
-    spec.mutable_data()->set_tokenizer(step_directory);
+    ASSIGN_OR_RETURN(*spec.mutable_data()->mutable_tokenizer(),
+                     tokenizer::TokenizerOfCheckpoint(step_directory));
   }
   return manifest;
 }

@@ -425,6 +425,39 @@ TEST_F(FolderGenerationTest, ThePromptGetsTheTokensBeforeAText) {
   EXPECT_EQ(Run(kGreedy)->ends[0].num_prompt_tokens, static_cast<int64_t>(ids.size()));
 }
 
+TEST_F(FolderGenerationTest, APromptThatBeginsWithTheBeginTokenGetsNoSecondOne) {
+  SetVocabulary(903);
+  CopyTokenizer("llama2");
+  const auto generator = TextGenerator::Open({.path = folder_.path()});
+  ASSERT_TRUE(generator.ok()) << generator.status();
+  std::vector<std::string> warnings;
+  std::vector<int64_t> sizes(4);
+  inference::TextEvents events;
+  events.on_warning = [&](const std::string& warning) { warnings.push_back(warning); };
+  events.on_text = [](int64_t, absl::string_view) {};
+  events.on_end = [&](int64_t index, const Continuation& end) {
+    sizes[index] = end.num_prompt_tokens;
+  };
+  const auto status =
+      (*generator)->Generate({"Love is", "<s>Love is", "<s><s>", ""}, kGreedy, events);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(sizes[0], sizes[1]);
+  EXPECT_EQ(sizes[2], 2) << "what stands in the text twice is kept";
+  EXPECT_EQ(sizes[3], 1) << "an empty prompt continues from the begin token";
+  EXPECT_EQ(warnings, std::vector<std::string>{
+                          "2 prompts begin with '<s>' already, which is not put there again"});
+}
+
+TEST_F(FolderGenerationTest, AnAddedTokenThatTheModelLacksIsNoObstacleUntilItOccurs) {
+  SetVocabulary(700);
+  folder_.Write("tokenizer_config.json",
+                R"({"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"})");
+  EXPECT_TRUE(Run({.num_tokens = 200, .rule = {.temperature = 1}}).ok());
+  EXPECT_EQ(
+      Generate({.path = folder_.path()}, {"a", "b[PAD]"}, kGreedy).status().message(),
+      "prompt 2: has the token '[PAD]' (id 700), which the model of 700 tokens does not have");
+}
+
 TEST_F(FolderGenerationTest, AnImportedFolderGeneratesTheSame) {
   const std::string imported = folder_.path() + "/imported";
   ASSERT_TRUE(hugging_face::Import(folder_.path(), imported).ok());

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text/counted.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/data/tokenizer/text/utf8.h"
 #include "runtime/ops/product.h"
@@ -86,37 +87,55 @@ absl::StatusOr<std::unique_ptr<TextGenerator>> TextGenerator::Open(TextGenerator
 }
 
 absl::StatusOr<std::vector<std::vector<int32_t>>> TextGenerator::Encode(
-    absl::Span<const std::string> prompts) const {
+    absl::Span<const std::string> prompts, const TextEvents& events) const {
   std::vector<std::vector<int32_t>> all;
+  int64_t num_twice = 0;
   for (size_t i = 0; i < prompts.size(); ++i) {
     const std::string name = absl::StrCat("prompt ", i + 1);
-    if (prompts[i].empty()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(name, ": is empty; expected at least one character"));
-    }
     if (const size_t valid = tokenizer::ValidPrefix(prompts[i]); valid < prompts[i].size()) {
       return absl::InvalidArgumentError(
           absl::StrCat(name, ": is not UTF-8 at byte ", valid + 1, "; expected text in UTF-8"));
     }
-    all.push_back(source_.codec.EncodePrompt(prompts[i]));
+    TextCodec::Prompt prompt = source_.codec.EncodePrompt(prompts[i]);
+    RETURN_IF_ERROR(base::Annotate(CheckPrompt(prompts[i], prompt.ids), name));
+    if (prompt.begins_twice) ++num_twice;
+    all.push_back(std::move(prompt.ids));
     const auto size = static_cast<int64_t>(all.back().size());
-    if (size == 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(name, ": the tokenizer makes no token of it; expected other text"));
-    }
     if (size > source_.context) {
       return absl::InvalidArgumentError(absl::StrCat(name, ": has ", size,
                                                      " tokens; expected at most ", source_.context,
                                                      ", the model's longest sequence"));
     }
   }
+  if (num_twice > 0 && events.on_warning) {
+    events.on_warning(absl::StrCat(
+        base::Counted(num_twice, "prompt"), num_twice == 1 ? " begins with " : " begin with ",
+        source_.codec.tokenizer()->NamesBefore(), " already, which is not put there again"));
+  }
   return all;
+}
+
+absl::Status TextGenerator::CheckPrompt(absl::string_view text,
+                                        absl::Span<const int32_t> ids) const {
+  if (ids.empty() && text.empty()) {
+    return absl::InvalidArgumentError("is empty; expected at least one character");
+  }
+  if (ids.empty()) {
+    return absl::InvalidArgumentError("the tokenizer makes no token of it; expected other text");
+  }
+  const tokenizer::Tokenizer* tokenizer = source_.codec.tokenizer();
+  const int64_t num_rows = source_.model.vocab_size();
+  const auto beyond = tokenizer == nullptr ? std::nullopt : tokenizer->FindBeyond(ids, num_rows);
+  if (!beyond) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("has the token ", tokenizer->NameOf(ids[*beyond]),
+                                                 ", which the model of ", num_rows,
+                                                 " tokens does not have"));
 }
 
 absl::Status TextGenerator::Generate(absl::Span<const std::string> prompts,
                                      const TextOptions& options, const TextEvents& events) {
   RETURN_IF_ERROR(CheckTextOptions(options));
-  ASSIGN_OR_RETURN(const auto ids, Encode(prompts));
+  ASSIGN_OR_RETURN(const auto ids, Encode(prompts, events));
   if (ids.empty()) return absl::OkStatus();
   size_t longest = 0;
   for (const auto& prompt : ids) longest = std::max(longest, prompt.size());
@@ -160,7 +179,8 @@ absl::Status TextGenerator::Generate(absl::Span<const std::string> prompts,
                               .rule = options.rule,
                               .seed = options.seed,
                               .end_tokens = source_.end_tokens,
-                              .vocabulary_size = source_.codec.vocabulary_size()},
+                              .vocabulary_size = std::min<int64_t>(source_.codec.vocabulary_size(),
+                                                                   source_.model.vocab_size())},
                              on);
 }
 

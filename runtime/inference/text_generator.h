@@ -51,6 +51,8 @@ struct Continuation {
 
 struct TextEvents {
   std::function<void()> on_begin = nullptr;  // all input is valid, and the weights are loaded
+  // What is odd about the prompts but allowed, a line each, before on_begin.
+  std::function<void(const std::string& warning)> on_warning = nullptr;
   // The next piece of a continuation, in whole characters of UTF-8. Bytes that are not UTF-8 become
   // U+FFFD.
   std::function<void(int64_t prompt_index, absl::string_view piece)> on_text = nullptr;
@@ -67,7 +69,8 @@ class TextGenerator {
   const TextSource& source() const { return source_; }
 
   // Loads the weights and continues the prompts. Call it once. Errors: InvalidArgument - an option
-  // is invalid, a prompt is empty, not UTF-8, or longer than the model's sequences; those of
+  // is invalid; a prompt has no tokens, not even before the text, is not UTF-8, is longer than the
+  // model's sequences, or has a token that the model does not have; those of
   // LanguageModel::Load.
   absl::Status Generate(absl::Span<const std::string> prompts, const TextOptions& options,
                         const TextEvents& events);
@@ -75,8 +78,10 @@ class TextGenerator {
  private:
   TextGenerator(TextGeneratorOptions options, TextSource source)
       : options_(std::move(options)), source_(std::move(source)) {}
-  absl::StatusOr<std::vector<std::vector<int32_t>>> Encode(
-      absl::Span<const std::string> prompts) const;
+  absl::StatusOr<std::vector<std::vector<int32_t>>> Encode(absl::Span<const std::string> prompts,
+                                                           const TextEvents& events) const;
+
+  absl::Status CheckPrompt(absl::string_view text, absl::Span<const int32_t> ids) const;
 
   TextGeneratorOptions options_;
   TextSource source_;

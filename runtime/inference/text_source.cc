@@ -76,7 +76,8 @@ absl::StatusOr<std::string> FindTokenizer(const Found& found, const std::string&
   if (found.of_job) {
     // Whatever its first weights were trained with, it may have been trained on bytes. A checkpoint
     // keeps a copy of the tokenizer with which it was trained.
-    return data::UsesTokenizer(found.of_job->spec().data()) ? found.source.path : std::string();
+    if (!data::UsesTokenizer(found.of_job->spec().data())) return std::string();
+    return tokenizer::TokenizerOfCheckpoint(found.source.path);
   }
   if (!found.files.empty() &&
       !absl::IsNotFound(tokenizer::FindTokenizerFile(found.files).status())) {
@@ -91,6 +92,10 @@ absl::StatusOr<std::string> FindTokenizer(const Found& found, const std::string&
 absl::Status CheckVocabulary(const TextCodec& codec, const hugging_face::Source& source) {
   const int64_t model = source.model.vocab_size();
   if (codec.vocabulary_size() <= model) return absl::OkStatus();
+  // Added tokens at the end are no obstacle while they do not occur.
+  if (codec.tokenizer() != nullptr && codec.tokenizer()->num_text_tokens() <= model) {
+    return absl::OkStatus();
+  }
   if (codec.tokenizer() == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(
         source.path, ": has a vocabulary of ", model,
@@ -153,15 +158,15 @@ int64_t TextCodec::vocabulary_size() const {
   return tokenizer_ == nullptr ? kByteTokens : tokenizer_->vocabulary_size();
 }
 
-std::vector<int32_t> TextCodec::EncodePrompt(absl::string_view text) const {
-  std::vector<int32_t> ids;
+TextCodec::Prompt TextCodec::EncodePrompt(absl::string_view text) const {
+  Prompt prompt;
   if (tokenizer_ == nullptr) {
-    for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
-    return ids;
+    for (const char c : text) prompt.ids.push_back(static_cast<unsigned char>(c));
+    return prompt;
   }
-  ids = tokenizer_->begin_ids();
-  tokenizer_->Encode(text, {.add_special_tokens = false}, &ids);
-  return ids;
+  prompt.begins_twice =
+      tokenizer_->EncodeDocument({.text = text, .ends_document = false}, &prompt.ids);
+  return prompt;
 }
 
 std::optional<int32_t> TextCodec::IdOf(absl::string_view token) const {
@@ -188,6 +193,7 @@ absl::StatusOr<TextSource> FindTextSource(const std::string& path,
   ASSIGN_OR_RETURN(text.tokenizer, FindTokenizer(found, tokenizer_path));
   if (!text.tokenizer.empty()) {
     ASSIGN_OR_RETURN(auto loaded, tokenizer::LoadTokenizer(text.tokenizer));
+    for (const std::string& warning : loaded->warnings()) text.warnings.push_back(warning);
     text.codec = TextCodec(std::move(loaded));
   }
   RETURN_IF_ERROR(CheckVocabulary(text.codec, found.source));
@@ -200,7 +206,8 @@ absl::StatusOr<std::optional<hugging_face::EndToken>> FindJobEndToken(
   ASSIGN_OR_RETURN(const checkpoint::v1::Manifest manifest, checkpoint::ReadManifest(checkpoint));
   const job::v1::DataSpec& data = manifest.spec().data();
   if (!data::UsesTokenizer(data)) return std::nullopt;
-  ASSIGN_OR_RETURN(const auto tokenizer, tokenizer::LoadTokenizer(checkpoint));
+  ASSIGN_OR_RETURN(const std::string path, tokenizer::TokenizerOfCheckpoint(checkpoint));
+  ASSIGN_OR_RETURN(const auto tokenizer, tokenizer::LoadTokenizer(path));
   const std::optional<int32_t> id = EndTokenOfJob(data, *tokenizer);
   if (!id) return std::nullopt;
   const auto& added = tokenizer->added_tokens();

@@ -30,9 +30,13 @@ class TextCodec {
   const tokenizer::Tokenizer* tokenizer() const { return tokenizer_.get(); }
   // One more than the highest id.
   int64_t vocabulary_size() const;
+  struct Prompt {
+    std::vector<int32_t> ids;
+    bool begins_twice = false;  // the text itself has the tokens that belong before it
+  };
   // Returns the ids of a text that the model will continue: with the tokens that the tokenizer puts
-  // before a text, without the tokens that it puts after a text.
-  std::vector<int32_t> EncodePrompt(absl::string_view text) const;
+  // before a text, once, without the tokens that it puts after a text.
+  Prompt EncodePrompt(absl::string_view text) const;
   // Returns the id of `token`, spelt as in the tokenizer's file; without a tokenizer, `token` is
   // one byte.
   std::optional<int32_t> IdOf(absl::string_view token) const;
@@ -59,7 +63,7 @@ struct TextSource {
 // path's own. A job that was trained without a tokenizer reads bytes, even if it began with weights
 // that have one. Errors: those of hugging_face::FindSource and tokenizer::LoadTokenizer;
 // FailedPrecondition - no tokenizer; InvalidArgument - a tokenizer with more tokens than the model,
-// an end token that the model does not have.
+// apart from added tokens at its end; an end token that the model does not have.
 absl::StatusOr<TextSource> FindTextSource(const std::string& path,
                                           const std::string& tokenizer_path);
 

@@ -380,12 +380,30 @@ def tokenizers():
                                             {"id": 4, "content": " ", "lstrip": True, "rstrip": True}]},
         "unknown": model(unk_token="a", fuse_unk=True), "ignore": model(ignore_merges=True), "twice": model(vocab={"a": 0, "b": 0}),
         "hole": model(vocab={"a": 0, "b": 7}), "string-merge": model(merges=["a b"]), "bad-merge": model(merges=["a c", 7]),
+        "digits": {**small, "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+            {"type": "Digits", "individual_digits": True}, {"type": "ByteLevel", "add_prefix_space": False}]}},
+        "roberta": {**small, "post_processor": {"type": "RobertaProcessing", "sep": ["a", 0], "cls": ["b", 1]}},
+        "saved-call": {**small, "truncation": {"max_length": 1}, "padding": {"length": 3}},
         "unigram": model(type="Unigram"), "control": model(type="\u001b[2J\u202e\n"), "no-model": {}, "list": [],
     }
     for name, content in files.items():
         write("tokenizer_json", name, json.dumps(content))
     write("tokenizer_json", "deep", "[" * 1000)
     write("tokenizer_json", "empty", "")
+    written = {"id": 2, "content": "<pad>", "special": True}
+    settings = {
+        "llama": [{"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "unk_token": None, "eos_token": "<|endoftext|>", "add_eos_token": True}],
+        "decoder": [{"added_tokens_decoder": {"258": {"content": "<pad>", "lstrip": True}}, "pad_token": "<pad>"}],
+        "map": [{}, {"pad_token": written, "additional_special_tokens": ["<x>", written]}], "added": [{}, None, {"<pad>": 258, "<x>": 259}],
+        "model": [None, None, None, {"model_type": "gpt_neox"}], "twice": [{"added_tokens_decoder": {"258": written, "0258": written}}],
+        "class": [{"tokenizer_class": "\u001b[2J"}], "unknown": [{"\u202e": 1}], "number": [{"bos_token": 7}], "list": [[]],
+        "split": [{"split_special_tokens": True}], "id": [{"added_tokens_decoder": {"99999999999999999999": written}}],
+        "class-default": [{"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": None}],
+    }
+    for name, files_beside in settings.items():
+        write("tokenizer_settings", name, "\n".join("" if content is None else json.dumps(content) for content in files_beside))
+    write("tokenizer_settings", "empty", "")
+    write("tokenizer_settings", "deep", "[" * 1000)
     texts = {"words": "Hello, world! It's 2024;  we'll see\n\n 123456", "empty": "", "spaces": "  \t\n \r\n   ", "special": "a<s> <|endoftext|>b</s>",
              "scripts": "人生而自由 Все люди सभी ١٢٣", "marks": "e\u0301\u0327 \u0345\u0301", "emoji": "👩\u200d👧🇩🇪", "marker": "▁a▁▁b ▁",
              "invalid": b"a\xff\xc3(\xe2\x82\xed\xa0\x80", "long": "ab" * 400, "control": "\0\x01\x7f", "contractions": "'S'LL'ſ'x"}

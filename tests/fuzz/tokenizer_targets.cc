@@ -1,12 +1,15 @@
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "runtime/base/check.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/data/tokenizer/files/sentencepiece.h"
+#include "runtime/data/tokenizer/files/settings.h"
 #include "runtime/data/tokenizer/files/tokenizer_json.h"
 #include "runtime/data/tokenizer/text/utf8.h"
 #include "tests/fuzz/target.h"
@@ -74,7 +77,39 @@ void RunTokenizerJson(absl::string_view input) {
   CheckText(**tokenizer, "aab b ba  abab<0x00>\xC3\xA9\xFF 'S 1234");
 }
 
+// Each line is the content of one file beside a tokenizer.json; an empty one: there is no such
+// file.
+void RunTokenizerSettings(absl::string_view input) {
+  static const auto* const file = new std::string(tokenizer::WriteTokenizerJson([] {
+    tokenizer::ByteLevelBpe bpe;
+    bpe.special_tokens = {"<|endoftext|>", "<s>"};
+    return bpe;
+  }()));
+  tokenizer::SettingsFiles files;
+  std::optional<std::string>* const all[] = {&files.tokenizer_config, &files.special_tokens_map,
+                                             &files.added_tokens, &files.config};
+  size_t index = 0;
+  for (const absl::string_view part : absl::StrSplit(input, absl::MaxSplits('\n', 3))) {
+    if (!part.empty()) *all[index] = std::string(part);
+    ++index;
+  }
+  const auto settings = tokenizer::ReadSettings(files, tokenizer::TokenizerClass::kPlain);
+  if (!settings.ok()) return CheckLine(settings.status());
+  auto parts = tokenizer::ParseTokenizerJson(*file);
+  MEGASCALE_CHECK(parts.ok());
+  const absl::Status applied = tokenizer::ApplySettings(*settings, /*is_json=*/true, &*parts);
+  if (!applied.ok()) return CheckLine(applied);
+  const auto tokenizer = Tokenizer::Create(*std::move(parts));
+  if (!tokenizer.ok()) return CheckLine(tokenizer.status());
+  CheckText(**tokenizer, "a <s> b<pad> <|endoftext|>\xC3\xA9\xFF x");
+}
+
 void RunSentencePiece(absl::string_view input) {
+  auto folder_parts = tokenizer::ParseSentencePieceAsLlama(input, {.legacy = false});
+  if (folder_parts.ok()) {
+    const auto whole = Tokenizer::Create(*std::move(folder_parts));
+    if (whole.ok()) CheckText(**whole, "a ab  b<s>\xC3\xA9\xFF 12");
+  }
   auto parts = tokenizer::ParseSentencePiece(input);
   if (!parts.ok()) return CheckLine(parts.status());
   const auto tokenizer = Tokenizer::Create(*std::move(parts));
@@ -89,6 +124,8 @@ void RunTokenizerText(absl::string_view input) {
     made.push_back(MakeByteLevel(tokenizer::SplitPattern::kLlama3));
     made.push_back(MakeByteLevel(tokenizer::SplitPattern::kQwen2));
     made.push_back(MakeFallback());
+    made.push_back(MakeByteLevel(tokenizer::SplitPattern::kTekken));
+    made.push_back(MakeByteLevel(tokenizer::SplitPattern::kO200k));
     return made;
   }());
   if (input.empty()) return;

@@ -163,7 +163,11 @@ class DatasetBuilder {
     } else {
       ASSIGN_OR_RETURN(dataset_->tokenizer_, LoadJobTokenizer(spec_.data()));
     }
-    const int64_t tokens = dataset_->tokenizer_.tokenizer->vocabulary_size();
+    const tokenizer::Tokenizer& tokenizer = *dataset_->tokenizer_.tokenizer;
+    for (const std::string& warning : tokenizer.warnings()) {
+      dataset_->warnings_.push_back(absl::StrCat("data.tokenizer: ", warning));
+    }
+    const int64_t tokens = tokenizer.num_text_tokens();
     if (tokens > spec_.model().vocab_size()) {
       return absl::InvalidArgumentError(absl::StrCat(
           "data.tokenizer: has ", tokens, " tokens, more than model.vocab_size = ",
@@ -200,12 +204,18 @@ class DatasetBuilder {
     request.text_sha256 = input.sha256;
     request.tokenizer = dataset_->tokenizer_.tokenizer.get();
     request.end_token = dataset_->tokenizer_.end_token;
+    request.num_rows = spec_.model().vocab_size();
     ASSIGN_OR_RETURN(EncodedText encoded, cache_.Encode(request, options_.on_progress));
     AddSettings(encoded.sha256);
     if (encoded.num_skipped > 0 && (end == input.size_bytes || options_.held_out_only)) {
       dataset_->warnings_.push_back(absl::StrCat(
           "data.files: ", input.path, ": skipped ", encoded.num_skipped,
           spec_.data().json_field().empty() ? " bytes that are not UTF-8" : " bad lines"));
+    }
+    if (encoded.num_repeated > 0) {
+      dataset_->warnings_.push_back(absl::StrCat(
+          "data.files: ", input.path, ": ", encoded.num_repeated, " documents begin or end with ",
+          request.tokenizer->NamesAround(), " already, which is not put there again"));
     }
     return encoded;
   }
@@ -236,6 +246,9 @@ class DatasetBuilder {
           absl::StrCat("data.files: ", input.path, ": was encoded by the tokenizer with SHA-256 ",
                        file.tokenizer_sha256.substr(0, 12), "..., the job's has ",
                        dataset_->tokenizer_.tokenizer->sha256().substr(0, 12), "..."));
+    }
+    if (dataset_->tokenizer_.tokenizer->vocabulary_size() > spec_.model().vocab_size()) {
+      RETURN_IF_ERROR(CheckIds(*file.source, spec_.model().vocab_size()));
     }
     AddSettings(input.sha256);
     std::vector<std::unique_ptr<TokenSource>> sources;

@@ -93,7 +93,7 @@ class DatasetTest : public ::testing::Test {
   // Learns a tokenizer and makes it that of the job.
   void UseLearntTokenizer() {
     const auto dataset = Open();
-    const std::string path = Write("tokenizer.json", dataset->tokenizer()->content);
+    const std::string path = Write("tokenizer.json", dataset->tokenizer()->files[0].content);
     spec_.mutable_data()->clear_tokenizer_vocab_size();
     spec_.mutable_data()->set_tokenizer(path);
   }
@@ -228,15 +228,15 @@ TEST_F(DatasetTest, ATokenizerLearnsNothingFromHeldOutText) {
   Add("a.txt", Lines(90) + "zyxwvut zyxwvut zyxwvut");
   const auto with = Open();
   spec_.mutable_data()->set_files(0, Write("b.txt", Lines(90) + "abcdefg abcdefg abcdefg"));
-  EXPECT_EQ(Open()->tokenizer()->content, with->tokenizer()->content);
+  EXPECT_EQ(Open()->tokenizer()->files[0].content, with->tokenizer()->files[0].content);
 }
 
 TEST_F(DatasetTest, ATokenizerLearnsFromTheTrainingPartOfPackedText) {
   spec_.mutable_data()->add_files(WriteGzip("book.txt.gz", Lines(300) + Repeated("zyxwvut ", 100)));
   const auto dataset = Open();
   ASSERT_NE(dataset, nullptr);
-  EXPECT_THAT(dataset->tokenizer()->content, HasSubstr("Line"));
-  EXPECT_THAT(dataset->tokenizer()->content, ::testing::Not(HasSubstr("zy")));
+  EXPECT_THAT(dataset->tokenizer()->files[0].content, HasSubstr("Line"));
+  EXPECT_THAT(dataset->tokenizer()->files[0].content, ::testing::Not(HasSubstr("zy")));
 }
 
 TEST_F(DatasetTest, ATokenizerLearnsFromTheTrainingPartOfJsonLinesByTheirBytes) {
@@ -249,13 +249,13 @@ TEST_F(DatasetTest, ATokenizerLearnsFromTheTrainingPartOfJsonLinesByTheirBytes) 
   Add("a.jsonl", document(good) + bad + bad + bad);
   const auto several = Open();
   ASSERT_NE(several, nullptr);
-  EXPECT_THAT(several->tokenizer()->content, HasSubstr("Love"));
-  EXPECT_THAT(several->tokenizer()->content, ::testing::Not(HasSubstr("zy")));
+  EXPECT_THAT(several->tokenizer()->files[0].content, HasSubstr("Love"));
+  EXPECT_THAT(several->tokenizer()->files[0].content, ::testing::Not(HasSubstr("zy")));
   spec_.mutable_data()->set_files(0, Write("b.jsonl", document(good + Repeated("zyxwvut ", 12))));
   const auto one = Open();
   ASSERT_NE(one, nullptr);
-  EXPECT_THAT(one->tokenizer()->content, HasSubstr("Love"));
-  EXPECT_THAT(one->tokenizer()->content, ::testing::Not(HasSubstr("zy")));
+  EXPECT_THAT(one->tokenizer()->files[0].content, HasSubstr("Love"));
+  EXPECT_THAT(one->tokenizer()->files[0].content, ::testing::Not(HasSubstr("zy")));
 }
 
 TEST_F(DatasetTest, WhatCannotBeTrainedOnIsRefusedWithTheReason) {
@@ -286,6 +286,59 @@ TEST_F(DatasetTest, ToEvaluateOnlyTheHeldOutPartIsEncodedOrAllOfIt) {
             all.substr(Lines(100).size() - Lines(100).size() / 4));
   const auto whole = Open({.held_out_only = true, .whole = true});
   EXPECT_EQ(Text(*whole, whole->held_out()), all);
+}
+
+// Characters, with tokens that stand around a text, and one that the model lacks.
+constexpr char kAround[] = R"({
+  "added_tokens": [{"id": 3, "content": "<s>", "special": true},
+    {"id": 4, "content": "</s>", "special": true}, {"id": 5, "content": "[PAD]", "special": true}],
+  "post_processor": {"type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}],
+    "special_tokens": {"<s>": {"ids": [3]}}},
+  "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, " ": 2}, "merges": []}})";
+
+TEST_F(DatasetTest, ADocumentThatBeginsAndEndsAsTheTokenizerWantsGetsNothingTwice) {
+  spec_.mutable_data()->clear_tokenizer_vocab_size();
+  spec_.mutable_data()->set_tokenizer(Write("around.json", kAround));
+  spec_.mutable_data()->set_json_field("text");
+  const std::string path = Add("a.jsonl", Repeated("{\"text\": \"<s>ab</s>\"}\n{\"text\": \"ab\"}\n"
+                                                   "{\"text\": \"a<s>b\"}\n{\"text\": \"\"}\n",
+                                                   20));
+  for (int i = 0; i < 2; ++i) {  // encoded, and found in the cache
+    const auto dataset = Open();
+    std::vector<int32_t> all = Ids(*dataset->train_texts()[0]);
+    const std::vector<int32_t> held_out = Ids(dataset->held_out());
+    all.insert(all.end(), held_out.begin(), held_out.end());
+    ASSERT_EQ(all.size(), 20u * 15);
+    const std::vector<int32_t> expected = {3, 0, 1, 4, 3, 0, 1, 4, 3, 0, 3, 1, 4, 3, 4};
+    for (size_t k = 0; k < all.size(); ++k) EXPECT_EQ(all[k], expected[k % 15]) << k;
+    EXPECT_THAT(dataset->warnings(), ::testing::ElementsAre(absl::StrCat(
+                                         "data.files: ", path,
+                                         ": 20 documents begin or end with '<s>' already, "
+                                         "which is not put there again")));
+  }
+}
+
+TEST_F(DatasetTest, AddedTokensThatTheModelLacksAreRefusedWhereTheyOccur) {
+  spec_.mutable_data()->clear_tokenizer_vocab_size();
+  spec_.mutable_data()->set_tokenizer(Write("around.json", kAround));
+  spec_.mutable_data()->set_json_field("text");
+  spec_.mutable_model()->set_vocab_size(5);
+  EXPECT_TRUE(FillVocabulary(&spec_).ok());
+  const std::string path = Add("a.jsonl", Repeated("{\"text\": \"abab\"}\n", 40));
+  ASSERT_NE(Open(), nullptr);
+  Write("a.jsonl", Repeated("{\"text\": \"ab\"}\n{\"text\": \"a[PAD]\"}\n", 40));
+  EXPECT_EQ(Refusal(), absl::StrCat("data.files: ", path,
+                                    ": document 2 has the token '[PAD]' (id 5), which a model of 5 "
+                                    "tokens does not have; leave it out of the text"));
+  spec_.mutable_model()->set_vocab_size(6);
+  ASSERT_NE(Open(), nullptr) << "a model that has it";
+  spec_.mutable_model()->set_vocab_size(5);
+  EXPECT_THAT(Refusal(), HasSubstr("'[PAD]' (id 5)")) << "although tokens for 6 are kept";
+  spec_.mutable_model()->set_vocab_size(4);
+  EXPECT_THAT(std::string(FillVocabulary(&spec_).message()),
+              HasSubstr("has 6 tokens; expected at least 5"))
+      << "every document ends with </s>";
 }
 
 TEST_F(DatasetTest, WeightsMixEntriesAndEachHoldsOutItsOwnPart) {

@@ -15,7 +15,6 @@
 #include "runtime/base/text/printable.h"
 #include "runtime/data/dataset/text_chunks.h"
 #include "runtime/data/tokenizer/bpe/bpe_trainer.h"
-#include "runtime/data/tokenizer/files/tokenizer_file.h"
 #include "runtime/data/tokenizer/files/tokenizer_json.h"
 
 namespace megascale::data {
@@ -23,7 +22,6 @@ namespace {
 
 using job::v1::DataSpec;
 
-constexpr size_t kFileBytesMax = size_t{64} << 20;
 constexpr int64_t kNumBytes = 256;
 constexpr int64_t kMinFrequency = 2;
 constexpr char kEndOfDocument[] = "<|endoftext|>";
@@ -31,10 +29,9 @@ constexpr char kLearntFile[] = "tokenizer.json";
 
 absl::StatusOr<JobTokenizer> Load(const DataSpec& spec, const std::string& path) {
   JobTokenizer loaded;
-  ASSIGN_OR_RETURN(const std::string file, tokenizer::FindTokenizerFile(path));
-  ASSIGN_OR_RETURN(loaded.tokenizer, tokenizer::LoadTokenizer(file));
-  ASSIGN_OR_RETURN(loaded.content, base::ReadFile(file, kFileBytesMax));
-  loaded.file_name = absl::EndsWith(file, ".model") ? "tokenizer.model" : "tokenizer.json";
+  ASSIGN_OR_RETURN(tokenizer::LoadedTokenizer read, tokenizer::LoadTokenizerWithFiles(path));
+  loaded.tokenizer = std::move(read.tokenizer);
+  loaded.files = std::move(read.files);
   const auto end = spec.end_token().empty() ? loaded.tokenizer->EndOfDocument()
                                             : loaded.tokenizer->IdOf(spec.end_token());
   if (end) {
@@ -169,6 +166,15 @@ absl::StatusOr<std::string> Learn(const DataSpec& spec, const std::vector<Input>
   return tokenizer::WriteTokenizerJson(bpe);
 }
 
+// All tokens but the added ones at the end that no document has by itself.
+int32_t NeededTokens(const JobTokenizer& loaded) {
+  int32_t needed = std::max(loaded.tokenizer->num_text_tokens(), loaded.end_token + 1);
+  for (const auto* ids : {&loaded.tokenizer->begin_ids(), &loaded.tokenizer->end_ids()}) {
+    for (const int32_t id : *ids) needed = std::max(needed, id + 1);
+  }
+  return needed;
+}
+
 }  // namespace
 
 bool UsesTokenizer(const DataSpec& spec) {
@@ -205,16 +211,18 @@ absl::StatusOr<JobTokenizer> LearnJobTokenizer(const DataSpec& spec,
 absl::Status FillVocabulary(job::v1::JobSpec* spec) {
   if (!UsesTokenizer(spec->data())) return absl::OkStatus();
   int32_t tokens = spec->data().tokenizer_vocab_size();
+  int32_t needed = tokens;
   if (tokens == 0) {
     ASSIGN_OR_RETURN(const JobTokenizer loaded, LoadJobTokenizer(spec->data()));
     tokens = loaded.tokenizer->vocabulary_size();
+    needed = NeededTokens(loaded);
   }
   if (spec->model().vocab_size() == 0) spec->mutable_model()->set_vocab_size(tokens);
-  if (spec->model().vocab_size() >= tokens) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("model.vocab_size: is ", spec->model().vocab_size(), ", but the tokenizer ",
-                   spec->data().tokenizer_vocab_size() > 0 ? "to learn" : spec->data().tokenizer(),
-                   " has ", tokens, " tokens; expected at least as many"));
+  if (spec->model().vocab_size() >= needed) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "model.vocab_size: is ", spec->model().vocab_size(), ", but the tokenizer ",
+      spec->data().tokenizer_vocab_size() > 0 ? "to learn" : spec->data().tokenizer(), " has ",
+      tokens, " tokens; expected at least ", needed == tokens ? "as many" : absl::StrCat(needed)));
 }
 
 }  // namespace megascale::data

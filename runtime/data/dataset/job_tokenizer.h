@@ -12,6 +12,7 @@
 #include "proto/job.pb.h"
 #include "runtime/data/dataset/inputs.h"
 #include "runtime/data/dataset/token_cache.h"
+#include "runtime/data/tokenizer/files/tokenizer_file.h"
 #include "runtime/data/tokenizer/tokenizer.h"
 
 namespace megascale::data {
@@ -22,8 +23,8 @@ bool UsesTokenizer(const job::v1::DataSpec& spec);
 struct JobTokenizer {
   std::unique_ptr<tokenizer::Tokenizer> tokenizer;
   int32_t end_token = 0;  // ends every document
-  std::string file_name;  // "tokenizer.json" or "tokenizer.model"
-  std::string content;    // of that file
+  // The files that make it again in a folder of their own.
+  std::vector<tokenizer::LoadedTokenizer::File> files;
 };
 
 // Loads the tokenizer that `spec` names. Requires: UsesTokenizer, and none is to be learnt.
@@ -40,7 +41,8 @@ absl::StatusOr<JobTokenizer> LearnJobTokenizer(const job::v1::DataSpec& spec,
 
 // Sets the size of the model's vocabulary to the tokenizer's if the job gives none. Errors:
 // InvalidArgument, beginning with the field - those of LoadJobTokenizer; the model's vocabulary is
-// smaller than the tokenizer's.
+// smaller than the tokenizer's. Added tokens at its end may be missing in the model's: text in
+// which they occur is refused.
 absl::Status FillVocabulary(job::v1::JobSpec* spec);
 
 }  // namespace megascale::data

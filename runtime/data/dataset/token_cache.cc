@@ -35,19 +35,31 @@ constexpr absl::Duration kLockInterval = absl::Milliseconds(500);
 // `had_mark`: the text begins with a byte order mark, which earlier versions took for text.
 std::string DigestOf(const EncodeRequest& request, bool had_mark) {
   const TextChunkOptions& text = request.text;
-  return base::Sha256Hex(
-      absl::StrJoin({std::string(kVersion), request.text_sha256, request.tokenizer->sha256(),
-                     absl::StrCat(request.end_token), absl::StrCat(text.json_field.size()),
-                     text.json_field, absl::StrCat(text.skip_bad), absl::StrCat(text.begin),
-                     absl::StrCat(text.end), absl::StrCat(text.chunk_bytes),
-                     absl::StrCat(request.piece_bytes, had_mark ? " no mark" : "")},
-                    "\n"));
+  std::vector<std::string> parts = {std::string(kVersion),
+                                    request.text_sha256,
+                                    request.tokenizer->sha256(),
+                                    absl::StrCat(request.end_token),
+                                    absl::StrCat(text.json_field.size()),
+                                    text.json_field,
+                                    absl::StrCat(text.skip_bad),
+                                    absl::StrCat(text.begin),
+                                    absl::StrCat(text.end),
+                                    absl::StrCat(text.chunk_bytes),
+                                    absl::StrCat(request.piece_bytes, had_mark ? " no mark" : "")};
+  // Only where they matter, so that other tokens keep their place.
+  const tokenizer::Tokenizer& tokenizer = *request.tokenizer;
+  if (!tokenizer.begin_ids().empty() || !tokenizer.end_ids().empty()) parts.push_back("once");
+  if (tokenizer.vocabulary_size() > request.num_rows) {
+    parts.push_back(absl::StrCat("below ", request.num_rows));
+  }
+  return base::Sha256Hex(absl::StrJoin(parts, "\n"));
 }
 
 // What the file `complete` says.
 struct Complete {
   int64_t num_pieces = 0;
   int64_t num_skipped = 0;
+  int64_t num_repeated = 0;
 };
 
 std::optional<Complete> ReadComplete(const std::string& path) {
@@ -55,10 +67,12 @@ std::optional<Complete> ReadComplete(const std::string& path) {
   if (!content.ok()) return std::nullopt;
   const std::vector<std::string> words = absl::StrSplit(*content, ' ');
   Complete complete;
-  if (words.size() == 2 && absl::SimpleAtoi(words[0], &complete.num_pieces) &&
-      absl::SimpleAtoi(words[1], &complete.num_skipped)) {
-    return complete;
-  }
+  // Files of older versions lack the last word.
+  const bool good = (words.size() == 2 || words.size() == 3) &&
+                    absl::SimpleAtoi(words[0], &complete.num_pieces) &&
+                    absl::SimpleAtoi(words[1], &complete.num_skipped) &&
+                    (words.size() == 2 || absl::SimpleAtoi(words[2], &complete.num_repeated));
+  if (good) return complete;
   return std::nullopt;
 }
 
@@ -83,6 +97,7 @@ class Encoder {
     const auto complete = ReadComplete(complete_path);
     if (complete && complete->num_pieces == static_cast<int64_t>(encoded.pieces.size())) {
       encoded.num_skipped = complete->num_skipped;
+      encoded.num_repeated = complete->num_repeated;
       return encoded;
     }
     ASSIGN_OR_RETURN(chunks_, TextChunks::Open(request_.text));
@@ -93,8 +108,10 @@ class Encoder {
     }
     RETURN_IF_ERROR(CheckUnchanged(encoded.pieces.size()));
     encoded.num_skipped = chunks_->num_skipped();
+    encoded.num_repeated = num_repeated_;
     RETURN_IF_ERROR(base::WriteFileDurably(
-        complete_path, absl::StrCat(encoded.pieces.size(), " ", encoded.num_skipped)));
+        complete_path,
+        absl::StrCat(encoded.pieces.size(), " ", encoded.num_skipped, " ", num_repeated_)));
     return encoded;
   }
 
@@ -118,6 +135,7 @@ class Encoder {
   // Reads the next chunk ahead, so that the end is known when a piece ends.
   absl::Status Advance() {
     ASSIGN_OR_RETURN(more_, chunks_->Next(&chunk_));
+    if (more_ && chunk_.begins_document) ++num_documents_;
     const ByteStream& stream = chunks_->stream();
     if (on_progress_ && more_) {
       on_progress_(absl::StrCat("tokenizing ", request_.text.path), stream.read_bytes(),
@@ -132,14 +150,21 @@ class Encoder {
     return absl::OkStatus();
   }
 
-  void EncodeChunk() {
+  absl::Status EncodeChunk() {
     const tokenizer::Tokenizer& tokenizer = *request_.tokenizer;
-    ids_.clear();
-    if (chunk_.begins_document) ids_ = tokenizer.begin_ids();
-    tokenizer.Encode(chunk_.text, {.add_special_tokens = false}, &ids_);
-    if (!chunk_.ends_document) return;
-    ids_.insert(ids_.end(), tokenizer.end_ids().begin(), tokenizer.end_ids().end());
-    if (ids_.empty() || ids_.back() != request_.end_token) ids_.push_back(request_.end_token);
+    const bool repeated = tokenizer.EncodeDocument({.text = chunk_.text,
+                                                    .begins_document = chunk_.begins_document,
+                                                    .ends_document = chunk_.ends_document},
+                                                   &ids_);
+    if (repeated) ++num_repeated_;
+    const bool needs_end = ids_.empty() || ids_.back() != request_.end_token;
+    if (chunk_.ends_document && needs_end) ids_.push_back(request_.end_token);
+    const auto beyond = tokenizer.FindBeyond(ids_, request_.num_rows);
+    if (!beyond) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("data.files: ", request_.text.path, ": document ", num_documents_,
+                     " has the token ", tokenizer.NameOf(ids_[*beyond]), ", which a model of ",
+                     request_.num_rows, " tokens does not have; leave it out of the text"));
   }
 
   absl::StatusOr<std::unique_ptr<TokenSource>> WritePiece(size_t index) {
@@ -149,7 +174,7 @@ class Encoder {
                                               request_.tokenizer->sha256()}));
     int64_t bytes = 0;
     while (more_ && bytes < request_.piece_bytes) {
-      EncodeChunk();
+      RETURN_IF_ERROR(EncodeChunk());
       RETURN_IF_ERROR(writer->Append(ids_));
       bytes += static_cast<int64_t>(chunk_.text.size());
       RETURN_IF_ERROR(Advance());
@@ -166,6 +191,8 @@ class Encoder {
   TextChunk chunk_;
   bool more_ = false;
   std::vector<int32_t> ids_;
+  int64_t num_documents_ = 0;  // that were read
+  int64_t num_repeated_ = 0;
 };
 
 }  // namespace

@@ -33,6 +33,7 @@ struct EncodeRequest {
   std::string text_sha256;  // of the file
   const tokenizer::Tokenizer* tokenizer = nullptr;
   int32_t end_token = 0;
+  int64_t num_rows = INT64_MAX;  // tokens that the model has; text with any other is refused
   int64_t piece_bytes = int64_t{64} << 20;  // of text in a piece
 };
 
@@ -40,6 +41,9 @@ struct EncodedText {
   std::string sha256;  // of what decides the tokens
   std::vector<std::unique_ptr<TokenSource>> pieces;
   int64_t num_skipped = 0;  // lines of JSON Lines, or bytes
+  // Documents that begin or end with the tokenizer's own tokens, which are not put there again.
+  // Counts those that were encoded since a process was killed.
+  int64_t num_repeated = 0;
 };
 
 class TokenCache {
@@ -48,7 +52,8 @@ class TokenCache {
   explicit TokenCache(std::string folder);
 
   // Returns the tokens of a text; encodes what is not there yet or is damaged. Errors: those of the
-  // text; DataLoss - the text changed since it was hashed; those of the folder, with its path.
+  // text; InvalidArgument - a token that the model does not have; DataLoss - the text changed since
+  // it was hashed; those of the folder, with its path.
   absl::StatusOr<EncodedText> Encode(const EncodeRequest& request, const OnProgress& on_progress);
 
   const std::string& folder() const { return folder_; }

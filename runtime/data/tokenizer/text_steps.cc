@@ -4,16 +4,23 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "runtime/data/tokenizer/text/nfc.h"
 
 namespace megascale::tokenizer {
 namespace {
 
-void SplitWords(SplitPattern pattern, absl::string_view text,
+// Splits by the first pattern, each piece by the second one, and so on.
+void SplitWords(absl::Span<const SplitPattern> patterns, absl::string_view text,
                 absl::FunctionRef<void(absl::string_view)> on_piece) {
+  if (patterns.empty()) return on_piece(text);
   while (!text.empty()) {
-    const size_t length = FirstPiece(pattern, text);
-    on_piece(text.substr(0, length));
+    const size_t length = FirstPiece(patterns[0], text);
+    if (patterns.size() == 1) {
+      on_piece(text.substr(0, length));
+    } else {
+      SplitWords(patterns.subspan(1), text.substr(0, length), on_piece);
+    }
     text.remove_prefix(length);
   }
 }
@@ -79,8 +86,7 @@ void PreTokenize(const PreTokenizer& pre_tokenizer, absl::string_view text, bool
     prefixed = absl::StrCat(" ", text);
     text = prefixed;
   }
-  if (!pre_tokenizer.split) return on_piece(text);
-  SplitWords(*pre_tokenizer.split, text, on_piece);
+  SplitWords(pre_tokenizer.splits, text, on_piece);
 }
 
 }  // namespace megascale::tokenizer

@@ -40,11 +40,12 @@ struct MetaspaceStep {
 };
 
 struct PreTokenizer {
-  // At most one of these. Neither of them: the text is one piece.
-  std::optional<SplitPattern> split;
+  // Splits, each of the pieces before it, or Metaspace. Neither of them: the text is one piece.
+  std::vector<SplitPattern> splits;
   std::optional<MetaspaceStep> metaspace;
-  bool byte_level = false;        // pieces are encoded as bytes
-  bool add_prefix_space = false;  // byte-level: text begins with a space
+  bool byte_level = false;          // pieces are encoded as bytes
+  bool add_prefix_space = false;    // byte-level: text begins with a space
+  bool is_lone_byte_level = false;  // byte-level is the only step of the file
 };
 
 // Calls `on_piece` for each piece of `text` in order. `is_first`: `text` is the beginning of the

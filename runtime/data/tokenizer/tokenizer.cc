@@ -1,8 +1,10 @@
 #include "runtime/data/tokenizer/tokenizer.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
@@ -40,13 +42,18 @@ Tokenizer::Tokenizer(TokenizerParts parts)
       end_ids_(std::move(parts.end_ids)),
       decoder_(std::move(parts.decoder)),
       description_(std::move(parts.description)),
-      sha256_(std::move(parts.sha256)) {
+      sha256_(std::move(parts.sha256)),
+      warnings_(std::move(parts.warnings)) {
   for (size_t id = 0; id < tokens_.size(); ++id) {
     id_of_.try_emplace(tokens_[id], static_cast<int32_t>(id));
   }
+  std::vector<bool> is_added(tokens_.size(), false);
   for (const AddedToken& token : added_tokens_) {
     if (token.special) is_special_[token.id] = true;
+    is_added[token.id] = true;
   }
+  num_text_tokens_ = vocabulary_size();
+  while (num_text_tokens_ > 0 && is_added[num_text_tokens_ - 1]) --num_text_tokens_;
   for (const int32_t id : parts.special_ids) is_special_[id] = true;
 }
 
@@ -72,6 +79,39 @@ void Tokenizer::Encode(absl::string_view text, const EncodeOptions& options,
     EncodeValid(RepairUtf8(text), options, ids);
   }
   if (options.add_special_tokens) ids->insert(ids->end(), end_ids_.begin(), end_ids_.end());
+}
+
+bool Tokenizer::EncodeDocument(const DocumentPart& part, std::vector<int32_t>* ids) const {
+  ids->clear();
+  if (part.begins_document) *ids = begin_ids_;
+  const auto before = static_cast<int64_t>(ids->size());
+  Encode(part.text, {.add_special_tokens = false}, ids);
+  const absl::Span<const int32_t> text = absl::MakeConstSpan(*ids).subspan(before);
+  const auto has = [&](absl::Span<const int32_t> part_of_text, const std::vector<int32_t>& around) {
+    return !around.empty() && part_of_text == absl::MakeConstSpan(around);
+  };
+  const size_t end_size = std::min(end_ids_.size(), text.size());
+  const bool has_begin =
+      part.begins_document && has(text.first(std::min<size_t>(before, text.size())), begin_ids_);
+  const bool has_end = part.ends_document && has(text.last(end_size), end_ids_);
+  if (part.ends_document && !has_end) ids->insert(ids->end(), end_ids_.begin(), end_ids_.end());
+  if (has_begin) ids->erase(ids->begin(), ids->begin() + before);
+  return has_begin || has_end;
+}
+
+std::string Tokenizer::NamesBefore() const {
+  return absl::StrJoin(begin_ids_, " ", [&](std::string* out, int32_t id) {
+    absl::StrAppend(out, "'", base::Printable(TokenOf(id), kShownBytesMax), "'");
+  });
+}
+
+std::string Tokenizer::NamesAround() const {
+  std::vector<std::string> names;
+  if (!begin_ids_.empty()) names.push_back(NamesBefore());
+  for (const int32_t id : end_ids_) {
+    names.push_back(absl::StrCat("'", base::Printable(TokenOf(id), kShownBytesMax), "'"));
+  }
+  return absl::StrJoin(names, " or ");
 }
 
 void Tokenizer::EncodeValid(absl::string_view text, const EncodeOptions& options,
@@ -116,6 +156,18 @@ std::optional<int32_t> Tokenizer::IdOf(absl::string_view token) const {
   const auto found = id_of_.find(token);
   if (found == id_of_.end()) return std::nullopt;
   return found->second;
+}
+
+std::optional<size_t> Tokenizer::FindBeyond(absl::Span<const int32_t> ids, int64_t num_rows) const {
+  if (vocabulary_size() <= num_rows) return std::nullopt;
+  const auto* found =
+      std::find_if(ids.begin(), ids.end(), [num_rows](int32_t id) { return id >= num_rows; });
+  if (found == ids.end()) return std::nullopt;
+  return static_cast<size_t>(found - ids.begin());
+}
+
+std::string Tokenizer::NameOf(int32_t id) const {
+  return absl::StrCat("'", base::Printable(TokenOf(id), kShownBytesMax), "' (id ", id, ")");
 }
 
 std::optional<int32_t> Tokenizer::EndOfDocument() const {

@@ -40,8 +40,9 @@ struct TokenizerParts {
   std::vector<int32_t> begin_ids;
   std::vector<int32_t> end_ids;
   Decoder decoder;
-  std::string description;  // one line for people: "byte-level BPE, split as llama3"
-  std::string sha256;       // of the file
+  std::string description;            // one line for people: "byte-level BPE, split as llama3"
+  std::string sha256;                 // of the file, and of what other files of its folder change
+  std::vector<std::string> warnings;  // what is odd but allowed, one line each
 };
 
 struct EncodeOptions {
@@ -67,6 +68,19 @@ class Tokenizer {
   void Encode(absl::string_view text, const EncodeOptions& options,
               std::vector<int32_t>* ids) const;
 
+  // A document, or one of the parts in which a long one is encoded.
+  struct DocumentPart {
+    absl::string_view text;
+    bool begins_document = true;
+    bool ends_document = true;
+  };
+  // Replaces `ids` by those of a document with the tokens that belong around a text. Where the text
+  // itself begins or ends with them, they are not put there again. Returns true if so.
+  bool EncodeDocument(const DocumentPart& part, std::vector<int32_t>* ids) const;
+  // Returns the tokens around a text, for messages: "'<s>'" or "'<s>' or '</s>'".
+  std::string NamesAround() const;
+  std::string NamesBefore() const;
+
   // Returns the text. It is valid UTF-8.
   // Errors: OutOfRange - an id that this tokenizer does not have.
   absl::StatusOr<std::string> Decode(absl::Span<const int32_t> ids,
@@ -74,6 +88,13 @@ class Tokenizer {
 
   // One more than the highest id.
   int32_t vocabulary_size() const { return static_cast<int32_t>(tokens_.size()); }
+  // One more than the highest id of a token that is not an added one.
+  int32_t num_text_tokens() const { return num_text_tokens_; }
+  // Returns the place in `ids` of the first one that a vocabulary of `num_rows` tokens does not
+  // have; nullopt: it has all of them.
+  std::optional<size_t> FindBeyond(absl::Span<const int32_t> ids, int64_t num_rows) const;
+  // Returns "'[PAD]' (id 400)". Requires: 0 <= id < vocabulary_size().
+  std::string NameOf(int32_t id) const;
   // Returns a token as the file writes it. Requires: 0 <= id < vocabulary_size().
   const std::string& TokenOf(int32_t id) const { return tokens_[id]; }
   // Returns the id of a token as the file writes it; nullopt: there is none.
@@ -88,6 +109,7 @@ class Tokenizer {
   const std::vector<int32_t>& end_ids() const { return end_ids_; }
   const std::string& description() const { return description_; }
   const std::string& sha256() const { return sha256_; }
+  const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:
   friend class DecodeStream;
@@ -113,6 +135,8 @@ class Tokenizer {
   Decoder decoder_;
   std::string description_;
   std::string sha256_;
+  std::vector<std::string> warnings_;
+  int32_t num_text_tokens_ = 0;
 };
 
 // Decodes ids as they come, for text that is shown while it is generated. The pieces together equal

@@ -47,6 +47,13 @@ LLAMA3 = (
     r"|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TEKKEN = O200K.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace(r"\p{N}{1,3}", r"\p{N}")
 
 SCRIPTS = """All human beings are born free and equal in dignity and rights.
 Tous les êtres humains naissent libres et égaux en dignité et en droits.
@@ -233,6 +240,12 @@ def byte_level(split):
     )
 
 
+def digits(individual):
+    return pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=individual), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+
+
 def added(content, **flags):
     return {
         "content": content,
@@ -333,6 +346,25 @@ def byte_level_families():
         post_processor=BYTE_LEVEL_PROCESSOR,
         decoder=BYTE_LEVEL_DECODER,
         model={"merges": strings},
+    )
+    tekken = trained(byte_level(TEKKEN), ["<|endoftext|>"], initial_alphabet=alphabet)
+    yield "tekken", assemble(tekken, end, decoder=BYTE_LEVEL_DECODER)
+    o200k = trained(byte_level(O200K), ["<|endoftext|>"], initial_alphabet=alphabet)
+    yield "o200k", assemble(o200k, end, decoder=BYTE_LEVEL_DECODER)
+    smollm = trained(digits(True), ["<|endoftext|>"], initial_alphabet=alphabet)
+    yield "smollm", assemble(smollm, end, decoder=BYTE_LEVEL_DECODER, model={"byte_fallback": True})
+    numbers = trained(digits(False), ["<|endoftext|>"], initial_alphabet=alphabet)
+    yield "numbers", assemble(
+        numbers,
+        end,
+        decoder=BYTE_LEVEL_DECODER,
+        post_processor={
+            "type": "RobertaProcessing",
+            "sep": ["<|endoftext|>", 0],
+            "cls": ["a", numbers["model"]["vocab"]["a"]],
+            "trim_offsets": True,
+            "add_prefix_space": False,
+        },
     )
     yield "llama3-plain", assemble(llama3, end, decoder=BYTE_LEVEL_DECODER)
 
@@ -455,7 +487,7 @@ def check(program):
     texts = [random_text(generator, 200, SPECIAL) for _ in range(3000)] + training_text().split("\n\n")
     with tempfile.TemporaryDirectory() as folder:
         files = sorted(
-            path for path in FOLDER.glob("*.json") if ".expected" not in path.name and path.name != "cases.json"
+            path for path in FOLDER.glob("*.json") if pathlib.Path(f"{path}".replace(".json", ".expected.json")).exists()
         )
         for split in ("gpt2", "llama3", "qwen2"):
             path = pathlib.Path(folder, f"trained-{split}.json")

@@ -23,7 +23,7 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 VERSION = "0.23.3"
 CODE_POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 BLOCK = 4096
-LETTER, NUMBER, SPACE, WORD = 1, 2, 4, 8
+LETTER, NUMBER, SPACE, WORD, UPPER, LOWER, MARK, OTHER_DIGIT = 1, 2, 4, 8, 16, 32, 64, 128
 
 SOURCE = """#include "runtime/data/tokenizer/text/unicode_ranges.h"
 
@@ -73,14 +73,27 @@ def word_characters():
     return found | {ord("a")}
 
 
+def digits_of(block):
+    """Whether the pre-tokenizer Digits cuts at a code point."""
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    for c in block:
+        yield c, len(digits.pre_tokenize_str("a" + chr(c))) > 1
+
+
 def classes():
     letters, numbers, spaces = members(r"\p{L}"), members(r"\p{N}"), members(r"\s")
     assert not (letters & numbers or letters & spaces or numbers & spaces)
     assert members(r"[^\s\p{L}\p{N}]") == set(CODE_POINTS) - letters - numbers - spaces
     assert members(r"[^\r\n\p{L}\p{N}]") == set(CODE_POINTS) - letters - numbers - {10, 13}
     words = word_characters()
+    upper, lower, marks = members(r"[\p{Lu}\p{Lt}]"), members(r"\p{Ll}"), members(r"\p{M}")
+    assert upper <= letters and lower <= letters and not (upper & lower or marks & (letters | numbers | spaces))
+    assert members(r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]") == (letters - lower) | marks
+    assert members(r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]") == (letters - upper) | marks
+    digits = {c for _, block in blocks() for c, found in digits_of(block) if found}
     result = [0] * 0x110000
-    for bit, found in ((LETTER, letters), (NUMBER, numbers), (SPACE, spaces), (WORD, words)):
+    for bit, found in ((LETTER, letters), (NUMBER, numbers), (SPACE, spaces), (WORD, words), (UPPER, upper),
+                       (LOWER, lower), (MARK, marks), (OTHER_DIGIT, digits ^ numbers)):
         for c in found:
             result[c] |= bit
     return result
@@ -101,7 +114,9 @@ def write_classes():
         SOURCE.format(version=VERSION, rows="\n".join(rows)))
     letters = {0: "-", LETTER: "L", NUMBER: "N", SPACE: "S"}
     pathlib.Path("tests/golden/tokenizer/unicode_classes.txt").write_text(
-        "".join(f"{first:X} {letters[bits & 7]}{'w' if bits & WORD else '-'}\n" for first, bits in ranges))
+        "".join(f"{first:X} {letters[bits & 7]}{'w' if bits & WORD else '-'}"
+                f"{'u' if bits & UPPER else 'l' if bits & LOWER else 'm' if bits & MARK else '-'}"
+                f"{'d' if bits & OTHER_DIGIT else '-'}\n" for first, bits in ranges))
 
 
 def write_nfc():

@@ -14,6 +14,7 @@ namespace megascale::tokenizer {
 namespace {
 
 constexpr size_t kShownTypeBytesMax = 120;
+constexpr size_t kSplitsMax = 8;
 
 absl::Status Unsupported(const JsonObject& component, absl::string_view type,
                          absl::string_view supported) {
@@ -124,7 +125,7 @@ absl::StatusOr<SplitPattern> ReadSplit(const JsonObject& component) {
   const auto found = FindSplitPattern(expression);
   if (!found) {
     return Unsupported(component, absl::StrCat("Split by the Regex ", expression),
-                       "the one of GPT-2, Llama 3 or Qwen2");
+                       "the one of GPT-2, Llama 3, Qwen2, Mistral-Nemo (Tekken) or o200k");
   }
   ASSIGN_OR_RETURN(const std::string behavior, component.Text("behavior"));
   ASSIGN_OR_RETURN(const bool invert, component.Bool("invert", false));
@@ -137,22 +138,27 @@ absl::StatusOr<SplitPattern> ReadSplit(const JsonObject& component) {
 absl::Status AddPreTokenizer(const JsonObject& component, absl::string_view type,
                              PreTokenizer* result) {
   constexpr char kSupported[] =
-      "Metaspace, ByteLevel, or a Split and then ByteLevel without use_regex";
+      "Metaspace, ByteLevel, or Digits and Splits and then ByteLevel without add_prefix_space";
   if (result->metaspace || result->byte_level) {
     return Unsupported(component, absl::StrCat(type, " after another pre-tokenizer"), kSupported);
   }
-  if (type == "Metaspace" && !result->split) {
+  if (type == "Metaspace" && result->splits.empty()) {
     ASSIGN_OR_RETURN(result->metaspace, ReadMetaspace(component));
-  } else if (type == "Split" && !result->split) {
-    ASSIGN_OR_RETURN(result->split, ReadSplit(component));
+  } else if (result->splits.size() >= kSplitsMax) {
+    return Unsupported(component, absl::StrCat(type, " after ", kSplitsMax, " others"), kSupported);
+  } else if (type == "Split") {
+    ASSIGN_OR_RETURN(const SplitPattern pattern, ReadSplit(component));
+    result->splits.push_back(pattern);
+  } else if (type == "Digits") {
+    ASSIGN_OR_RETURN(const bool individual, component.Bool("individual_digits", false));
+    result->splits.push_back(individual ? SplitPattern::kDigits : SplitPattern::kNumbers);
   } else if (type == "ByteLevel") {
     ASSIGN_OR_RETURN(const bool splits, component.Bool("use_regex", true));
     ASSIGN_OR_RETURN(result->add_prefix_space, component.Bool("add_prefix_space", true));
-    if (result->split && (splits || result->add_prefix_space)) {
-      return Unsupported(component, "ByteLevel with use_regex or add_prefix_space after Split",
-                         kSupported);
+    if (!result->splits.empty() && result->add_prefix_space) {
+      return Unsupported(component, "ByteLevel with add_prefix_space after others", kSupported);
     }
-    if (splits) result->split = SplitPattern::kGpt2;
+    if (splits) result->splits.push_back(SplitPattern::kGpt2);
     result->byte_level = true;
   } else {
     return Unsupported(component, type, kSupported);
@@ -191,6 +197,15 @@ absl::Status ReadTemplate(const JsonObject& component, TokensAround* around) {
   if (sequence_seen) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(component.PathOf("single"), ": has no Sequence, expected one for the text"));
+}
+
+// Reads a token and its id: ["</s>", 2].
+absl::Status AppendPair(const JsonObject& component, const char* name, std::vector<int32_t>* ids) {
+  ASSIGN_OR_RETURN(const Json* pair, component.Array(name));
+  if (pair->size() != 2) return WrongType(component.PathOf(name), pair, "a token and its id");
+  ASSIGN_OR_RETURN(const int32_t id, IdOfJson((*pair)[1], component.PathOf(name)));
+  ids->push_back(id);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<DecoderStep> ReadDecoderStep(const JsonObject& component, absl::string_view type) {
@@ -241,6 +256,8 @@ absl::StatusOr<PreTokenizer> ReadPreTokenizer(const JsonObject& file) {
   PreTokenizer result;
   if (file.Find("pre_tokenizer") == nullptr) return result;
   ASSIGN_OR_RETURN(const JsonObject component, file.Object("pre_tokenizer"));
+  const auto type = component.Type();
+  result.is_lone_byte_level = type.ok() && *type == "ByteLevel";
   RETURN_IF_ERROR(
       ForEach(component, "pretokenizers", [&](const JsonObject& step, absl::string_view type) {
         return AddPreTokenizer(step, type, &result);
@@ -253,13 +270,17 @@ absl::StatusOr<TokensAround> ReadPostProcessor(const JsonObject& file) {
   if (file.Find("post_processor") == nullptr) return around;
   ASSIGN_OR_RETURN(const JsonObject component, file.Object("post_processor"));
   bool template_seen = false;
-  RETURN_IF_ERROR(
-      ForEach(component, "processors", [&](const JsonObject& step, absl::string_view type) {
+  RETURN_IF_ERROR(ForEach(
+      component, "processors", [&](const JsonObject& step, absl::string_view type) -> absl::Status {
         if (type == "ByteLevel") return absl::OkStatus();  // concerns offsets alone
-        if (type != "TemplateProcessing" || std::exchange(template_seen, true)) {
-          return Unsupported(step, type, "ByteLevel, and one TemplateProcessing");
+        const bool is_template = type == "TemplateProcessing";
+        if ((!is_template && type != "RobertaProcessing") || std::exchange(template_seen, true)) {
+          return Unsupported(step, type,
+                             "ByteLevel, and one of TemplateProcessing and RobertaProcessing");
         }
-        return ReadTemplate(step, &around);
+        if (is_template) return ReadTemplate(step, &around);
+        RETURN_IF_ERROR(AppendPair(step, "cls", &around.begin));
+        return AppendPair(step, "sep", &around.end);
       }));
   return around;
 }

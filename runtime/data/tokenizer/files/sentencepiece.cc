@@ -10,6 +10,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "runtime/base/checksum.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
@@ -85,7 +86,7 @@ class Fields {
   absl::string_view rest_;
 };
 
-enum PieceType : uint64_t { kNormal = 1, kUnknown = 2, kControl = 3, kByte = 6 };
+enum PieceType : uint64_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kByte = 6 };
 
 struct Piece {
   std::string text;
@@ -153,7 +154,7 @@ absl::StatusOr<Model> ReadModel(absl::string_view content) {
   return model;
 }
 
-absl::Status CheckSupported(const Model& model) {
+absl::Status CheckSupported(const Model& model, bool as_llama) {
   const auto refuse = [](absl::string_view what) {
     return absl::InvalidArgumentError(absl::StrCat("SentencePiece model with ", what,
                                                    " is not supported; use its tokenizer.json"));
@@ -164,11 +165,12 @@ absl::Status CheckSupported(const Model& model) {
   if (model.remove_extra_whitespaces) return refuse("remove_extra_whitespaces");
   if (!model.escape_whitespaces) return refuse("unescaped whitespace");
   if (model.whitespace_is_suffix) return refuse("treat_whitespace_as_suffix");
+  if (as_llama && !model.add_dummy_prefix) return refuse("add_dummy_prefix false in a folder");
   for (const Piece& piece : model.pieces) {
-    if (piece.type != kNormal && piece.type != kUnknown && piece.type != kControl &&
-        piece.type != kByte) {
-      return refuse("user-defined or unused pieces");
-    }
+    const bool is_known = piece.type == kNormal || piece.type == kUnknown ||
+                          piece.type == kControl || piece.type == kByte;
+    if (is_known || (as_llama && piece.type == kUserDefined)) continue;
+    return refuse(as_llama ? "unused pieces" : "user-defined or unused pieces");
   }
   return absl::OkStatus();
 }
@@ -203,21 +205,29 @@ void AddMerges(const Model& model, const Ids& ids, BpeSpec* spec) {
   }
 }
 
-absl::Status AddPieces(const Model& model, TokenizerParts* parts) {
-  BpeSpec& spec = parts->model;
-  spec.start = BpeStart::kCharacters;
-  spec.fuse_unknown = true;
-  spec.word_begin = kMarker;
-  if (model.byte_fallback) spec.byte_fallback.assign(256, -1);
+// Makes the tokens, and what a piece begins as.
+absl::StatusOr<Ids> AddTokens(const Model& model, TokenizerParts* parts) {
+  parts->model.start = BpeStart::kCharacters;
+  parts->model.fuse_unknown = true;
+  parts->model.word_begin = kMarker;
   Ids ids;
   for (size_t i = 0; i < model.pieces.size(); ++i) {
     const Piece& piece = model.pieces[i];
-    const auto id = static_cast<int32_t>(i);
     parts->tokens.push_back(piece.text);
-    if (!ids.try_emplace(piece.text, id).second) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("piece ", i, ": '", base::Printable(piece.text, 60), "' is there already"));
-    }
+    if (ids.try_emplace(piece.text, static_cast<int32_t>(i)).second) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("piece ", i, ": '", base::Printable(piece.text, 60), "' is there already"));
+  }
+  return ids;
+}
+
+absl::Status AddPieces(const Model& model, TokenizerParts* parts) {
+  RETURN_IF_ERROR(AddTokens(model, parts).status());
+  BpeSpec& spec = parts->model;
+  if (model.byte_fallback) spec.byte_fallback.assign(256, -1);
+  for (size_t i = 0; i < model.pieces.size(); ++i) {
+    const Piece& piece = model.pieces[i];
+    const auto id = static_cast<int32_t>(i);
     if (piece.type == kNormal) spec.symbols.emplace_back(piece.text, id);
     if (piece.type == kUnknown) spec.unknown = id;
     if (piece.type == kUnknown || piece.type == kControl) parts->special_ids.push_back(id);
@@ -231,28 +241,119 @@ absl::Status AddPieces(const Model& model, TokenizerParts* parts) {
   return absl::OkStatus();
 }
 
+// A merge in the order in which the class of Llama ranks merges.
+struct RankedMerge {
+  BpeMerge merge;
+  float score;
+  size_t left_characters;
+  size_t right_characters;
+
+  bool operator<(const RankedMerge& other) const {  // true: is ranked before
+    if (score != other.score) return score > other.score;
+    if (left_characters != other.left_characters) return left_characters > other.left_characters;
+    return right_characters > other.right_characters;
+  }
+};
+
+size_t NumCharacters(absl::string_view text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+// Returns the merges that make one piece, those of lower ids first.
+std::vector<RankedMerge> MergesOf(absl::string_view text, int32_t id, float score, const Ids& ids) {
+  std::vector<RankedMerge> merges;
+  for (size_t at = CharacterLength(text[0]); at < text.size(); at += CharacterLength(text[at])) {
+    const auto left = ids.find(text.substr(0, at));
+    const auto right = ids.find(text.substr(at));
+    if (left == ids.end() || right == ids.end()) continue;
+    merges.push_back({{left->second, right->second, id},
+                      score,
+                      NumCharacters(left->first),
+                      NumCharacters(right->first)});
+  }
+  std::sort(merges.begin(), merges.end(), [](const RankedMerge& a, const RankedMerge& b) {
+    return std::pair(a.merge.left, a.merge.right) < std::pair(b.merge.left, b.merge.right);
+  });
+  return merges;
+}
+
+// As AddPieces, but as the class of Llama converts a model: every piece can be merged, every merge
+// has a rank of its own, and control and user-defined pieces are added tokens.
+absl::Status AddPiecesAsLlama(const Model& model, TokenizerParts* parts) {
+  constexpr size_t kNumSpecial = 3;  // their scores do not count
+  ASSIGN_OR_RETURN(const Ids ids, AddTokens(model, parts));
+  BpeSpec& spec = parts->model;
+  spec.byte_fallback.assign(256, -1);
+  std::vector<RankedMerge> merges;
+  for (size_t i = 0; i < model.pieces.size(); ++i) {
+    const Piece& piece = model.pieces[i];
+    const auto id = static_cast<int32_t>(i);
+    spec.symbols.emplace_back(piece.text, id);
+    if (piece.type == kUnknown) spec.unknown = id;
+    if (piece.type == kControl || piece.type == kUserDefined) {
+      parts->added_tokens.push_back(
+          {.id = id, .content = piece.text, .special = piece.type == kControl});
+    }
+    // The class of Llama writes these with capital letters.
+    const int byte = ByteOfPiece(piece.text);
+    if (byte >= 0 && piece.text == absl::StrFormat("<0x%02X>", byte)) spec.byte_fallback[byte] = id;
+    const float score = i < kNumSpecial ? 0 : piece.score;
+    for (RankedMerge& merge : MergesOf(piece.text, id, score, ids)) merges.push_back(merge);
+  }
+  std::stable_sort(merges.begin(), merges.end());
+  for (const RankedMerge& merge : merges) spec.merges.push_back(merge.merge);
+  return absl::OkStatus();
+}
+
+void AddSteps(bool has_prefix, TokenizerParts* parts) {
+  if (has_prefix) parts->normalizer.push_back({NormalizerStep::Kind::kPrepend, "", kMarker});
+  parts->normalizer.push_back({NormalizerStep::Kind::kReplace, " ", kMarker});
+}
+
+void AddDecoder(bool has_prefix, TokenizerParts* parts) {
+  using Kind = DecoderStep::Kind;
+  parts->decoder.steps = {{.kind = Kind::kReplace, .pattern = kMarker, .content = " "},
+                          {.kind = Kind::kByteFallback, .pattern = "", .content = ""},
+                          {.kind = Kind::kFuse, .pattern = "", .content = ""}};
+  if (!has_prefix) return;
+  parts->decoder.steps.push_back({.kind = Kind::kStrip, .pattern = "", .content = " ", .start = 1});
+}
+
 }  // namespace
 
 absl::StatusOr<TokenizerParts> ParseSentencePiece(absl::string_view content) {
   const absl::StatusOr<Model> model = ReadModel(content);
   if (!model.ok()) return model.status();
-  RETURN_IF_ERROR(CheckSupported(*model));
+  RETURN_IF_ERROR(CheckSupported(*model, /*as_llama=*/false));
   TokenizerParts parts;
   RETURN_IF_ERROR(AddPieces(*model, &parts));
-  if (model->add_dummy_prefix) {
-    parts.normalizer.push_back({NormalizerStep::Kind::kPrepend, "", kMarker});
-  }
-  parts.normalizer.push_back({NormalizerStep::Kind::kReplace, " ", kMarker});
-  using Kind = DecoderStep::Kind;
-  parts.decoder.steps = {{.kind = Kind::kReplace, .pattern = kMarker, .content = " "},
-                         {.kind = Kind::kByteFallback, .pattern = "", .content = ""},
-                         {.kind = Kind::kFuse, .pattern = "", .content = ""}};
-  if (model->add_dummy_prefix) {
-    parts.decoder.steps.push_back(
-        {.kind = Kind::kStrip, .pattern = "", .content = " ", .start = 1});
-  }
+  AddSteps(model->add_dummy_prefix, &parts);
+  AddDecoder(model->add_dummy_prefix, &parts);
   parts.description =
       absl::StrCat("SentencePiece BPE", model->byte_fallback ? " with byte fallback" : "");
+  parts.sha256 = base::Sha256Hex(content);
+  return parts;
+}
+
+absl::StatusOr<TokenizerParts> ParseSentencePieceAsLlama(absl::string_view content,
+                                                         const LlamaOptions& options) {
+  const absl::StatusOr<Model> model = ReadModel(content);
+  if (!model.ok()) return model.status();
+  RETURN_IF_ERROR(CheckSupported(*model, /*as_llama=*/true));
+  TokenizerParts parts;
+  RETURN_IF_ERROR(AddPiecesAsLlama(*model, &parts));
+  if (options.legacy) {
+    AddSteps(options.add_prefix_space, &parts);
+  } else {
+    parts.pre_tokenizer.metaspace = {.replacement = kMarker,
+                                     .prepend = options.add_prefix_space
+                                                    ? MetaspaceStep::Prepend::kFirst
+                                                    : MetaspaceStep::Prepend::kNever,
+                                     .split = false};
+  }
+  AddDecoder(options.add_prefix_space, &parts);
+  parts.description = "SentencePiece BPE with byte fallback, as Llama";
   parts.sha256 = base::Sha256Hex(content);
   return parts;
 }

@@ -15,4 +15,16 @@ namespace megascale::tokenizer {
 // pieces. Cost: memory of about 100 times the file's size at most.
 absl::StatusOr<TokenizerParts> ParseSentencePiece(absl::string_view content);
 
+// What a folder says about a model that the tokenizer class of Llama reads.
+struct LlamaOptions {
+  bool legacy = true;            // each text between added tokens begins with a space of its own
+  bool add_prefix_space = true;  // else no text does
+};
+
+// As the tokenizer class of Llama reads the file: control pieces that stand in text become their
+// ids, user-defined pieces are found in text, all bytes fall back. Errors: as ParseSentencePiece,
+// but user-defined pieces are read, and a model without add_dummy_prefix is refused.
+absl::StatusOr<TokenizerParts> ParseSentencePieceAsLlama(absl::string_view content,
+                                                         const LlamaOptions& options);
+
 }  // namespace megascale::tokenizer

@@ -2,13 +2,17 @@
 
 #include <sys/stat.h>
 
+#include <optional>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
+#include "runtime/data/tokenizer/files/json_object.h"
 #include "runtime/data/tokenizer/files/sentencepiece.h"
+#include "runtime/data/tokenizer/files/settings.h"
 #include "runtime/data/tokenizer/files/tokenizer_json.h"
 
 namespace megascale::tokenizer {
@@ -26,14 +30,89 @@ bool Exists(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0;
 }
 
-absl::StatusOr<std::unique_ptr<Tokenizer>> LoadFile(const std::string& path) {
+constexpr char kJsonFile[] = "tokenizer.json";
+constexpr char kModelFile[] = "tokenizer.model";
+
+absl::StatusOr<std::optional<std::string>> ReadIfThere(const std::string& folder,
+                                                       const char* name) {
+  const std::string path = absl::StrCat(folder, "/", name);
+  if (!Exists(path)) return std::nullopt;
+  ASSIGN_OR_RETURN(std::string content, base::ReadFile(path, kFileBytesMax));
+  return content;
+}
+
+absl::StatusOr<SettingsFiles> ReadSettingsFiles(const std::string& folder) {
+  SettingsFiles files;
+  ASSIGN_OR_RETURN(files.tokenizer_config, ReadIfThere(folder, kConfigFile));
+  ASSIGN_OR_RETURN(files.special_tokens_map, ReadIfThere(folder, kMapFile));
+  ASSIGN_OR_RETURN(files.added_tokens, ReadIfThere(folder, kAddedFile));
+  // It only names a class, so any other file of this name is no obstacle.
+  auto config = base::ReadFile(absl::StrCat(folder, "/", kModelConfigFile), kFileBytesMax);
+  if (config.ok()) files.config = *std::move(config);
+  return files;
+}
+
+// Names the class that the model's configuration names, for a folder without that. Its defaults do
+// not count where the tokenizer's file lacks them.
+std::string WithClass(const std::optional<std::string>& config, const Settings& settings,
+                      const std::vector<std::string>& tokens) {
+  auto json = ParseJson(config.value_or("{}"));
+  if (!json.ok() || settings.class_is_named) return config.value_or("{}");
+  TokenizerClass tokenizer_class = settings.tokenizer_class;
+  for (const NamedToken& named : settings.special) {
+    const std::string& content = named.token.content;
+    if (!named.is_default || tokens.empty() || absl::c_linear_search(tokens, content)) continue;
+    (*json)[named.field] = nullptr;
+    if (settings.adds_begin && settings.begin_token == content) {
+      tokenizer_class = TokenizerClass::kPlain;
+    }
+  }
+  (*json)["tokenizer_class"] = std::string(NameOf(tokenizer_class));
+  return json->dump(2) + "\n";
+}
+
+absl::StatusOr<TokenizerParts> ReadParts(const std::string& content, bool is_json,
+                                         const Settings* settings) {
+  if (is_json) return ParseTokenizerJson(content);
+  if (settings == nullptr) return ParseSentencePiece(content);
+  ASSIGN_OR_RETURN(const LlamaOptions options, LlamaOptionsOf(*settings));
+  return ParseSentencePieceAsLlama(content, options);
+}
+
+// `folder`: whose settings count; empty: none.
+absl::StatusOr<LoadedTokenizer> Load(const std::string& path, const std::string& folder) {
   ASSIGN_OR_RETURN(const std::string content, base::ReadFile(path, kFileBytesMax));
-  absl::StatusOr<TokenizerParts> parts =
-      absl::EndsWith(path, ".model") ? ParseSentencePiece(content) : ParseTokenizerJson(content);
+  const bool is_json = !absl::EndsWith(path, ".model");
+  SettingsFiles files;
+  Settings settings;
+  if (!folder.empty()) {
+    ASSIGN_OR_RETURN(files, ReadSettingsFiles(folder));
+    auto read = ReadSettings(files, is_json ? TokenizerClass::kPlain : TokenizerClass::kLlama);
+    if (!read.ok()) return base::Annotate(read.status(), folder);
+    settings = *std::move(read);
+  }
+  auto parts = ReadParts(content, is_json, folder.empty() ? nullptr : &settings);
   if (!parts.ok()) return base::Annotate(parts.status(), path);
+  const std::string sha256 = parts->sha256;
+  const std::vector<std::string> tokens =
+      is_json && !settings.class_is_named ? parts->tokens : std::vector<std::string>();
+  // A tokenizer.json without any other file is as if it were named itself.
+  const bool is_alone = is_json && !files.tokenizer_config && !files.special_tokens_map &&
+                        !files.added_tokens && !files.config;
+  if (!folder.empty() && !is_alone) {
+    RETURN_IF_ERROR(base::Annotate(ApplySettings(settings, is_json, &*parts), folder));
+  }
+  LoadedTokenizer loaded;
+  loaded.files.push_back({is_json ? kJsonFile : kModelFile, content});
+  if (parts->sha256 != sha256) {
+    loaded.files.push_back({kConfigFile, WithClass(files.tokenizer_config, settings, tokens)});
+    if (files.special_tokens_map) loaded.files.push_back({kMapFile, *files.special_tokens_map});
+    if (files.added_tokens) loaded.files.push_back({kAddedFile, *files.added_tokens});
+  }
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::Create(*std::move(parts));
   if (!tokenizer.ok()) return base::Annotate(tokenizer.status(), path);
-  return tokenizer;
+  loaded.tokenizer = *std::move(tokenizer);
+  return loaded;
 }
 
 }  // namespace
@@ -43,18 +122,28 @@ absl::StatusOr<std::string> FindTokenizerFile(const std::string& path) {
     if (Exists(path)) return path;
     return absl::NotFoundError(absl::StrCat("tokenizer ", path, ": does not exist"));
   }
-  for (const char* name : {"/tokenizer.json", "/tokenizer.model"}) {
-    const std::string file = absl::StrCat(path, name);
+  for (const char* name : {kJsonFile, kModelFile}) {
+    const std::string file = absl::StrCat(path, "/", name);
     if (Exists(file)) return file;
   }
   return absl::NotFoundError(absl::StrCat(
       "tokenizer folder ", path, ": has neither tokenizer.json nor tokenizer.model; expected one"));
 }
 
-absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& path) {
-  if (!IsFolder(path)) return LoadFile(path);
+absl::StatusOr<std::string> TokenizerOfCheckpoint(const std::string& checkpoint) {
+  ASSIGN_OR_RETURN(std::string file, FindTokenizerFile(checkpoint));
+  return Exists(absl::StrCat(checkpoint, "/", kConfigFile)) ? checkpoint : file;
+}
+
+absl::StatusOr<LoadedTokenizer> LoadTokenizerWithFiles(const std::string& path) {
+  if (!IsFolder(path)) return Load(path, "");
   ASSIGN_OR_RETURN(const std::string file, FindTokenizerFile(path));
-  return LoadFile(file);
+  return Load(file, path);
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& path) {
+  ASSIGN_OR_RETURN(LoadedTokenizer loaded, LoadTokenizerWithFiles(path));
+  return std::move(loaded.tokenizer);
 }
 
 }  // namespace megascale::tokenizer

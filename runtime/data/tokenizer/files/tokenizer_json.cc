@@ -141,6 +141,20 @@ void FillSymbols(const std::vector<std::string>& tokens, BpeSpec* spec) {
   }
 }
 
+// Says that a byte-level vocabulary never needs the fallback.
+absl::Status CheckEveryByte(const Ids& ids) {
+  for (int byte = 0; byte < kNumBytes; ++byte) {
+    std::string letter;
+    AppendCodePoint(LetterOfByte(static_cast<uint8_t>(byte)), &letter);
+    if (ids.contains(letter)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("model.byte_fallback: is not supported with a ByteLevel pre_tokenizer and a "
+                     "vocabulary without byte ",
+                     byte, "; expected false"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadModel(const JsonObject& model, TokenizerParts* parts) {
   RETURN_IF_ERROR(CheckPlainModel(model));
   ASSIGN_OR_RETURN(parts->tokens, ReadVocabulary(model));
@@ -152,10 +166,8 @@ absl::Status ReadModel(const JsonObject& model, TokenizerParts* parts) {
   ASSIGN_OR_RETURN(spec.ignore_merges, model.Bool("ignore_merges", false));
   ASSIGN_OR_RETURN(const bool byte_fallback, model.Bool("byte_fallback", false));
   if (byte_fallback && spec.start == BpeStart::kBytes) {
-    return absl::InvalidArgumentError(
-        "model.byte_fallback: is not supported with a ByteLevel pre_tokenizer; expected false");
-  }
-  if (byte_fallback) {
+    RETURN_IF_ERROR(CheckEveryByte(ids));
+  } else if (byte_fallback) {
     for (int byte = 0; byte < kNumBytes; ++byte) {
       const auto found = ids.find(absl::StrFormat("<0x%02X>", byte));
       spec.byte_fallback.push_back(found == ids.end() ? -1 : found->second);
@@ -230,8 +242,9 @@ absl::Status CheckIds(const std::vector<int32_t>& ids, size_t num_tokens) {
 std::string Describe(const TokenizerParts& parts) {
   std::string text = parts.pre_tokenizer.byte_level ? "byte-level BPE" : "BPE of characters";
   if (!parts.model.byte_fallback.empty()) absl::StrAppend(&text, " with byte fallback");
-  if (parts.pre_tokenizer.split) {
-    absl::StrAppend(&text, ", split as ", NameOf(*parts.pre_tokenizer.split));
+  const auto& splits = parts.pre_tokenizer.splits;
+  for (size_t i = 0; i < splits.size(); ++i) {
+    absl::StrAppend(&text, i == 0 ? ", split as " : ", then ", NameOf(splits[i]));
   }
   return text;
 }
@@ -248,10 +261,11 @@ std::string WordBeginOf(const TokenizerParts& parts) {
   return "";
 }
 
-absl::Status CheckUnset(const JsonObject& file, const char* name) {
-  if (file.Find(name) == nullptr) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, ": is set, which would change texts; expected null"));
+// What a call of another program left in its file; a text is never cut or filled up here.
+void WarnIfSet(const JsonObject& file, const char* name, TokenizerParts* parts) {
+  if (file.Find(name) == nullptr) return;
+  parts->warnings.push_back(
+      absl::StrCat("tokenizer.json: ", name, " is set, and ignored: texts are encoded whole"));
 }
 
 void AppendJson(absl::string_view text, std::string* out) {
@@ -298,9 +312,9 @@ std::string PreTokenizerJson(SplitPattern split) {
 absl::StatusOr<TokenizerParts> ParseTokenizerJson(absl::string_view text) {
   ASSIGN_OR_RETURN(const Json json, ParseJson(text));
   ASSIGN_OR_RETURN(const JsonObject file, JsonObject::Of(json, ""));
-  RETURN_IF_ERROR(CheckUnset(file, "truncation"));
-  RETURN_IF_ERROR(CheckUnset(file, "padding"));
   TokenizerParts parts;
+  WarnIfSet(file, "truncation", &parts);
+  WarnIfSet(file, "padding", &parts);
   ASSIGN_OR_RETURN(parts.normalizer, ReadNormalizer(file));
   ASSIGN_OR_RETURN(parts.pre_tokenizer, ReadPreTokenizer(file));
   ASSIGN_OR_RETURN(parts.decoder, ReadDecoder(file));

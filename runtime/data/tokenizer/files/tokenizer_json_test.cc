@@ -58,8 +58,8 @@ TEST(TokenizerJsonTest, AComponentThatIsNotSupportedIsNamed) {
       {"\"normalizer\": null",
        R"("normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "BERT"}]})",
        "normalizer.normalizers[1]: BERT is not supported"},
-      {"\"pre_tokenizer\": null", "\"pre_tokenizer\": {\"type\": \"Digits\"}",
-       "pre_tokenizer: Digits is not supported; expected Metaspace, ByteLevel"},
+      {"\"pre_tokenizer\": null", "\"pre_tokenizer\": {\"type\": \"Punctuation\"}",
+       "pre_tokenizer: Punctuation is not supported; expected Metaspace, ByteLevel"},
       {"\"pre_tokenizer\": null",
        R"("pre_tokenizer": {"type": "Split", "pattern": {"Regex": "x+"}, "behavior": "Isolated"})",
        "pre_tokenizer: Split by the Regex x+ is not supported"},
@@ -70,12 +70,26 @@ TEST(TokenizerJsonTest, AComponentThatIsNotSupportedIsNamed) {
       {"\"merges\"", "\"dropout\": 0.1, \"merges\"", "model.dropout: is not supported"},
       {"\"merges\"", "\"end_of_word_suffix\": \"</w>\", \"merges\"",
        "model.end_of_word_suffix: is not supported; expected null"},
-      {"\"normalizer\": null", "\"truncation\": {}", "truncation: is set"},
   };
   for (const auto& mistake : mistakes) {
     const absl::Status status = ErrorAfter(mistake.old_text, mistake.new_text);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(mistake.message));
+  }
+}
+
+TEST(TokenizerJsonTest, SavedTruncationAndPaddingAreIgnoredWithAWarning) {
+  for (const std::string name : {"truncation", "padding"}) {
+    std::string text = kSmall;
+    const std::string old_text = "\"normalizer\": null";
+    text.replace(text.find(old_text), old_text.size(),
+                 absl::StrCat(old_text, ", \"", name, R"(": {"max_length": 1, "strategy": "X"})"));
+    const auto parts = ParseTokenizerJson(text);
+    ASSERT_TRUE(parts.ok()) << parts.status();
+    EXPECT_THAT(parts->warnings,
+                ElementsAre(absl::StrCat("tokenizer.json: ", name,
+                                         " is set, and ignored: texts are encoded whole")));
+    EXPECT_EQ(Encode(text, "abab"), Encode(kSmall, "abab"));
   }
 }
 

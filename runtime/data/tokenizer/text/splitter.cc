@@ -14,6 +14,38 @@ constexpr absl::string_view kLlama3Expression =
 constexpr absl::string_view kQwen2Expression =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
     R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr absl::string_view kTekkenExpression =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)"
+    R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*)"
+    R"(|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr absl::string_view kO200kExpression =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)"
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+    R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*)"
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+    R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+struct NamedPattern {
+  SplitPattern pattern;
+  absl::string_view name;
+  absl::string_view expression;  // "": files name the pattern otherwise
+};
+constexpr NamedPattern kPatterns[] = {
+    {SplitPattern::kDigits, "digits", ""},
+    {SplitPattern::kNumbers, "numbers", ""},
+    {SplitPattern::kGpt2, "gpt2", kGpt2Expression},
+    {SplitPattern::kLlama3, "llama3", kLlama3Expression},
+    {SplitPattern::kQwen2, "qwen2", kQwen2Expression},
+    {SplitPattern::kTekken, "tekken", kTekkenExpression},
+    {SplitPattern::kO200k, "o200k", kO200kExpression},
+};
+
+const NamedPattern& Find(SplitPattern pattern) {
+  for (const NamedPattern& named : kPatterns) {
+    if (named.pattern == pattern) return named;
+  }
+  return kPatterns[0];
+}
 
 constexpr uint8_t kClassBits = kLetterBit | kNumberBit | kSpaceBit;
 constexpr uint8_t kOther = 0;
@@ -33,6 +65,14 @@ class Cursor {
   // Is no class at the end.
   bool Is(uint8_t bits) const { return !at_end() && bits_ == bits; }
   bool IsNewline() const { return !at_end() && (*at_ == '\n' || *at_ == '\r'); }
+  // A number as the pre-tokenizer Digits knows it.
+  bool IsDigit() const {
+    return !at_end() && ((all_bits_ & kNumberBit) != 0) != ((all_bits_ & kOtherDigitBit) != 0);
+  }
+  // [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}] and [\p{Ll}\p{Lm}\p{Lo}\p{M}]: letters without case and
+  // marks are both.
+  bool IsUpper() const { return IsCased(kLowerBit); }
+  bool IsLower() const { return IsCased(kUpperBit); }
 
   void Step() {
     at_ += length_;
@@ -43,17 +83,22 @@ class Cursor {
   }
 
  private:
+  bool IsCased(uint8_t other_case) const {
+    return !at_end() && (all_bits_ & (kLetterBit | kMarkBit)) != 0 && (all_bits_ & other_case) == 0;
+  }
   void Look() {
     if (at_end()) return;
     const CodePoint read = ReadCodePoint(at_);
     length_ = read.length;
-    bits_ = table_->BitsOf(read.value) & kClassBits;
+    all_bits_ = table_->BitsOf(read.value);
+    bits_ = all_bits_ & kClassBits;
   }
 
   const UnicodeTable* table_;
   const char* at_;
   const char* end_;
   uint32_t length_ = 0;
+  uint8_t all_bits_ = 0;
   uint8_t bits_ = 0;
 };
 
@@ -110,52 +155,119 @@ const char* EndOfGpt2Piece(absl::string_view text) {
   return EndOfSpaces(begin);
 }
 
+// The end of \p{N}{1,digits_max}. Requires: a number.
+const char* EndOfDigits(Cursor cursor, int digits_max) {
+  for (int i = 0; i < digits_max && cursor.Is(kNumberBit); ++i) cursor.Step();
+  return cursor.position();
+}
+
+// The end of punctuation, with newlines after it, perhaps mixed with slashes, or of whitespace.
+const char* EndOfOther(const Cursor& begin, bool with_slashes) {
+  Cursor cursor = begin;
+  if (cursor.byte() == ' ') cursor.Step();
+  if (!cursor.Is(kOther)) return EndOfLinesOrSpaces(begin);
+  cursor.SkipAll(kOther);
+  while (cursor.IsNewline() || (with_slashes && !cursor.at_end() && cursor.byte() == '/')) {
+    cursor.Step();
+  }
+  return cursor.position();
+}
+
 const char* EndOfLlama3Piece(absl::string_view text, int digits_max) {
   if (const size_t length = Contraction(text, true)) return text.data() + length;
   const Cursor begin(text);
   Cursor cursor = begin;
-  if (cursor.Is(kNumberBit)) {
-    for (int i = 0; i < digits_max && cursor.Is(kNumberBit); ++i) cursor.Step();
-    return cursor.position();
-  }
+  if (cursor.Is(kNumberBit)) return EndOfDigits(cursor, digits_max);
   // One character that is neither letter nor newline may go with the letters after it.
   if (!cursor.Is(kLetterBit) && !cursor.IsNewline()) cursor.Step();
-  if (cursor.Is(kLetterBit)) {
-    cursor.SkipAll(kLetterBit);
-    return cursor.position();
-  }
-  cursor = begin;
-  if (cursor.byte() == ' ') cursor.Step();
-  if (!cursor.Is(kOther)) return EndOfLinesOrSpaces(begin);
-  cursor.SkipAll(kOther);
-  while (cursor.IsNewline()) cursor.Step();
+  if (!cursor.Is(kLetterBit)) return EndOfOther(begin, /*with_slashes=*/false);
+  cursor.SkipAll(kLetterBit);
   return cursor.position();
+}
+
+// The end of [upper]*[lower]+; null: no such word begins here. Letters of both classes may end the
+// first part or begin the second, so the word ends with the last lower one.
+const char* EndOfLowerWord(Cursor cursor) {
+  const char* after_lower = nullptr;
+  while (cursor.IsUpper()) {
+    const bool is_lower = cursor.IsLower();
+    cursor.Step();
+    if (is_lower) after_lower = cursor.position();
+  }
+  if (!cursor.IsLower()) return after_lower;
+  while (cursor.IsLower()) cursor.Step();
+  return cursor.position();
+}
+
+// The end of [upper]+[lower]*; null: no such word begins here.
+const char* EndOfUpperWord(Cursor cursor) {
+  if (!cursor.IsUpper()) return nullptr;
+  while (cursor.IsUpper()) cursor.Step();
+  while (cursor.IsLower()) cursor.Step();
+  return cursor.position();
+}
+
+const char* EndOfTekkenPiece(absl::string_view text, bool is_o200k) {
+  const Cursor begin(text);
+  Cursor after = begin;  // the character that may go with the word after it
+  const bool may_skip = !begin.Is(kLetterBit) && !begin.Is(kNumberBit) && !begin.IsNewline();
+  if (may_skip) after.Step();
+  for (const auto end_of : {EndOfLowerWord, EndOfUpperWord}) {
+    const char* end = may_skip ? end_of(after) : nullptr;
+    if (end == nullptr) end = end_of(begin);
+    if (end == nullptr) continue;
+    const auto length = static_cast<size_t>(end - text.data());
+    return end + (is_o200k ? Contraction(text.substr(length), true) : 0);
+  }
+  if (begin.Is(kNumberBit)) return EndOfDigits(begin, is_o200k ? 3 : 1);
+  return EndOfOther(begin, /*with_slashes=*/true);
+}
+
+const char* EndOfNumbers(absl::string_view text, bool one_by_one) {
+  Cursor cursor(text);
+  const bool is_number = cursor.IsDigit();
+  cursor.Step();
+  while (!cursor.at_end() && cursor.IsDigit() == is_number && !(is_number && one_by_one)) {
+    cursor.Step();
+  }
+  return cursor.position();
+}
+
+const char* EndOfPiece(SplitPattern pattern, absl::string_view text) {
+  switch (pattern) {
+    case SplitPattern::kDigits:
+      return EndOfNumbers(text, /*one_by_one=*/true);
+    case SplitPattern::kNumbers:
+      return EndOfNumbers(text, /*one_by_one=*/false);
+    case SplitPattern::kGpt2:
+      return EndOfGpt2Piece(text);
+    case SplitPattern::kLlama3:
+      return EndOfLlama3Piece(text, 3);
+    case SplitPattern::kQwen2:
+      return EndOfLlama3Piece(text, 1);
+    case SplitPattern::kTekken:
+      return EndOfTekkenPiece(text, /*is_o200k=*/false);
+    case SplitPattern::kO200k:
+      return EndOfTekkenPiece(text, /*is_o200k=*/true);
+  }
+  return text.data() + text.size();
 }
 
 }  // namespace
 
 std::optional<SplitPattern> FindSplitPattern(absl::string_view regular_expression) {
-  for (const auto pattern : {SplitPattern::kGpt2, SplitPattern::kLlama3, SplitPattern::kQwen2}) {
-    if (regular_expression == RegularExpressionOf(pattern)) return pattern;
+  for (const NamedPattern& named : kPatterns) {
+    if (!named.expression.empty() && regular_expression == named.expression) return named.pattern;
   }
   return std::nullopt;
 }
 
-absl::string_view RegularExpressionOf(SplitPattern pattern) {
-  if (pattern == SplitPattern::kGpt2) return kGpt2Expression;
-  return pattern == SplitPattern::kLlama3 ? kLlama3Expression : kQwen2Expression;
-}
+absl::string_view RegularExpressionOf(SplitPattern pattern) { return Find(pattern).expression; }
 
-absl::string_view NameOf(SplitPattern pattern) {
-  if (pattern == SplitPattern::kGpt2) return "gpt2";
-  return pattern == SplitPattern::kLlama3 ? "llama3" : "qwen2";
-}
+absl::string_view NameOf(SplitPattern pattern) { return Find(pattern).name; }
 
 size_t FirstPiece(SplitPattern pattern, absl::string_view text) {
-  const char* end = pattern == SplitPattern::kGpt2
-                        ? EndOfGpt2Piece(text)
-                        : EndOfLlama3Piece(text, pattern == SplitPattern::kLlama3 ? 3 : 1);
-  return static_cast<size_t>(end - text.data());
+  return static_cast<size_t>(EndOfPiece(pattern, text) - text.data());
 }
 
 }  // namespace megascale::tokenizer

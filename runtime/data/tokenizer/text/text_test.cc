@@ -61,6 +61,12 @@ TEST(UnicodeTest, TheClassOfEveryCodePointIsThatOfTheReference) {
       if (table.IsNumber(code_point)) found = "N";
       if (table.IsSpace(code_point)) found = "S";
       found += table.IsWord(code_point) ? "w" : "-";
+      const uint8_t bits = table.BitsOf(code_point);
+      found += (bits & kUpperBit) != 0   ? "u"
+               : (bits & kLowerBit) != 0 ? "l"
+               : (bits & kMarkBit) != 0  ? "m"
+                                         : "-";
+      found += (bits & kOtherDigitBit) != 0 ? "d" : "-";
       ASSERT_EQ(found, lines[i][1]) << absl::StrCat(absl::Hex(code_point));
     }
   }
@@ -174,7 +180,8 @@ std::vector<std::string> Split(SplitPattern pattern, absl::string_view text) {
 }
 
 TEST(SplitterTest, PatternsAreFoundByTheirRegularExpressions) {
-  for (const auto pattern : {SplitPattern::kGpt2, SplitPattern::kLlama3, SplitPattern::kQwen2}) {
+  for (const auto pattern : {SplitPattern::kGpt2, SplitPattern::kLlama3, SplitPattern::kQwen2,
+                             SplitPattern::kTekken, SplitPattern::kO200k}) {
     EXPECT_EQ(FindSplitPattern(RegularExpressionOf(pattern)), pattern);
   }
   EXPECT_EQ(FindSplitPattern("\\w+"), std::nullopt);
@@ -192,6 +199,18 @@ TEST(SplitterTest, Llama3GroupsDigitsByThreeAndQwen2TakesThemOneByOne) {
   EXPECT_THAT(Split(SplitPattern::kQwen2, "x 12 \n \ny"),
               ElementsAre("x", " ", "1", "2", " \n \n", "y"));
   EXPECT_THAT(Split(SplitPattern::kLlama3, "'ſ'\u0301a"), ElementsAre("'ſ", "'\u0301", "a"));
+}
+
+TEST(SplitterTest, TekkenEndsWordsBeforeCapitalLetters) {
+  EXPECT_THAT(Split(SplitPattern::kTekken, "aB CDef 中文A12./\n/x"),
+              ElementsAre("a", "B", " CDef", " 中文", "A", "1", "2", "./\n/", "x"));
+  EXPECT_THAT(Split(SplitPattern::kO200k, "isn't 1234 DON'T"),
+              ElementsAre("isn't", " ", "123", "4", " DON'T"));
+}
+
+TEST(SplitterTest, DigitsAreAloneOrInRuns) {
+  EXPECT_THAT(Split(SplitPattern::kDigits, "a 12½b"), ElementsAre("a ", "1", "2", "½", "b"));
+  EXPECT_THAT(Split(SplitPattern::kNumbers, "a 12½b"), ElementsAre("a ", "12½", "b"));
 }
 
 }  // namespace

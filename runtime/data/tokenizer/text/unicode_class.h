@@ -1,5 +1,5 @@
 // The class of a code point in the patterns by which tokenizers split text: \p{L}, \p{N}, \s, or
-// none of these. They never overlap. Threads: any.
+// none of these. They never overlap. Beside it, the case of a letter, and marks. Threads: any.
 #pragma once
 
 #include <cstdint>

@@ -6,7 +6,18 @@
 
 namespace megascale::tokenizer {
 
-enum UnicodeBits : uint8_t { kLetterBit = 1, kNumberBit = 2, kSpaceBit = 4, kWordBit = 8 };
+enum UnicodeBits : uint8_t {
+  kLetterBit = 1,
+  kNumberBit = 2,
+  kSpaceBit = 4,
+  kWordBit = 8,
+  kUpperBit = 16,  // \p{Lu} and \p{Lt}
+  kLowerBit = 32,  // \p{Ll}
+  kMarkBit = 64,   // \p{M}
+  // The pre-tokenizer Digits knows a few code points as numbers that \p{N} does not have, or the
+  // other way round.
+  kOtherDigitBit = 128,
+};
 
 // From `first` to the next entry's `first`, or to U+10FFFF, all code points have these bits.
 struct UnicodeRange {

@@ -455,7 +455,9 @@ void AgentNode::StartHost(const core::StartProcess& action, Child* child) {
   options.job = *action.job;
   options.preflight_only = action.preflight_only;
   options.pid = child->pid;
-  if (!action.preflight_only) options.snapshots = memory_.at(action.job->job_id()).snapshots;
+  const bool retains = action.job->phase() == agent::DesiredJob::PHASE_RETAIN;
+  if (!action.preflight_only && !retains)
+    options.snapshots = memory_.at(action.job->job_id()).snapshots;
   options.report = [this, id = action.process_id](const link::v1::FromHost& message) {
     Later(kLinkDelay, [this, id, message] {
       if (children_.count(id) == 0) return;

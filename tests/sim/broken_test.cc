@@ -16,33 +16,12 @@
 #include "tests/sim/checkers/job_checkers.h"
 #include "tests/sim/checkers/status_checkers.h"
 #include "tests/sim/checkpoint_storage.h"
+#include "tests/sim/finds.h"
 #include "tests/sim/simulation.h"
 #include "tests/sim/worker_process.h"
 
 namespace megascale::sim {
 namespace {
-
-// True when one of the first seeds violates `invariant`. `tamper` makes new hooks for every seed.
-bool Finds(const std::string& invariant, const std::function<Tampering()>& tamper,
-           bool calm = false) {
-  for (uint64_t seed = 1; seed <= 40; ++seed) {
-    const Outcome outcome = Simulate({.seed = seed,
-                                      .calm = calm,
-                                      .tampering = tamper(),
-                                      .keep_going = true,
-                                      .stop_at = invariant});
-    for (const Violation& violation : outcome.violations) {
-      if (violation.invariant == invariant) return true;
-    }
-  }
-  return false;
-}
-
-bool Finds(const std::string& invariant, std::function<void(agent::ActualState*)> report,
-           bool calm = false) {
-  return Finds(
-      invariant, [report] { return Tampering{.report = report}; }, calm);
-}
 
 // A log that loses events: it replaces those for which `lost` is true by events without effect. Its
 // snapshots hold what `forget` leaves.
@@ -761,28 +740,6 @@ TEST_F(BrokenTest, LossLogWithoutAStepIsFound) {
         }
       },
       /*calm=*/true));
-}
-
-TEST_F(BrokenTest, DriverThatTakesAnyNumberOfSlotsIsFound) {
-  const auto tamper = [] {
-    Tampering tampering;
-    tampering.options = [](driver::DriverShell::Options* options) {
-      options->slots_max = std::numeric_limits<int>::max();
-    };
-    return tampering;
-  };
-  EXPECT_TRUE(Finds("ClaimsAreBounded", tamper));
-}
-
-TEST_F(BrokenTest, DriverThatTakesAnyNumberOfNewNodesIsFound) {
-  const auto tamper = [] {
-    Tampering tampering;
-    tampering.options = [](driver::DriverShell::Options* options) {
-      options->new_nodes_per_hour = std::numeric_limits<int64_t>::max();
-    };
-    return tampering;
-  };
-  EXPECT_TRUE(Finds("ClaimsAreBounded", tamper));
 }
 
 }  // namespace

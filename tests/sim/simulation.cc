@@ -276,6 +276,7 @@ class Simulation {
     checkers_.push_back(std::make_unique<TimeChecker>(&world_));
     checkers_.push_back(std::make_unique<DurationChecker>(&world_));
     checkers_.push_back(std::make_unique<StatusChecker>(&world_, &storage_));
+    checkers_.push_back(std::make_unique<AgeChecker>(&world_));
     checkers_.push_back(std::make_unique<LossLogChecker>(&world_, &driver_));
     checkers_.push_back(std::make_unique<KeepersChecker>(&world_));
     if (calm_ && !drain_ && driver_away_ + upgrade_after_ == absl::ZeroDuration() &&

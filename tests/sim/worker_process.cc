@@ -231,9 +231,15 @@ void WorkerProcess::OnComputing() {
   world_.Break({name().node_id, Harm::kProcess, name().job_id, name().rank}, "hangs now");
 }
 
+void WorkerProcess::Progress() {
+  progressed_at_ = world_.timeline.now();
+  world_.progressed[{name().node_id, name().job_id, name().attempt, name().rank}] = progressed_at_;
+}
+
 void WorkerProcess::Die() {
   if (!alive_) return;
   alive_ = false;
+  world_.progressed.erase({name().node_id, name().job_id, name().attempt, name().rank});
   collective_.Leave(*this);
 }
 

@@ -121,7 +121,7 @@ class WorkerProcess : public std::enable_shared_from_this<WorkerProcess> {
   bool WasMemoryDamaged() const;                      // its restore point may be
   absl::StatusOr<int64_t> ReadState() const;
   void TakeSnapshot(int64_t step, absl::Duration until);
-  void Progress() { progressed_at_ = world_.timeline.now(); }
+  void Progress();
 
   World& world_;
   Collective& collective_;

@@ -9,6 +9,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -173,6 +174,8 @@ class World {
   std::set<std::string> bad_links;  // nodes that fail every exchange with another machine
   // Until when packets from the first node to the second are lost, on the network of the ranks.
   std::map<std::pair<std::string, std::string>, absl::Duration> cut_until;
+  // When each rank that lives made progress: by node, job, attempt and rank.
+  std::map<std::tuple<std::string, std::string, int64_t, int>, absl::Duration> progressed;
   std::set<std::pair<std::string, std::string>> exchanging;  // group, node that has begun its part
   std::set<std::string> damaged_memory;         // incarnations whose snapshots were changed
   std::set<std::string> old_agents;             // nodes whose agents are of an older version

@@ -105,6 +105,28 @@ void LossLogChecker::CheckDamaged(const JobRecord& job) {
   }
 }
 
+// --- AgesAreTrue --------------------------------------------------------------------------------
+
+void AgeChecker::OnReport(const std::string& node_id, const agent::ActualState& report) {
+  constexpr absl::Duration kErrorMax = absl::Seconds(1);
+  for (const auto& job : report.jobs()) {
+    for (const auto& rank : job.ranks()) {
+      const auto progressed =
+          world_.progressed.find({node_id, job.job_id(), job.attempt(), rank.status().rank()});
+      if (rank.state() != agent::ActualRank::STATE_RUNNING || progressed == world_.progressed.end())
+        continue;
+      const absl::Duration real = world_.timeline.now() - progressed->second;
+      const absl::Duration told = absl::Seconds(rank.status().progress_age_seconds());
+      if (told + kErrorMax >= real) continue;
+      world_.Violate(
+          "AgesAreTrue",
+          absl::StrCat("rank ", rank.status().rank(), " of ", job.job_id(), " on ", node_id,
+                       " made progress ", absl::FormatDuration(real),
+                       " ago, and is said to have done so ", absl::FormatDuration(told), " ago"));
+    }
+  }
+}
+
 void LossLogChecker::OnEnd(const DriverState& durable) {
   for (const JobRecord& job : durable.jobs()) {
     if (job.state() != control::JOB_STATE_SUCCEEDED) continue;

@@ -33,6 +33,17 @@ class StatusChecker : public Observer {
   std::map<std::pair<std::string, int64_t>, std::set<int>> loaded_;  // ranks, by job and attempt
 };
 
+// AgesAreTrue: no report says that a rank made progress later than it did, also if an agent that is
+// busy repeats an old one.
+class AgeChecker : public Observer {
+ public:
+  explicit AgeChecker(World* world) : world_(*world) {}
+  void OnReport(const std::string& node_id, const agent::ActualState& report) override;
+
+ private:
+  World& world_;
+};
+
 // LossLogIsWhole: the loss log of a job that succeeded has every step, once and in order.
 class LossLogChecker : public Observer {
  public:

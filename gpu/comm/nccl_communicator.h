@@ -30,7 +30,7 @@
 // numbers, or to the call's deadline, where ids and sizes are compared and named. Tests of a plan
 // on the CPU's communicators find them at once.
 //
-// Determinism: NCCL decides the order of additions. It promises neither the left fold of the host's
+// Determinism: NCCL decides the order of additions. It promises neither the tree of the host's
 // communicators nor their fp32 accumulation of BF16. On the same machines with the same NCCL and
 // layout, the order is the same in every run.
 //

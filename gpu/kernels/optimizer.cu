@@ -7,8 +7,8 @@
 //
 // The step's numbers stay on the device: AdamWFactors, one thread, makes the factors in fp64 and
 // rounds them to fp32; TrustFactors does so for each slice of TrustStep, and adds the parts' sums
-// in their order. Each rounding is that of the CPU's kernels (runtime/ops/cpu/elements.cc), so that
-// the results in fp32 are the same bits but where fp64 powers differ.
+// as the host does. Each rounding is that of the CPU's kernels (runtime/ops/cpu/elements.cc), so
+// that the results in fp32 are the same bits but where fp64 powers differ.
 //
 // Slices begin anywhere. If all tensors of one begin equally far from a pack's boundary, its packs
 // are those of the address, and the first and last are partly outside of the slice.
@@ -17,6 +17,24 @@
 #include "gpu/kernels/vocabulary.h"
 
 namespace megascale::kernels {
+
+// Adds value(0) … value(count - 1) in the order of runtime/tensor/sum_tree.h. Requires: 1 <= count
+// <= 2^20.
+template <typename Value>
+MEGASCALE_DEVICE double SumTree(int64_t count, const Value& value) {
+  double waiting[20];  // sums that wait for their right half
+  int level = 0;       // as many of them
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    sum = value(i);
+    const bool is_last = i + 1 == count;
+    for (int64_t ones = i; level > 0 && (is_last || ones % 2 == 1); ones /= 2) {
+      sum = waiting[--level] + sum;
+    }
+    if (!is_last) waiting[level++] = sum;
+  }
+  return sum;
+}
 
 MEGASCALE_KERNEL(AdamWFactorsF32, AdamWFactorsParams, 32) {
   if (ThreadIndex() != 0) return;
@@ -134,11 +152,10 @@ MEGASCALE_KERNEL(TrustFactorsF32, TrustStepParams, 64) {
   const TrustSlice& slice = params.slices[ThreadIndex()];
   const Global<const double> sums(slice.sums);
   const Global<const double> numbers(slice.step_numbers);
-  double weights = 0, update = 0;
-  for (int64_t part = 0; part < slice.num_parts; ++part) {
-    weights += sums[part * slice.stride];
-    update += sums[part * slice.stride + 1];
-  }
+  const double weights =
+      SumTree(slice.num_parts, [&](int64_t part) -> double { return sums[part * slice.stride]; });
+  const double update = SumTree(
+      slice.num_parts, [&](int64_t part) -> double { return sums[part * slice.stride + 1]; });
   const double ratio = weights > 0 && update > 0 ? Sqrt(weights) / Sqrt(update) : 1.0;
   TrustFactor factor;
   factor.scale = static_cast<float>(-numbers[kLearningRatePlace] * ratio);
@@ -164,14 +181,25 @@ MEGASCALE_KERNEL(TrustStepF32, TrustStepParams, kOptimizerThreads) {
 // One thread; ranks are few.
 MEGASCALE_KERNEL(CombineNormsF64, CombineNormsParams, 32) {
   if (ThreadIndex() != 0) return;
-  double sum_of_squares = 0, loss_sum = 0, stop = 0;
-  for (int i = 0; i < params.num_ranks; ++i) {
-    const Global<const double> rank =
-        Global<const double>(params.ranks) + static_cast<int64_t>(i) * kNumRankNumberPlaces;
-    sum_of_squares += rank[kRankSumOfSquaresPlace];
-    loss_sum += rank[kRankLossSumPlace];
-    const double its_stop = rank[kRankStopPlace];
+  const Global<const double> ranks(params.ranks);
+  const auto sum = [&](int place) {
+    return SumTree(params.num_ranks, [&](int64_t rank) -> double {
+      return ranks[rank * kNumRankNumberPlaces + place];
+    });
+  };
+  const double sum_of_squares = sum(kRankSumOfSquaresPlace);
+  const double loss_sum = sum(kRankLossSumPlace);
+  double stop = 0;
+  for (int64_t i = 0; i < params.num_ranks; ++i) {
+    const double its_stop = ranks[i * kNumRankNumberPlaces + kRankStopPlace];
     stop = its_stop > stop ? its_stop : stop;
+  }
+  if (params.sums != nullptr) {
+    const Global<double> sums(params.sums);
+    sums[kRankSumOfSquaresPlace] = sum_of_squares;
+    sums[kRankLossSumPlace] = loss_sum;
+    sums[kRankStopPlace] = stop;
+    return;
   }
   const double norm = Sqrt(sum_of_squares);
   const bool is_clipped = params.clip_grad > 0 && norm > params.clip_grad;

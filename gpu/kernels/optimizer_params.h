@@ -100,6 +100,7 @@ static_assert(sizeof(TrustStepParams) <= kParamsBytesMax);
 struct CombineNormsParams {
   const double* ranks;  // [num_ranks, kNumRankNumberPlaces]
   int32_t num_ranks;
+  double* sums;  // null: makes the step's numbers
   double clip_grad;
   double* step_numbers;
 };

@@ -168,6 +168,7 @@ void CombineNorms(Launcher& launcher, const ops::CombineNormsArgs& args) {
                   kernels::CombineNormsParams{
                       .ranks = args.ranks.as<const double>(),
                       .num_ranks = static_cast<int32_t>(args.ranks.size / ops::kNumRankNumbers),
+                      .sums = args.sums.as<double>(),
                       .clip_grad = args.clip_grad,
                       .step_numbers = args.step_numbers.as<double>()});
 }

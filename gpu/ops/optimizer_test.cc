@@ -2,6 +2,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <string>
@@ -317,7 +318,9 @@ TEST(CombineNormsTest, NormsOfRanksAreCombinedInTheirOrder) {
   for (const Case& given :
        {Case{{16, 2, 0}, 1}, Case{{9, 2, 1, 7, 3, 2}, 8}, Case{{16, 2, 0, 0, 1, 0}, 0},
         Case{{inf, 2, 0, 1, 1, 0}, 1}, Case{{1, std::nan(""), 1, 1, 1, 0}, 2},
-        Case{{0.1, 0.7, 0, 0.2, 0.1, 0, 0.3, 0.3, 0}, 0.3}}) {
+        Case{{0.1, 0.7, 0, 0.2, 0.1, 0, 0.3, 0.3, 0}, 0.3},
+        Case{{0.1, 0.7, 0, 0.2, 0.1, 0, 0.3, 0.3, 0, 0.7, 0.9, 2, 0.6, 1.1, 1, 0.4, 0.1, 0},
+             0.3}}) {
     std::vector<double> ranks = given.ranks;
     TestStepNumbers exact(0.5, 7, 99), tested(0.5, 7, 99);
     const auto args = [&](TestStepNumbers& numbers) {
@@ -335,6 +338,14 @@ TEST(CombineNormsTest, NormsOfRanksAreCombinedInTheirOrder) {
         EXPECT_EQ(tested.numbers[i], exact.numbers[i]) << i;
       }
     }
+    std::array<double, ops::kNumRankNumbers> exact_sums = {9, 9, 9}, tested_sums = {8, 8, 8};
+    const auto sums_to = [&](std::array<double, ops::kNumRankNumbers>& sums) {
+      return ops::CombineNormsArgs{.ranks = ops::Numbers(&ranks),
+                                   .sums = {sums.data(), DType::kF64, ops::kNumRankNumbers}};
+    };
+    ops::MakeReferenceOps()->CombineNorms(sums_to(exact_sums));
+    CombineNorms(launcher, sums_to(tested_sums));
+    EXPECT_EQ(std::memcmp(&tested_sums, &exact_sums, sizeof(exact_sums)), 0);
   }
 }
 

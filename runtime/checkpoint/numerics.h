@@ -15,7 +15,7 @@ namespace megascale::checkpoint {
 
 // Increase it with every change that makes a step compute other bits, or changes the order of
 // samples.
-inline constexpr absl::string_view kNumericsVersion = "3";
+inline constexpr absl::string_view kNumericsVersion = "4";
 
 // Returns the fingerprint of a resolved job on machines of `instruction_set`. Fields are named
 // "area" or "area.field". The areas are the units that a user may allow to change: device, model,

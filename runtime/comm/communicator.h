@@ -20,9 +20,10 @@
 // blame.
 //
 // Threads: calls on the thread of the owning stream; Abort() and the accessors on any. Determinism:
-// through the host, a sum is a left fold in the order of the group's ranks, with fp32 accumulation
-// (F64 for F64) and one rounding at the end, so its bits do not depend on transport or timing. NCCL
-// sums in an order of its own, the same in every run on the same machines.
+// through the host, a sum is a binary tree over the group's ranks (runtime/tensor/sum_tree.h), with
+// fp32 accumulation (F64 for F64) and one rounding at the end, so its bits do not depend on
+// transport or timing. NCCL sums in an order of its own, the same in every run on the same
+// machines.
 #pragma once
 
 #include <cstddef>

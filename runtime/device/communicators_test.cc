@@ -1,4 +1,4 @@
-// What every device's communicators must do. Sums are compared bit for bit with the left fold that
+// What every device's communicators must do. Sums are compared bit for bit with the tree that
 // all of them promise here; each call is ordered behind work that fills its input, and before work
 // that reads its output.
 #include <gtest/gtest.h>
@@ -19,6 +19,7 @@
 #include "runtime/device/host_window.h"
 #include "runtime/device/staged_communicator.h"
 #include "runtime/device/testing/test_devices.h"
+#include "runtime/tensor/sum_tree.h"
 
 namespace megascale::device {
 namespace {
@@ -44,10 +45,12 @@ Values Input(int rank, int64_t size) {
 }
 
 Values Sum(int num_ranks, int64_t size) {
-  Values sum = Input(0, size);
-  for (int rank = 1; rank < num_ranks; ++rank) {
-    const Values other = Input(rank, size);
-    for (size_t i = 0; i < sum.size(); ++i) sum[i] += other[i];
+  std::vector<Values> inputs;
+  for (int rank = 0; rank < num_ranks; ++rank) inputs.push_back(Input(rank, size));
+  Values sum(static_cast<size_t>(size));
+  for (size_t i = 0; i < sum.size(); ++i) {
+    sum[i] = tensor::SumTree(0, num_ranks,
+                             [&](int64_t rank) { return inputs[static_cast<size_t>(rank)][i]; });
   }
   return sum;
 }

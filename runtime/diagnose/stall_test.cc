@@ -301,8 +301,10 @@ TEST(StallVerdictTest, AnExchangeThatAllHaveBegunNamesItsRanksAndBlamesTheSilent
   for (size_t rank = 0; rank < plans.size(); ++rank) {
     for (size_t i = 0; i < plans[rank].instructions.size(); ++i) {
       const plan::OpKind kind = plans[rank].instructions[i].kind();
-      if (kind == plan::OpKind::kReduceNorm) positions[rank].states[i] = InstructionState::kRuns;
-      if (kind == plan::OpKind::kOptimizerStep) {
+      if (kind == plan::OpKind::kGatherDataNorms) {
+        positions[rank].states[i] = InstructionState::kRuns;
+      }
+      if (kind == plan::OpKind::kReduceNorm || kind == plan::OpKind::kOptimizerStep) {
         positions[rank].states[i] = InstructionState::kNotBegun;
       }
     }

@@ -19,7 +19,7 @@ using plan::OpKind;
 using plan::RankPlan;
 using timeline::SpanTime;
 
-constexpr std::array<std::pair<OpKind, absl::string_view>, 13> kTypes = {{
+constexpr std::array<std::pair<OpKind, absl::string_view>, 16> kTypes = {{
     {OpKind::kForward, "forward-compute"},
     {OpKind::kBackward, "backward-compute"},
     {OpKind::kWeightGradient, "backward-wgrad-compute"},
@@ -29,9 +29,12 @@ constexpr std::array<std::pair<OpKind, absl::string_view>, 13> kTypes = {{
     {OpKind::kReceiveGradient, "backward-recv"},
     {OpKind::kGatherParameters, "params-all-gather"},
     {OpKind::kReduceGradients, "grads-reduce-scatter"},
+    {OpKind::kGatherTensorNorms, "optimizer-clip-main-grad"},
+    {OpKind::kGatherDataNorms, "optimizer-clip-main-grad"},
     {OpKind::kReduceNorm, "optimizer-clip-main-grad"},
     {OpKind::kOptimizerStep, "optimizer"},
     {OpKind::kOptimizerUpdate, "optimizer"},
+    {OpKind::kGatherTensorTrustSums, "optimizer"},
     {OpKind::kGatherTrustSums, "optimizer"},
 }};
 

@@ -31,8 +31,6 @@ struct Finding {
   double operation = 0;
   std::array<char, kTextBytes> text = {};
 };
-constexpr int64_t kFindingNumbers = sizeof(Finding) / sizeof(double);
-static_assert(sizeof(Finding) == kFindingNumbers * sizeof(double));
 
 // Returns the parameter at `address` if it lies in `space`, which holds the layout's flat space
 // from element `first` on; otherwise "".
@@ -171,22 +169,19 @@ absl::StatusOr<Finding> FindHere(const DivergedStep& step) {
 
 // Returns the first finding of all ranks.
 absl::StatusOr<Finding> FindEverywhere(const DivergedStep& step) {
-  ASSIGN_OR_RETURN(const Finding mine, FindHere(step));
+  ASSIGN_OR_RETURN(Finding first, FindHere(step));
   const auto& instructions = step.plan->instructions;
   const auto norm = std::find_if(instructions.begin(), instructions.end(), [](const auto& i) {
     return i.kind() == plan::OpKind::kReduceNorm;
   });
   MEGASCALE_CHECK(norm != instructions.end());
-  comm::HostCommunicator* const all = step.world;
-  std::vector<Finding> findings(static_cast<size_t>(all->size()));
-  findings[static_cast<size_t>(all->rank())] = mine;
-  const auto output = tensor::HostVector::OfBytes(absl::MakeSpan(findings), tensor::DType::kF64);
-  const auto input = output.Slice(all->rank() * kFindingNumbers, kFindingNumbers);
-  RETURN_IF_ERROR(all->AllGather(input, output, {norm->id.packed(), step.timeout}));
-  return *std::min_element(
-      findings.begin(), findings.end(), [](const Finding& a, const Finding& b) {
-        return std::pair(a.order, a.operation) < std::pair(b.order, b.operation);
-      });
+  RETURN_IF_ERROR(step.all->KeepFirst(&first,
+                                      [](const Finding& a, const Finding& b) {
+                                        return std::pair(a.order, a.operation) <
+                                               std::pair(b.order, b.operation);
+                                      },
+                                      {norm->id.packed(), step.timeout}));
+  return first;
 }
 
 }  // namespace

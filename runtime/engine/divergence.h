@@ -12,9 +12,9 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "runtime/comm/host/host_communicator.h"
 #include "runtime/device/device.h"
 #include "runtime/engine/instruction_reporter.h"
+#include "runtime/engine/peers/all_ranks.h"
 #include "runtime/engine/stage_compute.h"
 #include "runtime/layout/rank_layout.h"
 #include "runtime/plan/execute/executor.h"
@@ -33,8 +33,8 @@ struct DivergedStep {
   TensorPeers* peers = nullptr;  // null where there is one tensor rank
   ops::Ops* ops = nullptr;       // of `stream`
   device::Device* device = nullptr;
-  stream::Stream* stream = nullptr;                                    // the compute stream
-  comm::HostCommunicator* world = nullptr;                             // has all ranks
+  stream::Stream* stream = nullptr;  // the compute stream
+  const AllRanks* all = nullptr;
   std::function<stream::Stream*(const plan::Instruction&)> stream_of;  // of its communicator
   std::function<comm::Communicator*(const plan::Instruction&)> communicator_of;
   InstructionReporter* reporter = nullptr;

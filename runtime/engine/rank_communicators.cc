@@ -31,8 +31,16 @@ absl::Status RankCommunicators::MakeHostCommunicators(const plan::RankPlan& plan
   for (const plan::Channel& channel : channels_) {
     const std::string name = CommunicatorNameOf(plan, channel.group, channel.name);
     ASSIGN_OR_RETURN(host_communicators_[name], fabric_->Make(name));
-    if (channel.group == plan::GroupKind::kWorld) world_ = host_communicators_[name].get();
   }
+  // Those over which the norm goes.
+  const auto of = [&](plan::OpKind norm) -> comm::HostCommunicator* {
+    const plan::Channel channel = plan::ChannelOf(plan.mesh, norm);
+    if (channel.group == plan::GroupKind::kNone) return nullptr;
+    return host_communicators_.at(CommunicatorNameOf(plan, channel.group, channel.name)).get();
+  };
+  all_ = AllRanks({.tensor = of(plan::OpKind::kGatherTensorNorms),
+                   .data = of(plan::OpKind::kGatherDataNorms),
+                   .pipeline = of(plan::OpKind::kReduceNorm)});
   return absl::OkStatus();
 }
 

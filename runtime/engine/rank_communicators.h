@@ -2,7 +2,7 @@
 // fabric makes the communicators that go through the host. On top of these the device makes the
 // communicators that exchange its tensors; each is ordered on the stream whose instructions use it.
 //
-// Threads: Create and Join on one thread; Of and world on any after Join; Abort on any. Ownership:
+// Threads: Create and Join on one thread; Of and all on any after Join; Abort on any. Ownership:
 // borrows what its options and arguments name.
 #pragma once
 
@@ -19,6 +19,7 @@
 #include "runtime/comm/host/fabric.h"
 #include "runtime/comm/host/host_communicator.h"
 #include "runtime/device/device.h"
+#include "runtime/engine/peers/all_ranks.h"
 #include "runtime/engine/rank_streams.h"
 #include "runtime/plan/build/channels.h"
 #include "runtime/plan/instruction.h"
@@ -41,8 +42,8 @@ class RankCommunicators {
 
   // Returns null if the instruction does not communicate. Takes no heap memory.
   comm::Communicator* Of(const plan::Instruction& instruction) const;
-  // Returns the communicator of all ranks, which goes through the host; null before Join.
-  comm::HostCommunicator* world() const { return world_; }
+  // Returns the way to all ranks, through the host; this rank alone before Join.
+  const AllRanks* all() const { return &all_; }
 
   // Destroys the communicators that the device made, which use streams. Requires: the streams are
   // idle.
@@ -60,7 +61,7 @@ class RankCommunicators {
   const std::vector<plan::Channel> channels_;  // that the job's plans use
   std::unique_ptr<comm::Fabric> fabric_;
   std::map<std::string, std::unique_ptr<comm::HostCommunicator>> host_communicators_;  // by name
-  comm::HostCommunicator* world_ = nullptr;
+  AllRanks all_;
   std::map<std::string, std::unique_ptr<comm::Communicator>> communicators_;  // by name
   std::map<plan::InstructionId, comm::Communicator*> communicator_of_;
 };

@@ -18,6 +18,7 @@
 #include "runtime/engine/divergence.h"
 #include "runtime/engine/instruction_reporter.h"
 #include "runtime/engine/parameter_memory.h"
+#include "runtime/engine/peers/rank_pair.h"
 #include "runtime/engine/products/product_agreement.h"
 #include "runtime/engine/products/product_calls.h"
 #include "runtime/engine/rank_communicators.h"
@@ -91,7 +92,9 @@ class Engine : public RankEngine {
   absl::Status PrepareChunk(size_t index);
   absl::Status PrepareSnapshots();
   std::unique_ptr<ops::Ops> MakeOps(plan::StreamKind kind, int num_threads) const;
+  comm::FabricOptions Fabric() const;
   absl::Status PrepareCommunicators();
+  absl::StatusOr<std::unique_ptr<RankPair>> ConnectTo(int peer, const std::string& name) const;
   absl::Status MakeExecutor();
   // As Load, with initial weights.
   absl::Status Initialize();
@@ -168,7 +171,7 @@ absl::Status Engine::PrepareMemory() {
   if (part_.tensor.size > 1) PreparePeers();
   for (size_t i = 0; i < chunks_.size(); ++i) RETURN_IF_ERROR(PrepareChunk(i));
   RETURN_IF_ERROR(PrepareSnapshots());
-  ShardNumbers numbers(static_cast<int>(options_.placements.size()), chunks_);
+  ShardNumbers numbers(part_.mesh, chunks_);
   tensor::Vector loss_sum = {nullptr, tensor::DType::kF64, 1};
   std::vector<tensor::Vector*> spaces = numbers.spaces();
   spaces.push_back(&loss_sum);
@@ -258,7 +261,7 @@ void Engine::PreparePeers() {
                                                             .exchanges = streams_->exchanges()});
 }
 
-absl::Status Engine::PrepareCommunicators() {
+comm::FabricOptions Engine::Fabric() const {
   comm::FabricOptions fabric;
   fabric.rank = options_.rank;
   fabric.placements = layout::NodesByRank(options_.placements);
@@ -278,9 +281,20 @@ absl::Status Engine::PrepareCommunicators() {
   fabric.connect_timeout = fabric.default_timeout = deadlines_.wait;
   fabric.reach_timeout = deadlines_.connect;
   fabric.join_timeout = deadlines_.join;
-  ASSIGN_OR_RETURN(communicators_,
-                   RankCommunicators::Create(std::move(fabric), options_.spec, part_.mesh));
+  return fabric;
+}
+
+absl::Status Engine::PrepareCommunicators() {
+  ASSIGN_OR_RETURN(communicators_, RankCommunicators::Create(Fabric(), options_.spec, part_.mesh));
   return absl::OkStatus();
+}
+
+// While ranks read for others, the peer may come late.
+absl::StatusOr<std::unique_ptr<RankPair>> Engine::ConnectTo(int peer,
+                                                            const std::string& name) const {
+  comm::FabricOptions fabric = Fabric();
+  fabric.connect_timeout = deadlines_.start * kRestorePatience;
+  return RankPair::Connect(std::move(fabric), peer, name);
 }
 
 absl::Status Engine::Join() {
@@ -325,7 +339,8 @@ absl::StatusOr<std::string> Engine::Restore(const RestorePoint& restore) {
       {.restore = restore,
        .rank = options_.rank,
        .nodes = nodes,
-       .world = communicators_->world(),
+       .all = communicators_->all(),
+       .connect = [this](int peer, const std::string& name) { return ConnectTo(peer, name); },
        .window = &window,
        .layout_of = [this](int rank) { return layout::StateLayoutOf(options_.spec, rank); },
        .timeout = deadlines_.start * kRestorePatience,
@@ -354,7 +369,7 @@ absl::Status Engine::ChooseProducts(const RestorePoint& restore) {
                           .directory = options_.job_directory,
                           .restore = restore,
                           .may_differ = options_.products_may_differ,
-                          .world = communicators_->world(),
+                          .all = communicators_->all(),
                           .store = options_.store,
                           .snapshots = options_.snapshots,
                           .timeout = deadlines_.start * kRestorePatience,
@@ -430,7 +445,7 @@ absl::Status Engine::Explain(const plan::StepContext& context, const absl::Statu
        .ops = compute_ops_.get(),
        .device = options_.device,
        .stream = &compute(),
-       .world = communicators_->world(),
+       .all = communicators_->all(),
        .stream_of = [this](const auto& i) { return streams_->ExchangeStreamOf(i); },
        .communicator_of = [this](const auto& i) { return communicators_->Of(i); },
        .reporter = &reporter_,

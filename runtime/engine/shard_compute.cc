@@ -17,13 +17,23 @@ tensor::Vector NumberAt(const tensor::Vector& numbers, int64_t index) {
   return Slice(numbers, {index, 1});
 }
 
+// What member `index` of a group contributes to the group's norms.
+tensor::Vector NormOf(const tensor::Vector& norms, int index) {
+  return Slice(norms, {int64_t{index} * ops::kNumRankNumbers, ops::kNumRankNumbers});
+}
+
 }  // namespace
 
-ShardNumbers::ShardNumbers(int world_size, const ChunkStates& chunks) {
+ShardNumbers::ShardNumbers(const plan::Mesh& mesh, const ChunkStates& chunks) {
   const auto of_size = [](int64_t size) {
     return tensor::Vector{nullptr, tensor::DType::kF64, size};
   };
-  ranks = of_size(int64_t{world_size} * ops::kNumRankNumbers);
+  const auto norms_of = [&](int members) {
+    return of_size(int64_t{members} * ops::kNumRankNumbers);
+  };
+  if (mesh.tensor_size() > 1) tensor_norms = norms_of(mesh.tensor_size());
+  data_norms = norms_of(mesh.data_size());
+  pipeline_norms = norms_of(mesh.pipeline_size());
   step = of_size(ops::kNumStepNumbers);
   squares = of_size(static_cast<int64_t>(chunks.size()));
   for (const ChunkState& chunk : chunks) {
@@ -33,7 +43,8 @@ ShardNumbers::ShardNumbers(int world_size, const ChunkStates& chunks) {
 }
 
 std::vector<tensor::Vector*> ShardNumbers::spaces() {
-  std::vector<tensor::Vector*> all = {&ranks, &step, &squares};
+  std::vector<tensor::Vector*> all = {&data_norms, &pipeline_norms, &step, &squares};
+  if (tensor_norms.size > 0) all.push_back(&tensor_norms);
   for (tensor::Vector& sums : trust_sums) all.push_back(&sums);
   return all;
 }
@@ -71,11 +82,14 @@ plan::HandlerMap ShardCompute::Handlers(const CommunicatorOf& communicator_of) {
   handlers[OpKind::kAddHeadGradient] = alone(&ShardCompute::AddHeadGradient);
   handlers[OpKind::kSumReplicated] = together(&ShardCompute::SumReplicated);
   handlers[OpKind::kReduceGradients] = together(&ShardCompute::ReduceGradients);
+  handlers[OpKind::kGatherTensorNorms] = together(&ShardCompute::GatherTensorNorms);
+  handlers[OpKind::kGatherDataNorms] = together(&ShardCompute::GatherDataNorms);
   handlers[OpKind::kReduceNorm] = [this, communicator_of](const Instruction& i,
                                                           const StepContext& context) {
     return ReduceNorm(i, context, communicator_of(i));
   };
   handlers[OpKind::kOptimizerUpdate] = alone(&ShardCompute::OptimizerUpdate);
+  handlers[OpKind::kGatherTensorTrustSums] = together(&ShardCompute::GatherTensorTrustSums);
   handlers[OpKind::kGatherTrustSums] = together(&ShardCompute::GatherTrustSums);
   handlers[OpKind::kOptimizerStep] = alone(&ShardCompute::OptimizerStep);
   handlers[OpKind::kGatherParameters] = together(&ShardCompute::GatherParameters);
@@ -147,13 +161,10 @@ absl::Status ShardCompute::ReduceGradients(const plan::Instruction& instruction,
   return absl::OkStatus();
 }
 
-absl::Status ShardCompute::ReduceNorm(const plan::Instruction& instruction,
-                                      const plan::StepContext& context,
-                                      comm::Communicator* communicator) {
+void ShardCompute::ContributeNorm(const plan::Instruction& instruction,
+                                  const tensor::Vector& mine) {
   const ShardNumbers& numbers = options_.numbers;
-  const tensor::Vector mine = Slice(
-      numbers.ranks, {int64_t{communicator->rank()} * ops::kNumRankNumbers, ops::kNumRankNumbers});
-  const bool counts = options_.plan->mesh.CoordinateOf(options_.plan->rank).tensor == 0;
+  const bool counts = coordinate().tensor == 0;
   options_.run_on_compute_threads(instruction.stream, [&] {
     ops::Ops& ops = *options_.compute_ops;
     ops.FillZero(numbers.squares);
@@ -166,17 +177,46 @@ absl::Status ShardCompute::ReduceNorm(const plan::Instruction& instruction,
     ops.AddTotal(numbers.squares, NumberAt(mine, ops::kRankSumOfSquares));
     if (counts) ops.Cast(options_.stage->loss_sum(), NumberAt(mine, ops::kRankLossSum));
   });
+  pinned().stop = stop_.load();
+  options_.stream_of(instruction.stream)
+      ->Copy(NumberAt(mine, ops::kRankStop).data, &pinned().stop, sizeof(double));
+}
+
+absl::Status ShardCompute::GatherTensorNorms(const plan::Instruction& instruction,
+                                             comm::Communicator* communicator) {
+  const ShardNumbers& numbers = options_.numbers;
+  ContributeNorm(instruction, NormOf(numbers.tensor_norms, communicator->rank()));
+  RETURN_IF_ERROR(AllGather(instruction, communicator, numbers.tensor_norms));
+  options_.ops->CombineNorms(
+      {.ranks = numbers.tensor_norms, .sums = NormOf(numbers.data_norms, coordinate().data)});
+  return absl::OkStatus();
+}
+
+absl::Status ShardCompute::GatherDataNorms(const plan::Instruction& instruction,
+                                           comm::Communicator* communicator) {
+  const ShardNumbers& numbers = options_.numbers;
+  if (numbers.tensor_norms.size == 0) {
+    ContributeNorm(instruction, NormOf(numbers.data_norms, communicator->rank()));
+  }
+  RETURN_IF_ERROR(AllGather(instruction, communicator, numbers.data_norms));
+  options_.ops->CombineNorms(
+      {.ranks = numbers.data_norms, .sums = NormOf(numbers.pipeline_norms, coordinate().pipeline)});
+  return absl::OkStatus();
+}
+
+absl::Status ShardCompute::ReduceNorm(const plan::Instruction& instruction,
+                                      const plan::StepContext& context,
+                                      comm::Communicator* communicator) {
+  const ShardNumbers& numbers = options_.numbers;
   const auto& train = options_.spec->train();
   pinned().rate_and_step = {
       optim::LearningRate(options_.spec->optimizer(), train.steps(), context.step),
       static_cast<double>(context.step)};
   static_assert(ops::kLearningRate == 0 && ops::kStep == 1);
-  pinned().stop = stop_.load();
   stream::Stream& stream = *options_.stream_of(instruction.stream);
   stream.Copy(numbers.step.data, &pinned().rate_and_step, sizeof(pinned().rate_and_step));
-  stream.Copy(NumberAt(mine, ops::kRankStop).data, &pinned().stop, sizeof(double));
-  RETURN_IF_ERROR(AllGather(instruction, communicator, numbers.ranks));
-  options_.ops->CombineNorms({.ranks = numbers.ranks,
+  RETURN_IF_ERROR(AllGather(instruction, communicator, numbers.pipeline_norms));
+  options_.ops->CombineNorms({.ranks = numbers.pipeline_norms,
                               .clip_grad = options_.spec->optimizer().clip_grad(),
                               .step_numbers = numbers.step});
   stream.Copy(&pinned().step, numbers.step.data, sizeof(pinned().step));
@@ -222,6 +262,14 @@ absl::Status ShardCompute::OptimizerUpdate(const plan::Instruction& instruction)
     optimizer.MakeUpdate(StepArgsOf(instruction), sums);
   });
   return absl::OkStatus();
+}
+
+absl::Status ShardCompute::GatherTensorTrustSums(const plan::Instruction& instruction,
+                                                 comm::Communicator* communicator) {
+  const tensor::Vector& all = options_.numbers.trust_sums[IndexOf(instruction)];
+  const int64_t of_replica = all.size / options_.plan->mesh.data_size();
+  return AllGather(instruction, communicator,
+                   Slice(all, {coordinate().data * of_replica, of_replica}));
 }
 
 absl::Status ShardCompute::GatherTrustSums(const plan::Instruction& instruction,

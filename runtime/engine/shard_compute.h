@@ -1,7 +1,8 @@
 // Handlers of plan::Executor for the shard's instructions on this rank: gather the parameters over
 // the data-parallel group; reduce the gradients over it, after tensor ranks have summed those of
-// replicated parameters; agree on norm, loss and stop flag over the world; step the optimizer's
-// slices (ZeRO stage 1 or 2; with LAMB after an exchange of the sums behind its trust ratios).
+// replicated parameters; agree on norm, loss and stop flag with all ranks, group by group; step the
+// optimizer's slices (ZeRO stage 1 or 2; with LAMB after an exchange of the sums behind its trust
+// ratios).
 // Ownership: borrows everything in its options, which must outlive it.
 #pragma once
 
@@ -26,11 +27,13 @@ namespace megascale::engine {
 
 // Single numbers of a step in the device's memory, F64.
 struct ShardNumbers {
-  // Sets the sizes of all vectors for a world of `world_size` ranks.
-  ShardNumbers(int world_size, const ChunkStates& chunks);
+  // Sets the sizes of all vectors.
+  ShardNumbers(const plan::Mesh& mesh, const ChunkStates& chunks);
   std::vector<tensor::Vector*> spaces();
 
-  tensor::Vector ranks;                    // [world, ops::kNumRankNumbers], as gathered
+  // [members, ops::kNumRankNumbers], as gathered in the tensor, then the data, then the pipeline
+  // group: what each member contributes is the sum over its members of the group before.
+  tensor::Vector tensor_norms, data_norms, pipeline_norms;
   tensor::Vector step;                     // [ops::kNumStepNumbers]
   tensor::Vector squares;                  // [chunks]: sums of squares of their gradients
   std::vector<tensor::Vector> trust_sums;  // by chunk: the sums of every part, in part order
@@ -77,12 +80,19 @@ class ShardCompute {
   // Reduce-scatters a bucket's gradients. With ZeRO stage 2 adds the result to this rank's shard.
   absl::Status ReduceGradients(const plan::Instruction& instruction,
                                comm::Communicator* communicator);
-  // Exchanges sum of squares, loss and stop flag over the world, and makes the numbers of the step
-  // from them. If loss or norm is not finite, the rest of the step changes no weights.
+  // Exchange sum of squares, loss and stop flag, and add them up: over the tensor group, if there
+  // is one, then over the data group, then over the pipeline group. ReduceNorm makes the numbers of
+  // the step from the sums. If loss or norm is not finite, the rest of the step changes no weights.
+  absl::Status GatherTensorNorms(const plan::Instruction& instruction,
+                                 comm::Communicator* communicator);
+  absl::Status GatherDataNorms(const plan::Instruction& instruction,
+                               comm::Communicator* communicator);
   absl::Status ReduceNorm(const plan::Instruction& instruction, const plan::StepContext& context,
                           comm::Communicator* communicator);
   // With trust ratios (LAMB): computes the update that OptimizerStep then scales.
   absl::Status OptimizerUpdate(const plan::Instruction& instruction);
+  absl::Status GatherTensorTrustSums(const plan::Instruction& instruction,
+                                     comm::Communicator* communicator);
   absl::Status GatherTrustSums(const plan::Instruction& instruction,
                                comm::Communicator* communicator);
   absl::Status OptimizerStep(const plan::Instruction& instruction);
@@ -107,8 +117,13 @@ class ShardCompute {
   static size_t BucketOf(const plan::Instruction& instruction) {
     return static_cast<size_t>(instruction.id.bucket());
   }
+  plan::Coordinate coordinate() const {
+    return options_.plan->mesh.CoordinateOf(options_.plan->rank);
+  }
   optim::StepArgs StepArgsOf(const plan::Instruction& instruction) const;
   explicit ShardCompute(const ShardOptions& options) : options_(options) {}
+  // Writes what this rank contributes to the norms to `mine`, [ops::kNumRankNumbers].
+  void ContributeNorm(const plan::Instruction& instruction, const tensor::Vector& mine);
   // Gathers `numbers` from all ranks of the communicator; each contributes an equal part in rank
   // order.
   absl::Status AllGather(const plan::Instruction& instruction, comm::Communicator* communicator,

@@ -42,8 +42,8 @@ class TensorGroup {
   // Copies rank `from`'s `in` to `out` on every rank; other ranks' `in` is not read. Shapes: in and
   // out [n] of the same dtype; they must not overlap.
   virtual Exchange Broadcast(int from, const tensor::Vector& in, const tensor::Vector& out) = 0;
-  // On rank `to`, sets `out` to the sum of the ranks' `in`, added in rank order; other ranks' `out`
-  // is not written. Shapes: in and out [n] of the same dtype; they must not overlap.
+  // On rank `to`, sets `out` to the sum of the ranks' `in`, added in the group's order; other
+  // ranks' `out` is not written. Shapes: in and out [n] of the same dtype; they must not overlap.
   virtual Exchange Reduce(int to, const tensor::Vector& in, const tensor::Vector& out) = 0;
   // Sets `out` to the ranks' `in`, one after the other. Shapes: in [n], out [size n] of the same
   // dtype; they must not overlap. Default: a Broadcast from each rank.

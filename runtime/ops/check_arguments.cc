@@ -267,6 +267,7 @@ void CheckArguments(const TrustStepArgs& args, DType compute) {
 void CheckArguments(const CombineNormsArgs& args) {
   CheckNumbers("ranks", args.ranks, args.ranks.size);
   MEGASCALE_CHECK(args.ranks.size > 0 && args.ranks.size % kNumRankNumbers == 0);
+  if (args.sums) return CheckNumbers("sums", args.sums, kNumRankNumbers);
   CheckNumbers("step_numbers", args.step_numbers, kNumStepNumbers);
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "runtime/tensor/sum_tree.h"
+
 namespace megascale::ops {
 namespace {
 
@@ -31,12 +33,22 @@ double ClipFactor(double sum_of_squares, double clip_grad) {
 }
 
 void CombineNormsOnHost(const CombineNormsArgs& args) {
-  double sum_of_squares = 0, loss_sum = 0, stop = 0;
-  for (int64_t at = 0; at < args.ranks.size; at += kNumRankNumbers) {
-    const double* rank = args.ranks.as<const double>() + at;
-    sum_of_squares += rank[kRankSumOfSquares];
-    loss_sum += rank[kRankLossSum];
-    stop = std::max(stop, rank[kRankStop]);
+  const int64_t num_ranks = args.ranks.size / kNumRankNumbers;
+  const auto number = [&](int64_t rank, RankNumber which) {
+    return args.ranks.as<const double>()[rank * kNumRankNumbers + which];
+  };
+  const auto sum = [&](RankNumber which) {
+    return tensor::SumTree(0, num_ranks, [&](int64_t rank) { return number(rank, which); });
+  };
+  const double sum_of_squares = sum(kRankSumOfSquares), loss_sum = sum(kRankLossSum);
+  double stop = 0;
+  for (int64_t rank = 0; rank < num_ranks; ++rank) stop = std::max(stop, number(rank, kRankStop));
+  if (args.sums) {
+    double* const sums = args.sums.as<double>();
+    sums[kRankSumOfSquares] = sum_of_squares;
+    sums[kRankLossSum] = loss_sum;
+    sums[kRankStop] = stop;
+    return;
   }
   double* const numbers = args.step_numbers.as<double>();
   numbers[kSumOfSquares] = sum_of_squares;
@@ -56,12 +68,12 @@ void FirstNotFiniteOnHost(const Matrix& x, const Vector& out) {
 
 double TrustFactor(const TrustStepArgs& args) {
   const int64_t num_sums = args.trust_sums.size / args.num_parts;
-  double weights = 0, update = 0;
-  for (int64_t part = 0; part < args.num_parts; ++part) {
-    const double* squares = args.trust_sums.as<const double>() + part * num_sums + args.first_sum;
-    weights += squares[0];
-    update += squares[1];
-  }
+  const auto sum = [&](int64_t column) {
+    return tensor::SumTree(0, args.num_parts, [&](int64_t part) {
+      return args.trust_sums.as<const double>()[part * num_sums + column];
+    });
+  };
+  const double weights = sum(args.first_sum), update = sum(args.first_sum + 1);
   const double ratio = weights > 0 && update > 0 ? std::sqrt(weights) / std::sqrt(update) : 1.0;
   return -NumberOf(args.step_numbers, kLearningRate) * ratio;
 }

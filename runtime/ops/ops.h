@@ -199,19 +199,23 @@ struct TrustStepArgs {
   Vector update;  // F
   // [num_parts, sums of a part] F64: row i has the sums of squares over part i of the optimizer
   // state. Column `first_sum` is for the tensor's weights, the next one for its update. Rows are
-  // added in order.
+  // added as a tree (runtime/tensor/sum_tree.h).
   Vector trust_sums;
   int64_t num_parts = 1;
   int64_t first_sum = 0;
   Vector step_numbers = {};  // [kNumStepNumbers] F64
 };
 
-// Computes the step's numbers (step_numbers.h) from the numbers that each rank contributes. Sums
-// are added in rank order; one rank that asks for a stop is enough.
+// Adds up the numbers that each rank of a group contributes (step_numbers.h), as a tree
+// (runtime/tensor/sum_tree.h); one rank that asks for a stop is enough. Writes the sums, or makes
+// the step's numbers from them.
 struct CombineNormsArgs {
   Vector ranks;          // [P, kNumRankNumbers] F64
+  Vector sums = {};      // [kNumRankNumbers] F64: what the group contributes to a larger one
   double clip_grad = 0;  // the largest permitted norm of the gradient; 0: no clipping
-  Vector step_numbers;  // [kNumStepNumbers] F64: all but the learning rate and the step are written
+  // [kNumStepNumbers] F64: all but the learning rate and the step are written. Empty where `sums`
+  // is not.
+  Vector step_numbers = {};
 };
 
 class Ops {

@@ -14,6 +14,7 @@
 
 #include "runtime/ops/testing/conformance_fixture.h"
 #include "runtime/ops/testing/test_numbers.h"
+#include "runtime/tensor/sum_tree.h"
 
 namespace megascale::ops {
 namespace {
@@ -584,8 +585,9 @@ TEST_P(Conformance, NormsOfRanksAreCombinedInTheirOrder) {
   };
   for (const Case& given :
        {Case{{16, 2, 0}, 1, 0.25, 1, 0}, Case{{9, 2, 1, 7, 3, 2}, 8, 1, 1, 2},
-        Case{{16, 2, 0, 0, 1, 0}, 0, 1, 1, 0}, Case{{inf, 2, 0, 1, 1, 0}, 1, 0, 0, 0},
-        Case{{1, std::nan(""), 1, 1, 1, 0}, 2, 1, 0, 1}}) {
+        Case{{16, 2, 0, 0, 1, 0}, 0, 1, 1, 0},
+        Case{{1, 1, 0, 1, 2, 0, 1, 3, 0, 1, 4, 2, 5, 5, 1}, 0, 1, 1, 2},
+        Case{{inf, 2, 0, 1, 1, 0}, 1, 0, 0, 0}, Case{{1, std::nan(""), 1, 1, 1, 0}, 2, 1, 0, 1}}) {
     for (Ops* ops : {exact_.get(), tested_.get()}) {
       std::vector<double> ranks = given.ranks;
       TestStepNumbers numbers(0.5, 7, 99);
@@ -600,6 +602,27 @@ TEST_P(Conformance, NormsOfRanksAreCombinedInTheirOrder) {
       double squares = 0;
       for (size_t i = 0; i < ranks.size(); i += kNumRankNumbers) squares += ranks[i];
       EXPECT_EQ(numbers.numbers[kSumOfSquares], squares);
+    }
+  }
+}
+
+TEST_P(Conformance, SumsOfAGroupAreContributedToALargerOneInTheOrderOfTheTree) {
+  // Sums of these have other bits in another order.
+  std::vector<double> ranks;
+  const auto square = [](int64_t rank) { return 1.0 / static_cast<double>(3 + 7 * rank); };
+  const auto loss = [&](int64_t rank) { return 3e5 * square(11 - rank); };
+  for (const int count : {1, 2, 3, 5, 7, 11}) {
+    ranks.clear();
+    for (int rank = 0; rank < count; ++rank) {
+      ranks.insert(ranks.end(), {square(rank), loss(rank), rank == 1 ? 2.0 : 0.0});
+    }
+    for (Ops* ops : {exact_.get(), tested_.get()}) {
+      double sums[kNumRankNumbers] = {9, 9, 9};
+      ops->CombineNorms({.ranks = {ranks.data(), DType::kF64, static_cast<int64_t>(ranks.size())},
+                         .sums = {sums, DType::kF64, kNumRankNumbers}});
+      EXPECT_EQ(sums[kRankSumOfSquares], tensor::SumTree(0, count, square)) << count;
+      EXPECT_EQ(sums[kRankLossSum], tensor::SumTree(0, count, loss)) << count;
+      EXPECT_EQ(sums[kRankStop], count > 1 ? 2 : 0) << count;
     }
   }
 }

@@ -37,23 +37,16 @@ const MeshTable& JobMeshTable() {
       .axes = {{Axis::kTensor, "tensor", "t", /*is_always_named=*/true},
                {Axis::kData, "data", "d", /*is_always_named=*/true},
                {Axis::kPipeline, "pipeline", "p", /*is_always_named=*/true}},
-      .groups = {
-          {.kind = GroupKind::kWorld, .name = "world", .prefix = "world", .along = AxisSet::All()},
-          {.kind = GroupKind::kData, .name = "data", .prefix = "dp", .along = {Axis::kData}},
-          {.kind = GroupKind::kPipeline,
-           .name = "pipeline",
-           .prefix = "pp",
-           .along = {Axis::kPipeline}},
-          {.kind = GroupKind::kTensor,
-           .name = "tensor",
-           .prefix = "tp",
-           .along = {Axis::kTensor},
-           .only_with = {Axis::kTensor}},
-          {.kind = GroupKind::kStage,
-           .name = "stage",
-           .prefix = "stage",
-           .along = AxisSet::AllBut({Axis::kPipeline}),
-           .only_with = {Axis::kTensor}}}};
+      .groups = {{.kind = GroupKind::kData, .name = "data", .prefix = "dp", .along = {Axis::kData}},
+                 {.kind = GroupKind::kPipeline,
+                  .name = "pipeline",
+                  .prefix = "pp",
+                  .along = {Axis::kPipeline}},
+                 {.kind = GroupKind::kTensor,
+                  .name = "tensor",
+                  .prefix = "tp",
+                  .along = {Axis::kTensor},
+                  .only_with = {Axis::kTensor}}}};
   return *kTable;
 }
 

@@ -59,15 +59,16 @@ struct Group {
   std::vector<int> ranks;  // world ranks, ascending
 };
 
-// The kinds of groups that a rank belongs to.
+// The kinds of groups that a rank belongs to. None has all ranks: what a rank needs of memory,
+// connections and time grows with the sizes of its groups alone. What all ranks have to agree on
+// they gather in the tensor, then the data, then the pipeline group.
 enum class GroupKind : uint8_t {
   kNone,      // no communication
-  kWorld,     // "world": all ranks
   kData,      // "dp<pipeline>.t<tensor>": a stage's replicas, indexed by data coordinate
   kPipeline,  // "pp<data>.t<tensor>": a replica's stages, indexed by pipeline coordinate
-  // Only in meshes with more than one tensor rank:
-  kTensor,  // "tp<pipeline>.d<data>": tensor ranks of one replica's stage, by tensor coordinate
-  kStage,   // "stage<pipeline>": all ranks of a stage, tensor fastest, then data
+  // "tp<pipeline>.d<data>": tensor ranks of one replica's stage, by tensor coordinate. Only in
+  // meshes with more than one tensor rank.
+  kTensor,
 };
 
 // A set of axes.
@@ -149,7 +150,7 @@ class Mesh {
   // Returns the kinds of groups that this mesh has, ascending.
   std::vector<GroupKind> Kinds() const;
   bool Has(GroupKind kind) const;
-  // Returns "world", "data", "pipeline", "tensor", "stage", or "" for kNone.
+  // Returns "data", "pipeline", "tensor", or "" for kNone.
   absl::string_view Name(GroupKind kind) const;
   // Returns the one axis along which members of a group differ; nullopt: they differ along several.
   // Requires: the table has the kind.

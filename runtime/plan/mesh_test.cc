@@ -30,27 +30,24 @@ TEST(Mesh, ListsEachGroupOnceWithAscendingRanks) {
   const Mesh mesh = MakeMesh({.data = 2, .pipeline = 2, .tensor = 1});
   std::vector<std::string> names;
   for (const Group& group : mesh.Groups()) names.push_back(group.name);
-  EXPECT_THAT(names, ElementsAre("world", "dp0.t0", "dp1.t0", "pp0.t0", "pp1.t0"));
-  EXPECT_THAT(mesh.GroupOf(GroupKind::kWorld, 3).ranks, ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(names, ElementsAre("dp0.t0", "dp1.t0", "pp0.t0", "pp1.t0"));
   EXPECT_THAT(mesh.GroupOf(GroupKind::kData, 3).ranks, ElementsAre(2, 3));
   EXPECT_THAT(mesh.GroupOf(GroupKind::kPipeline, 3).ranks, ElementsAre(1, 3));
 }
 
-TEST(Mesh, TensorRanksHaveAGroupAndAStageHasOneOfAllItsRanks) {
+TEST(Mesh, TensorRanksHaveAGroup) {
   const Mesh mesh = MakeMesh({.data = 2, .pipeline = 2, .tensor = 2});
   std::vector<std::string> names;
   for (const Group& group : mesh.Groups()) names.push_back(group.name);
-  EXPECT_THAT(names, ElementsAre("world", "dp0.t0", "dp0.t1", "dp1.t0", "dp1.t1", "pp0.t0",
-                                 "pp0.t1", "pp1.t0", "pp1.t1", "tp0.d0", "tp0.d1", "tp1.d0",
-                                 "tp1.d1", "stage0", "stage1"));
+  EXPECT_THAT(names, ElementsAre("dp0.t0", "dp0.t1", "dp1.t0", "dp1.t1", "pp0.t0", "pp0.t1",
+                                 "pp1.t0", "pp1.t1", "tp0.d0", "tp0.d1", "tp1.d0", "tp1.d1"));
   EXPECT_THAT(mesh.GroupOf(GroupKind::kTensor, 6).ranks, ElementsAre(6, 7));
-  EXPECT_THAT(mesh.GroupOf(GroupKind::kStage, 6).ranks, ElementsAre(4, 5, 6, 7));
 }
 
 TEST(Mesh, GroupsOfOneKindPartitionTheWorld) {
   const Mesh mesh = MakeMesh({.data = 3, .pipeline = 4, .tensor = 2});
-  EXPECT_EQ(mesh.Groups().size(), 1u + 4 * 2 + 3 * 2 + 4 * 3 + 4);
-  EXPECT_EQ(mesh.Kinds().size(), 5u);
+  EXPECT_EQ(mesh.Groups().size(), 4u * 2 + 3 * 2 + 4 * 3);
+  EXPECT_EQ(mesh.Kinds().size(), 3u);
   for (const GroupKind kind : mesh.Kinds()) {
     for (int rank = 0; rank < mesh.world_size(); ++rank) {
       const Group group = mesh.GroupOf(kind, rank);
@@ -78,15 +75,15 @@ TEST(Mesh, AFurtherAxisIsARowInItsPlaceAmongTheOthers) {
 TEST(Mesh, AFurtherAxisHasItsGroupsAndANameInThoseOfOthers) {
   const Mesh mesh = ExpertMesh({.data = 2, .pipeline = 2, .tensor = 2}, 2);
   EXPECT_TRUE(mesh.Has(kExpertGroup));
-  EXPECT_EQ(mesh.Kinds().back(), kExpertGroup);
+  EXPECT_EQ(mesh.Kinds().back(), kStageGroup);
   EXPECT_EQ(mesh.Name(kExpertGroup), "expert");
   EXPECT_EQ(mesh.OnlyAxisOf(kExpertGroup), kExpertAxis);
-  EXPECT_EQ(mesh.OnlyAxisOf(GroupKind::kStage), std::nullopt);
+  EXPECT_EQ(mesh.OnlyAxisOf(kStageGroup), std::nullopt);
   EXPECT_EQ(mesh.GroupName(kExpertGroup, 9), "ep1.d0.t1");
   EXPECT_THAT(mesh.GroupOf(kExpertGroup, 9).ranks, ElementsAre(9, 11));
   EXPECT_EQ(mesh.GroupName(GroupKind::kData, 3), "dp0.e1.t1");
   EXPECT_THAT(mesh.GroupOf(GroupKind::kData, 3).ranks, ElementsAre(3, 7));
-  EXPECT_THAT(mesh.GroupOf(GroupKind::kStage, 9).ranks, ElementsAre(8, 9, 10, 11, 12, 13, 14, 15));
+  EXPECT_THAT(mesh.GroupOf(kStageGroup, 9).ranks, ElementsAre(8, 9, 10, 11, 12, 13, 14, 15));
   for (const GroupKind kind : mesh.Kinds()) {
     for (int rank = 0; rank < mesh.world_size(); ++rank) {
       const Group group = mesh.GroupOf(kind, rank);

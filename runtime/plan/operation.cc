@@ -80,7 +80,7 @@ constexpr Operation kOperations[] = {
      .stream = StreamKind::kDataParallel,
      .owner = Owner::kShard,
      .per_chunk = false,
-     .meeting = {GroupKind::kWorld, "norm"}},
+     .meeting = {GroupKind::kPipeline, "norm"}},
     {.kind = OpKind::kOptimizerStep,
      .letters = "O",
      .name = "optimizer step",
@@ -116,8 +116,7 @@ constexpr Operation kOperations[] = {
      .op_class = OpClass::kCollective,
      .stream = StreamKind::kDataParallel,
      .owner = Owner::kShard,
-     .meeting = {GroupKind::kStage, "trust"},
-     .otherwise = {GroupKind::kData, "shard"},
+     .meeting = {GroupKind::kData, "shard"},
      .for_trust_ratios = true},
     {.kind = OpKind::kSumReplicated,
      .letters = "S",
@@ -180,6 +179,30 @@ constexpr Operation kOperations[] = {
      .per_microbatch = PerMicrobatch::kIfGradientsAreSharded,
      .per_bucket = true,
      .for_tied_ends = true},
+    {.kind = OpKind::kGatherTensorNorms,
+     .letters = "NT",
+     .name = "all-gather of norms of tensor ranks",
+     .op_class = OpClass::kCollective,
+     .stream = StreamKind::kDataParallel,
+     .owner = Owner::kShard,
+     .per_chunk = false,
+     .meeting = {GroupKind::kTensor, "replicated"}},
+    {.kind = OpKind::kGatherDataNorms,
+     .letters = "ND",
+     .name = "all-gather of norms of replicas",
+     .op_class = OpClass::kCollective,
+     .stream = StreamKind::kDataParallel,
+     .owner = Owner::kShard,
+     .per_chunk = false,
+     .meeting = {GroupKind::kData, "shard"}},
+    {.kind = OpKind::kGatherTensorTrustSums,
+     .letters = "TT",
+     .name = "all-gather of trust sums of tensor ranks",
+     .op_class = OpClass::kCollective,
+     .stream = StreamKind::kDataParallel,
+     .owner = Owner::kShard,
+     .meeting = {GroupKind::kTensor, "replicated"},
+     .for_trust_ratios = true},
 };
 
 constexpr Operation kUnknown = {};
@@ -205,9 +228,7 @@ absl::Span<const Operation> AllOperations() { return kOperations; }
 
 Meeting MeetingIn(const Mesh& mesh, OpKind kind) {
   const Operation& operation = OperationOf(kind);
-  const bool meets =
-      operation.meeting.group == GroupKind::kNone || mesh.Has(operation.meeting.group);
-  return meets ? operation.meeting : operation.otherwise;
+  return mesh.Has(operation.meeting.group) ? operation.meeting : Meeting{};
 }
 
 absl::string_view Name(StreamKind kind) {

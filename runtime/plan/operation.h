@@ -29,7 +29,9 @@ enum class OpKind : uint8_t {
   // R: reduce-scatter of a bucket's gradients over the data group. With ZeRO stage 2 it reduces the
   // gradients of one micro-batch and adds them to this rank's shard.
   kReduceGradients = 8,
-  kReduceNorm = 9,         // N: all-gather over the world of sum of squares, loss and stop flag
+  // N: all-gather over the pipeline group of sums of squares, losses and stop flags, which NT and
+  // ND have added up in each stage; makes the numbers of the step from them
+  kReduceNorm = 9,
   kOptimizerStep = 10,     // O: steps this rank's slice of a chunk's parameters
   kGatherParameters = 11,  // G: all-gather of a bucket's parameters over the data group
   // W: the gradients of the layers' matrices, in schedules that split the backward. B then computes
@@ -38,8 +40,8 @@ enum class OpKind : uint8_t {
   // U: with trust ratios (LAMB): computes the update of this rank's slice of a chunk's parameters,
   // which O then scales.
   kOptimizerUpdate = 13,
-  // T: all-gather of the sums behind the trust ratios, over the data group, or with tensor
-  // parallelism over the stage's group.
+  // T: all-gather over the data group of the sums behind the trust ratios, which with tensor
+  // parallelism TT has gathered.
   kGatherTrustSums = 14,
   // S: all-reduce over the tensor group of the gradients of replicated parameters; before each R.
   kSumReplicated = 15,
@@ -53,6 +55,12 @@ enum class OpKind : uint8_t {
   // A: adds the head's gradient to the embedding's gradient, before the S and R of its bucket (with
   // ZeRO stage 2, before the last ones).
   kAddHeadGradient = 20,
+  // All-gathers of what each rank contributes to N, which add it up: NT over the tensor group, then
+  // ND over the data group.
+  kGatherTensorNorms = 21,
+  kGatherDataNorms = 22,
+  // TT: all-gather over the tensor group of the sums behind the trust ratios, before T
+  kGatherTensorTrustSums = 23,
 };
 
 // Streams run independently of each other. Each stream runs its instructions one after another, in
@@ -119,10 +127,8 @@ struct Operation {
   bool per_chunk = true;    // the id names a chunk
   bool per_bucket = false;  // the id names a bucket
   bool goes_back = false;   // part of a micro-batch's way back through the chunks
-  // Where the ranks of this operation meet, and where they meet in a mesh without groups of that
-  // kind.
+  // Where the ranks of this operation meet: nowhere in a mesh without groups of this kind.
   Meeting meeting = {};
-  Meeting otherwise = {};
   // For a transfer: the operation at its other end, and the other end's chunk relative to this
   // end's chunk. If the id names no chunk, 1 means the model's last chunk, and -1 its first.
   OpKind other_end = {};

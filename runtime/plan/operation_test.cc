@@ -74,13 +74,13 @@ TEST(Operation, AStreamBelongsToOneOwner) {
   }
 }
 
-TEST(Operation, AMeetingTakesThePlaceOfGroupsThatAMeshLacks) {
+TEST(Operation, NobodyMeetsInGroupsThatAMeshLacks) {
   const Mesh narrow = Mesh::Create({.data = 2}).value();
   const Mesh wide = Mesh::Create({.data = 2, .tensor = 2}).value();
   EXPECT_EQ(MeetingIn(narrow, OpKind::kForward).group, GroupKind::kNone);
   EXPECT_EQ(MeetingIn(wide, OpKind::kForward).group, GroupKind::kTensor);
-  EXPECT_EQ(MeetingIn(narrow, OpKind::kGatherTrustSums).channel, "shard");
-  EXPECT_EQ(MeetingIn(wide, OpKind::kGatherTrustSums).channel, "trust");
+  EXPECT_EQ(MeetingIn(narrow, OpKind::kGatherTensorTrustSums).group, GroupKind::kNone);
+  EXPECT_EQ(MeetingIn(wide, OpKind::kGatherTensorTrustSums).group, GroupKind::kTensor);
   EXPECT_EQ(MeetingIn(wide, OpKind::kOptimizerStep).group, GroupKind::kNone);
 }
 

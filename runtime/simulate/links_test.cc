@@ -45,8 +45,7 @@ struct Stages {
 TEST(LinksTest, AGroupIsInsideAMachineIfAllItsMembersAre) {
   // Machines of ranks 0 to 3 and 4 to 7; tensor ranks are neighbours, then data, then pipeline.
   const Stages two({.data = 2, .pipeline = 2, .tensor = 2}, 4);
-  const std::map<GroupKind, Link> expected = {{GroupKind::kWorld, Link::kBetweenMachines},
-                                              {GroupKind::kData, Link::kInMachine},
+  const std::map<GroupKind, Link> expected = {{GroupKind::kData, Link::kInMachine},
                                               {GroupKind::kPipeline, Link::kBetweenMachines},
                                               {GroupKind::kTensor, Link::kInMachine}};
   EXPECT_EQ(two.links.by_group(), expected);

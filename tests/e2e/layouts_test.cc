@@ -8,8 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "runtime/base/fd.h"
 #include "runtime/checkpoint/directory.h"
+#include "runtime/checkpoint/numerics.h"
 #include "tests/e2e/cluster.h"
 
 namespace megascale::e2e {
@@ -86,6 +89,24 @@ void ExpectSameSteps(const std::vector<Step>& found, const std::vector<Step>& ex
     ASSERT_NEAR(found[i].grad_norm, expected[i].grad_norm, kTolerance * expected[i].grad_norm)
         << "step " << expected[i].step;
   }
+}
+
+// Changes a manifest as if the numerics version before this program's had made it. Returns that
+// version.
+std::string MakeOfNumericsBefore(const std::string& manifest) {
+  int version = 0;
+  EXPECT_TRUE(absl::SimpleAtoi(checkpoint::kNumericsVersion, &version));
+  std::string text = base::ReadFile(manifest, size_t{1} << 24).value();
+  size_t at = text.find("\"megascale_numerics\"");
+  at = at == std::string::npos ? at : text.find(absl::StrCat("\"", version, "\""), at);
+  if (at == std::string::npos) {
+    ADD_FAILURE() << manifest << " has no numerics version";
+    return "";
+  }
+  const std::string before = absl::StrCat(version - 1);
+  text.replace(at + 1, checkpoint::kNumericsVersion.size(), before);
+  EXPECT_TRUE(base::WriteFileDurably(manifest, text).ok());
+  return before;
 }
 
 class LayoutsTest : public ::testing::Test {
@@ -204,6 +225,21 @@ TEST_F(LayoutsTest, ACheckpointGoesOnUnderAnotherLayoutOnlyWhereThatIsAllowed) {
     EXPECT_EQ(allowed.exit_code, 0) << allowed.out << allowed.err;
     ExpectSameSteps(EndOf(layout->name, *layout), rest);
   }
+
+  // As the numerics version before this one would have stored it.
+  const std::string before = MakeOfNumericsBefore(checkpoint + "/manifest.json");
+  const std::string differs =
+      absl::StrCat("megascale_numerics was ", before, ", is ", checkpoint::kNumericsVersion,
+                   "; restore them, or go on with other bits by --allow-changed "
+                   "megascale_numerics");
+  const CommandResult refused = GoOn("older", checkpoint, kDataAndPipeline, {});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_NE(absl::StrCat(refused.out, refused.err).find(differs), std::string::npos)
+      << refused.out << refused.err;
+  const CommandResult allowed = GoOn("older-allowed", checkpoint, kDataAndPipeline,
+                                     {"--allow-changed", "megascale_numerics"});
+  EXPECT_EQ(allowed.exit_code, 0) << allowed.out << allowed.err;
+  ExpectSameSteps(EndOf("older-allowed", kDataAndPipeline), rest);
 }
 
 }  // namespace

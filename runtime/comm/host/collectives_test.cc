@@ -11,8 +11,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/comm/fold.h"
 #include "runtime/comm/testing/test_world.h"
 #include "runtime/stream/host_stream.h"
+#include "runtime/tensor/sum_tree.h"
 
 namespace megascale::comm {
 namespace {
@@ -65,21 +67,35 @@ Bytes Input(int rank, DType dtype, int64_t size, int salt) {
   return bytes;
 }
 
-// Computes the left fold, element by element.
+// Adds up in the order that docs/layouts.md promises, element by element.
 Bytes Sum(int num_ranks, DType dtype, int64_t size, int salt) {
   Bytes result = Input(0, dtype, size, salt);
   std::vector<Bytes> inputs;
   for (int rank = 0; rank < num_ranks; ++rank) inputs.push_back(Input(rank, dtype, size, salt));
   for (int64_t k = 0; k < size; ++k) {
-    double wide = Get(inputs[0], dtype, k);
-    float single = static_cast<float>(wide);
-    for (int rank = 1; rank < num_ranks; ++rank) {
-      wide += Get(inputs[rank], dtype, k);
-      single += static_cast<float>(Get(inputs[rank], dtype, k));
-    }
-    Put(result, dtype, k, dtype == DType::kF64 ? wide : single);
+    const auto value = [&](int64_t rank) { return Get(inputs[rank], dtype, k); };
+    const auto narrow = [&](int64_t rank) { return static_cast<float>(value(rank)); };
+    Put(result, dtype, k,
+        dtype == DType::kF64 ? tensor::SumTree(0, num_ranks, value)
+                             : tensor::SumTree(0, num_ranks, narrow));
   }
   return result;
+}
+
+// More members than the worlds below have.
+TEST(FoldSumTest, AnyNumberOfSourcesIsAddedAsATree) {
+  constexpr int64_t kSize = 131;  // with a remainder of every vector width
+  for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16}) {
+    for (const int count : {1, 2, 3, 7, 8, 12, 15, 16, 31, 192}) {
+      std::vector<Bytes> inputs;
+      std::vector<const std::byte*> sources;
+      for (int i = 0; i < count; ++i) inputs.push_back(Input(i, dtype, kSize, /*salt=*/5));
+      for (const Bytes& input : inputs) sources.push_back(input.data());
+      Bytes sum(inputs[0].size());
+      FoldSum(dtype, sources, kSize, sum.data());
+      EXPECT_TRUE(sum == Sum(count, dtype, kSize, /*salt=*/5)) << count << " sources";
+    }
+  }
 }
 
 HostVector View(Bytes& bytes, DType dtype) {
@@ -177,7 +193,7 @@ enum class Way { kDefault, kTcp, kRings };  // kRings: no reading in place
 // Group size, number of nodes (0: a node for each rank).
 class CollectivesTest : public ::testing::TestWithParam<std::tuple<int, int, Way>> {};
 
-TEST_P(CollectivesTest, EveryRankHasTheBitsOfTheLeftFold) {
+TEST_P(CollectivesTest, EveryRankHasTheBitsOfTheTree) {
   const auto [num_ranks, num_nodes, way] = GetParam();
   WorldSpec spec = OneGroup(num_ranks, num_nodes == 0 ? num_ranks : num_nodes, kRingBytes);
   spec.uses_tcp = way == Way::kTcp;

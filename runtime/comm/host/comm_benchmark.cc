@@ -1,16 +1,22 @@
 // Measures collectives among four processes of this machine, together with plain copies in the same
 // run.
-//   bazel run //runtime/comm:comm_benchmark
-// First it compares 64 MB with the speed at which the same processes, all at once, copy the bytes
-// that a direct algorithm must move. Then it prints tables over sizes (test_table.h). Both run for
-// tensors in memory that peers may map, for tensors elsewhere, which the kernel copies, and over
-// rings and windows alone; the tables also over Unix sockets.
+//   bazel run //runtime/comm/host:comm_benchmark
+//   bazel run //runtime/comm/host:comm_benchmark -- --norm
+// With --norm it measures the exchange of norms alone, among sixteen processes: gathers in their
+// tensor, data and pipeline groups, beside a gather in one group of all. Otherwise, first it
+// compares 64 MB with the speed at which the same processes, all at once, copy the bytes that a
+// direct algorithm must move. Then it prints tables over sizes (test_table.h). Both run for tensors
+// in memory that peers may map, for tensors elsewhere, which the kernel copies, and over rings and
+// windows alone; the tables also over Unix sockets.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/testing/test_table.h"
@@ -232,10 +238,103 @@ void MeasureWorld(const Way& way) {
   }
 }
 
+// A mesh of kNormRanks ranks; tensor is fastest, then data, then pipeline.
+struct NormMesh {
+  int tensor = 1, data = 1, pipeline = 1;
+};
+constexpr int kNormRanks = 16;
+constexpr NormMesh kNormMeshes[] = {{1, 16, 1}, {2, 8, 1}, {2, 4, 2}, {4, 2, 2}, {1, 4, 4}};
+constexpr int kNormNumbers = 3;  // that each rank contributes, F64
+constexpr size_t kNormRepetitions = 500;
+
+// The groups of a mesh along one axis.
+std::vector<GroupSpec> GroupsAlong(const std::string& name, int size, int stride) {
+  std::vector<GroupSpec> groups;
+  for (int first = 0; first < kNormRanks; ++first) {
+    if (first / stride % size != 0) continue;
+    GroupSpec group{absl::StrCat(name, first), {}, size_t{4} << 10};
+    for (int i = 0; i < size; ++i) group.ranks.push_back(first + i * stride);
+    groups.push_back(std::move(group));
+  }
+  return groups;
+}
+
+absl::Status GatherNumbers(HostCommunicator& comm) {
+  std::vector<double> numbers(static_cast<size_t>(kNormNumbers) * comm.size());
+  const HostVector all = HostVector::Of(absl::MakeSpan(numbers));
+  return comm.AllGather(all.Slice(int64_t{kNormNumbers} * comm.rank(), kNormNumbers), all, {});
+}
+
+absl::StatusOr<double> NormSeconds(HostCommunicator& all,
+                                   const std::vector<HostCommunicator*>& groups) {
+  const auto round = [&]() -> absl::Status {
+    for (size_t i = 0; i < kNormRepetitions; ++i) {
+      for (HostCommunicator* const group : groups) RETURN_IF_ERROR(GatherNumbers(*group));
+    }
+    return absl::OkStatus();
+  };
+  ASSIGN_OR_RETURN(const double seconds, BestRound([&] { return all.Barrier({}); }, round));
+  return seconds / static_cast<double>(kNormRepetitions);
+}
+
+void MeasureNorm(const NormMesh& mesh) {
+  WorldSpec spec = OneGroup(kNormRanks, /*num_nodes=*/1, size_t{4} << 10);
+  const std::pair<std::string, std::pair<int, int>> axes[] = {
+      {"tensor", {mesh.tensor, 1}},
+      {"data", {mesh.data, mesh.tensor}},
+      {"pipeline", {mesh.pipeline, mesh.tensor * mesh.data}}};
+  for (const auto& [name, axis] : axes) {
+    for (GroupSpec& group : GroupsAlong(name, axis.first, axis.second)) {
+      spec.groups.push_back(std::move(group));
+    }
+  }
+  ProcessWorld world(spec);
+  world.Start([&](Fabric& fabric, RankBoard&, int rank) -> absl::Status {
+    ASSIGN_OR_RETURN(const auto all, fabric.Make("all"));
+    std::vector<std::unique_ptr<HostCommunicator>> made;
+    std::vector<HostCommunicator*> groups;
+    for (const auto& [name, axis] : axes) {
+      const int index = rank / axis.second % axis.first;
+      ASSIGN_OR_RETURN(made.emplace_back(),
+                       fabric.Make(absl::StrCat(name, rank - index * axis.second)));
+      groups.push_back(made.back().get());
+    }
+    ASSIGN_OR_RETURN(const double in_groups, NormSeconds(*all, groups));
+    ASSIGN_OR_RETURN(const double at_once, NormSeconds(*all, {all.get()}));
+    if (rank != 0) return absl::OkStatus();
+    std::printf("%6d %5d %9d %14.3f ms %14.3f ms\n", mesh.tensor, mesh.data, mesh.pipeline,
+                in_groups * 1e3, at_once * 1e3);
+    std::fflush(stdout);
+    return absl::OkStatus();
+  });
+  for (int rank = 0; rank < kNormRanks; ++rank) {
+    while (!RankBoard::Await(world.board(rank).is_done, 1)) {
+    }
+    const absl::Status status = world.Result(rank);
+    MEGASCALE_CHECK_MSG(status.ok(), status.ToString());
+  }
+}
+
+void MeasureNorms() {
+  std::printf("# %d processes, shared memory: the exchange of norms, %d numbers of each rank\n",
+              kNormRanks, kNormNumbers);
+  std::printf("tensor  data  pipeline  in these groups    in one of all\n");
+  std::fflush(stdout);
+  for (const NormMesh& mesh : kNormMeshes) MeasureNorm(mesh);
+}
+
 }  // namespace
 }  // namespace megascale::comm
 
-int main() {
+int main(int argc, char** argv) {
+  if (argc == 2 && std::string(argv[1]) == "--norm") {
+    megascale::comm::MeasureNorms();
+    return 0;
+  }
+  if (argc != 1) {
+    std::fprintf(stderr, "usage: comm_benchmark [--norm]\n");
+    return 2;
+  }
   for (const auto& way : megascale::comm::kWays) megascale::comm::MeasureWorld(way);
   return 0;
 }

@@ -6,10 +6,9 @@
 //   RETURN_IF_ERROR(fabric->Connect());                     // meets members on other machines
 //   auto data = fabric->Make("data/0").value();             // once per group
 //
-// A rank waits only for peers that it shares a group with. In training all ranks share a group, for
-// gradient norms, so each rank waits for all others. Both ends of a stream prove that they know the
-// attempt's secret before anything else is exchanged; a stream is closed if its other end cannot
-// prove this.
+// A rank waits only for peers that it shares a group with. Both ends of a stream prove that they
+// know the attempt's secret before anything else is exchanged; a stream is closed if its other end
+// cannot prove this.
 //
 // Threads: Create, Connect and Make on one thread; Abort on any. If there are streams, the Fabric
 // has a thread of its own that moves bytes between sockets and rings. Ownership: communicators must

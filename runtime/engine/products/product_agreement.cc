@@ -29,7 +29,7 @@ using megascale::agent::v1::RestorePoint;
 
 constexpr char kDigest[] = "products/digest";  // in the store: that of the job's table
 
-// The id of all that ranks exchange here. The communicator is that of the norm.
+// The id of all that ranks exchange here. The communicators are those of the norm.
 plan::InstructionId Exchange() { return plan::InstructionId(plan::OpKind::kReduceNorm); }
 
 // What rank 0 tells all others.
@@ -69,18 +69,11 @@ tensor::HostVector Words(absl::Span<T> objects) {
   return tensor::HostVector::OfBytes(objects, tensor::DType::kF64);
 }
 
-absl::Span<const std::byte> BytesOf(const void* data, size_t size) {
-  return {static_cast<const std::byte*>(data), size};
-}
-absl::Span<std::byte> BytesOf(void* data, size_t size) {
-  return {static_cast<std::byte*>(data), size};
-}
-
 class Agreement {
  public:
   Agreement(const ProductAgreementOptions& options, const device::ProductCalls& calls,
             device::ProductTuner* tuner)
-      : options_(options), calls_(calls), tuner_(*tuner), world_(*options.world) {}
+      : options_(options), calls_(calls), tuner_(*tuner), all_(*options.all) {}
 
   absl::StatusOr<std::string> Run();
 
@@ -94,10 +87,8 @@ class Agreement {
   absl::Status Share(Proposal* proposal);
   absl::Status CheckDigest(const std::string& table) const;
   absl::StatusOr<std::string> Measure(const std::string& known);
-  absl::Status SendPart(const std::string& part);
-  absl::StatusOr<std::string> ReceivePart(int rank);
 
-  bool is_root() const { return world_.rank() == 0; }
+  bool is_root() const { return all_.rank() == 0; }
   comm::CallInfo call() const {
     return {.instruction_id = Exchange().packed(), .timeout = options_.timeout};
   }
@@ -105,7 +96,7 @@ class Agreement {
   const ProductAgreementOptions& options_;
   const device::ProductCalls& calls_;
   device::ProductTuner& tuner_;
-  comm::HostCommunicator& world_;
+  const AllRanks& all_;
 };
 
 // Shows that a rank waits for its peers, while this lives. Afterwards no peer is to blame if the
@@ -193,7 +184,7 @@ absl::Status Agreement::Share(Proposal* proposal) {
   }
   const Waiting waiting(options_.heartbeat);
   std::array<uint64_t, 2> head = {proposal->is_kept ? uint64_t{1} : 0, proposal->table.size()};
-  RETURN_IF_ERROR(world_.Broadcast(Words(absl::MakeSpan(head)), 0, call()));
+  RETURN_IF_ERROR(all_.Broadcast(Words(absl::MakeSpan(head)), call()));
   const uint64_t bytes = head[1];
   if (bytes > checkpoint::kProductTableBytesMax) {
     return absl::InternalError(absl::StrCat("matrix products: a table of ", bytes, " bytes"));
@@ -201,7 +192,7 @@ absl::Status Agreement::Share(Proposal* proposal) {
   std::vector<uint64_t> words((bytes + sizeof(uint64_t) - 1) / sizeof(uint64_t));
   if (is_root()) proposal->table.copy(reinterpret_cast<char*>(words.data()), bytes);
   if (!words.empty()) {
-    RETURN_IF_ERROR(world_.Broadcast(Words(absl::MakeSpan(words)), 0, call()));
+    RETURN_IF_ERROR(all_.Broadcast(Words(absl::MakeSpan(words)), call()));
   }
   if (is_root()) return absl::OkStatus();
   proposal->is_kept = head[0] != 0;
@@ -209,39 +200,18 @@ absl::Status Agreement::Share(Proposal* proposal) {
   return proposal->is_kept ? CheckDigest(proposal->table) : absl::OkStatus();
 }
 
-absl::Status Agreement::SendPart(const std::string& part) {
-  const Waiting waiting(options_.heartbeat);
-  const uint64_t bytes = part.size();
-  RETURN_IF_ERROR(world_.Send(0, BytesOf(&bytes, sizeof(bytes)), call()));
-  return world_.Send(0, BytesOf(part.data(), part.size()), call());
-}
-
-absl::StatusOr<std::string> Agreement::ReceivePart(int rank) {
-  const Waiting waiting(options_.heartbeat);
-  uint64_t bytes = 0;
-  RETURN_IF_ERROR(world_.Recv(rank, BytesOf(&bytes, sizeof(bytes)), call()));
-  if (bytes > checkpoint::kProductTableBytesMax) {
-    return absl::InternalError(
-        absl::StrCat("matrix products: rank ", rank, " measured a table of ", bytes, " bytes"));
-  }
-  std::string part(bytes, '\0');
-  RETURN_IF_ERROR(world_.Recv(rank, BytesOf(part.data(), part.size()), call()));
-  return part;
-}
-
 // Returns the job's table on rank 0, and nothing on others.
 absl::StatusOr<std::string> Agreement::Measure(const std::string& known) {
   ASSIGN_OR_RETURN(const std::vector<std::string> missing, tuner_.Missing(known, calls_));
-  SetName mine = NameOf(missing);
-  std::vector<SetName> sets(static_cast<size_t>(world_.size()));
+  std::vector<SetName> sets(static_cast<size_t>(all_.size()));
+  sets[static_cast<size_t>(all_.rank())] = NameOf(missing);
   {
     const Waiting waiting(options_.heartbeat);
-    RETURN_IF_ERROR(
-        world_.AllGather(Words(absl::MakeSpan(&mine, 1)), Words(absl::MakeSpan(sets)), call()));
+    RETURN_IF_ERROR(all_.AllGather(Words(absl::MakeSpan(sets)), call()));
   }
   const std::vector<int> measuring = FirstOfEachSet(sets);
   std::string part;
-  if (std::find(measuring.begin(), measuring.end(), world_.rank()) != measuring.end()) {
+  if (std::find(measuring.begin(), measuring.end(), all_.rank()) != measuring.end()) {
     base::LogInfo(absl::StrCat("tunes ", missing.size(), " matrix products"));
     const auto show = [this](int done, int total) {
       telemetry::ShowDoing(
@@ -249,17 +219,17 @@ absl::StatusOr<std::string> Agreement::Measure(const std::string& known) {
           {.activity = telemetry::v1::ACTIVITY_TUNE_PRODUCTS, .done = done, .total = total});
     };
     ASSIGN_OR_RETURN(part, tuner_.Measure(known, calls_, show));
-    if (!is_root()) RETURN_IF_ERROR(SendPart(part));
   }
-  if (!is_root()) return "";
   std::vector<std::string> tables = {known};
   for (const int rank : measuring) {
-    if (rank == 0) {
-      tables.push_back(part);
-    } else {
-      ASSIGN_OR_RETURN(tables.emplace_back(), ReceivePart(rank));
-    }
+    std::string& table = tables.emplace_back(part);
+    if (!all_.IsOnWay(rank)) continue;
+    const Waiting waiting(options_.heartbeat);
+    RETURN_IF_ERROR(
+        base::Annotate(all_.MoveToFirst(rank, &table, checkpoint::kProductTableBytesMax, call()),
+                       "matrix products"));
   }
+  if (!is_root()) return "";
   ASSIGN_OR_RETURN(const std::string table, tuner_.Join(tables));
   return checkpoint::KeepProductTable(options_.directory, table);
 }

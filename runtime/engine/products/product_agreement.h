@@ -29,9 +29,9 @@
 #include "absl/time/time.h"
 #include "proto/agent.pb.h"
 #include "runtime/base/process/shared_memory.h"
-#include "runtime/comm/host/host_communicator.h"
 #include "runtime/comm/store/store.h"
 #include "runtime/device/product_tuner.h"
+#include "runtime/engine/peers/all_ranks.h"
 #include "runtime/telemetry/heartbeat.h"
 
 namespace megascale::engine {
@@ -43,7 +43,7 @@ struct ProductAgreementOptions {
   // The user allows other algorithms than those of the checkpoint that the job begins from. The
   // job's own checkpoints go on with their table all the same.
   bool may_differ = false;
-  comm::HostCommunicator* world = nullptr;  // has all ranks in order; no step may be running
+  const AllRanks* all = nullptr;  // no step may be running
   comm::Store* store = nullptr;
   // This rank's snapshot memory. If it has room for a table, it gets a copy; null: there is no
   // snapshot memory.
@@ -63,7 +63,7 @@ struct ProductAgreementOptions {
 // come; Aborted - another rank gave up; Internal - the digest is that of another table; else those
 // of the store, of storage and of ProductTuner::Measure. Cost: two broadcasts in each attempt, 16
 // bytes and the table; in the first attempt as much again, an all-gather of 32 bytes per rank, and
-// a message for each set of products.
+// up to three messages for each set of products, which goes to rank 0 over ranks of common groups.
 absl::Status AgreeOnProducts(const ProductAgreementOptions& options,
                              const device::ProductCalls& calls, device::ProductTuner* tuner);
 

@@ -188,6 +188,7 @@ class ProductAgreementTest : public ::testing::Test {
     comm::ThreadWorld world(comm::OneGroup(num_ranks, 2, 4096));
     world.RunConnected([&](int rank, comm::Fabric& fabric) {
       const auto communicator = fabric.Make("all").value();
+      const AllRanks all({.data = communicator.get()});
       const auto index = static_cast<size_t>(rank);
       device::ProductCalls calls;
       for (const int product : products_of_ranks[index]) {
@@ -205,7 +206,7 @@ class ProductAgreementTest : public ::testing::Test {
                            .directory = folder_,
                            .restore = restore_,
                            .may_differ = may_differ_,
-                           .world = communicator.get(),
+                           .all = &all,
                            .store = store.link(rank),
                            .snapshots = rank == 0 ? snapshots_.get() : nullptr,
                            .timeout = timeout_,
@@ -443,6 +444,7 @@ TEST_F(ProductAgreementTest, ARankThatDoesNotComeIsADeadline) {
   std::promise<void> gave_up;
   world.RunConnected([&](int rank, comm::Fabric& fabric) {
     const auto communicator = fabric.Make("all").value();
+    const AllRanks all({.data = communicator.get()});
     if (rank == 0) {
       EXPECT_EQ(gave_up.get_future().wait_for(std::chrono::minutes(5)), std::future_status::ready);
       return;
@@ -451,7 +453,7 @@ TEST_F(ProductAgreementTest, ARankThatDoesNotComeIsADeadline) {
     const absl::Status status = AgreeOnProducts({.job_id = "job",
                                                  .directory = folder_,
                                                  .restore = restore_,
-                                                 .world = communicator.get(),
+                                                 .all = &all,
                                                  .store = store.link(1),
                                                  .timeout = absl::Nanoseconds(1)},
                                                 {}, &tuner);

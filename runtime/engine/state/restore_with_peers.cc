@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <tuple>
@@ -140,12 +142,13 @@ class Restore {
   void NoteDamage(uint64_t error, const std::string& node) {
     if (damages_.emplace(error, node).first->second != node) gives_up_ = true;
   }
+  absl::StatusOr<std::unique_ptr<RankPair>> Connect(int peer, int asker, int reader) const;
   absl::Status Ask(int reader);
-  absl::Status ReceivePiece(int reader, int64_t first, const tensor::HostVector& piece,
-                            bool* complete);
-  absl::Status Receive(int reader, const StateSlice& slice, bool* complete);
+  absl::Status ReceivePiece(RankPair& pair, int reader, int64_t first,
+                            const tensor::HostVector& piece, bool* complete);
+  absl::Status Receive(RankPair& pair, int reader, const StateSlice& slice, bool* complete);
   absl::Status Serve(int asker);
-  absl::Status Send(int asker, const StateSlice& slice);
+  absl::Status Send(RankPair& pair, int asker, const StateSlice& slice);
   absl::Status Failure(const absl::Status& exchange) const;
   std::string Warning() const;
 
@@ -169,7 +172,7 @@ class Restore {
     return {.instruction_id = exchange_.packed(), .timeout = options_.timeout};
   }
 
-  // The exchange uses the communicator of the norm, and its instruction id.
+  // The exchange uses the communicators of the norm, and its instruction id.
   const plan::InstructionId exchange_{plan::OpKind::kReduceNorm};
 
   const RestoreOptions& options_;
@@ -206,6 +209,7 @@ void Restore::ReadOwn() {
                                 "; asks ranks on other machines to read it"));
 }
 
+// Nearly always nobody lacks anything: then no more than one number goes through each group.
 absl::Status Restore::GatherReports() {
   Report mine;
   if (!own_error_.ok()) {
@@ -214,9 +218,14 @@ absl::Status Restore::GatherReports() {
     mine.is_damage = IsDamage(own_error_) ? 1 : 0;
   }
   ShowWait(telemetry::v1::ACTIVITY_WAIT_FOR_READS);
+  reports_.assign(reports_.size(), Report());
+  Report& here = reports_[static_cast<size_t>(options_.rank)];
+  here = mine;
+  uint64_t lacks = Lacks(options_.rank) ? 1 : 0;
+  RETURN_IF_ERROR(options_.all->KeepFirst(&lacks, std::greater<>(), call()));
+  if (lacks == 0) return absl::OkStatus();
   // The bytes travel as 64-bit numbers; an all-gather only copies them.
-  return options_.world->AllGather(
-      tensor::HostVector::OfBytes(absl::MakeSpan(&mine, 1), tensor::DType::kF64),
+  return options_.all->AllGather(
       tensor::HostVector::OfBytes(absl::MakeSpan(reports_), tensor::DType::kF64), call());
 }
 
@@ -235,7 +244,7 @@ bool Restore::FoundByAnotherMachine(int asker) const {
 
 std::optional<int> Restore::ReaderFor(int asker, const std::vector<int>& num_askers) const {
   const auto asked = asked_.find(asker);
-  const int world_size = options_.world->size();
+  const int world_size = options_.all->size();
   std::optional<int> best;
   std::tuple<bool, int> best_rating;
   for (int distance = 1; distance < world_size; ++distance) {
@@ -257,7 +266,7 @@ std::optional<int> Restore::ReaderFor(int asker, const std::vector<int>& num_ask
 std::vector<Pair> Restore::NextPairs() {
   std::vector<Pair> pairs;
   std::vector<int> num_askers(reports_.size());
-  for (int asker = 0; asker < options_.world->size(); ++asker) {
+  for (int asker = 0; asker < options_.all->size(); ++asker) {
     if (!Lacks(asker)) continue;
     if (reports_[static_cast<size_t>(asker)].need == Need::kGivesUp) return {};
     if (FoundByAnotherMachine(asker)) return {};
@@ -271,14 +280,14 @@ std::vector<Pair> Restore::NextPairs() {
 }
 
 // Receives elements [first, first + piece.size()) of a slice.
-absl::Status Restore::ReceivePiece(int reader, int64_t first, const tensor::HostVector& piece,
-                                   bool* complete) {
+absl::Status Restore::ReceivePiece(RankPair& pair, int reader, int64_t first,
+                                   const tensor::HostVector& piece, bool* complete) {
   for (const Block& block : BlocksOf(first, piece.size(), piece.dtype())) {
     uint8_t is_read = 0;
-    RETURN_IF_ERROR(options_.world->Recv(reader, BytesOf(&is_read), call()));
+    RETURN_IF_ERROR(pair.communicator().Recv(pair.peer(), BytesOf(&is_read), call()));
     if (is_read == 0) {
       Problem problem;
-      RETURN_IF_ERROR(options_.world->Recv(reader, BytesOf(&problem), call()));
+      RETURN_IF_ERROR(pair.communicator().Recv(pair.peer(), BytesOf(&problem), call()));
       if (problem.is_damage != 0) NoteDamage(problem.error, NodeOf(reader));
       const std::string text = absl::StrCat(NameOf(reader), ": ", TextOf(problem));
       if (problems_.size() < kProblemsMax &&
@@ -289,27 +298,36 @@ absl::Status Restore::ReceivePiece(int reader, int64_t first, const tensor::Host
       return absl::OkStatus();
     }
     const tensor::HostVector here = piece.Slice(block.first - first, block.count);
-    RETURN_IF_ERROR(options_.world->Recv(reader, BytesOf(here), call()));
+    RETURN_IF_ERROR(pair.communicator().Recv(pair.peer(), BytesOf(here), call()));
     ShowWait(telemetry::v1::ACTIVITY_WAIT_FOR_READER, reader);
   }
   return absl::OkStatus();
 }
 
-absl::Status Restore::Receive(int reader, const StateSlice& slice, bool* complete) {
+absl::Status Restore::Receive(RankPair& pair, int reader, const StateSlice& slice, bool* complete) {
   *complete = true;
   return options_.window->Write(slice.data, [&](int64_t first, const auto& piece) {
     // The reader sends nothing more of a slice that it could not read.
-    return *complete ? ReceivePiece(reader, first, piece, complete) : absl::OkStatus();
+    return *complete ? ReceivePiece(pair, reader, first, piece, complete) : absl::OkStatus();
   });
+}
+
+// A rank never asks the same machine twice, so it never has the same reader twice.
+absl::StatusOr<std::unique_ptr<RankPair>> Restore::Connect(int peer, int asker, int reader) const {
+  absl::StatusOr<std::unique_ptr<RankPair>> pair =
+      options_.connect(peer, absl::StrCat("restore/", asker, "-", reader));
+  if (!pair.ok()) return base::Annotate(pair.status(), absl::StrCat("a stream to ", NameOf(peer)));
+  return pair;
 }
 
 absl::Status Restore::Ask(int reader) {
   ShowWait(telemetry::v1::ACTIVITY_WAIT_FOR_READER, reader);
-  RETURN_IF_ERROR(options_.world->Send(reader, BytesOf(&missing_), call()));
+  ASSIGN_OR_RETURN(const std::unique_ptr<RankPair> pair, Connect(reader, options_.rank, reader));
+  RETURN_IF_ERROR(pair->communicator().Send(pair->peer(), BytesOf(&missing_), call()));
   for (size_t i = 0; i < state_.size(); ++i) {
     if (missing_[i] == 0) continue;
     bool complete = false;
-    RETURN_IF_ERROR(Receive(reader, state_[i], &complete));
+    RETURN_IF_ERROR(Receive(*pair, reader, state_[i], &complete));
     if (!complete) continue;
     missing_[i] = 0;
     helpers_.insert(NodeOf(reader));
@@ -317,7 +335,7 @@ absl::Status Restore::Ask(int reader) {
   return absl::OkStatus();
 }
 
-absl::Status Restore::Send(int asker, const StateSlice& slice) {
+absl::Status Restore::Send(RankPair& pair, int asker, const StateSlice& slice) {
   block_.resize(kBlockBytes);
   for (const Block& block : BlocksOf(0, slice.data.size, slice.data.dtype)) {
     const auto here =
@@ -326,16 +344,16 @@ absl::Status Restore::Send(int asker, const StateSlice& slice) {
                          {.activity = telemetry::v1::ACTIVITY_READ_FOR_PEER, .peer = asker});
     const absl::Status status = stored_.Read(slice, block.first, here);
     uint8_t is_read = status.ok() ? 1 : 0;
-    RETURN_IF_ERROR(options_.world->Send(asker, BytesOf(&is_read), call()));
+    RETURN_IF_ERROR(pair.communicator().Send(pair.peer(), BytesOf(&is_read), call()));
     if (!status.ok()) {
       const std::string text = absl::StrCat("cannot read for ", NameOf(asker),
                                             ", which cannot either: ", status.message());
       errors_for_[asker].Update(
           AsDamage(base::WithErrno({status.code(), text}, base::ErrnoOf(status))));
       Problem problem = ProblemOf(status);
-      return options_.world->Send(asker, BytesOf(&problem), call());
+      return pair.communicator().Send(pair.peer(), BytesOf(&problem), call());
     }
-    RETURN_IF_ERROR(options_.world->Send(asker, BytesOf(here), call()));
+    RETURN_IF_ERROR(pair.communicator().Send(pair.peer(), BytesOf(here), call()));
   }
   return absl::OkStatus();
 }
@@ -344,11 +362,12 @@ absl::Status Restore::Serve(int asker) {
   ASSIGN_OR_RETURN(const std::vector<StateSlice> theirs, options_.layout_of(asker));
   base::LogWarning(absl::StrCat("reads the checkpoint for ", NameOf(asker), ", which cannot"));
   ShowWait(telemetry::v1::ACTIVITY_WAIT_FOR_ASKER, asker);
+  ASSIGN_OR_RETURN(const std::unique_ptr<RankPair> pair, Connect(asker, asker, options_.rank));
   std::vector<uint8_t> missing(theirs.size());
-  RETURN_IF_ERROR(options_.world->Recv(asker, BytesOf(&missing), call()));
+  RETURN_IF_ERROR(pair->communicator().Recv(pair->peer(), BytesOf(&missing), call()));
   for (size_t i = 0; i < theirs.size(); ++i) {
     if (missing[i] == 0) continue;
-    RETURN_IF_ERROR(Send(asker, theirs[i]));
+    RETURN_IF_ERROR(Send(*pair, asker, theirs[i]));
   }
   return absl::OkStatus();
 }
@@ -385,7 +404,7 @@ absl::Status Restore::Failure(const absl::Status& exchange) const {
     if (Lacks(asker)) return error;
   }
   std::vector<std::string> lacking;
-  for (int rank = 0; rank < options_.world->size(); ++rank) {
+  for (int rank = 0; rank < options_.all->size(); ++rank) {
     if (Lacks(rank)) lacking.push_back(NameOf(rank));
   }
   return absl::AbortedError(absl::StrCat(base::Shortlist(lacking), " cannot read ",
@@ -407,7 +426,7 @@ absl::StatusOr<std::string> Restore::Run() {
   const absl::Status exchange = Exchange();
   telemetry::ShowDoing(options_.heartbeat, {});  // no longer a rank that waits
   bool all_have_everything = exchange.ok();
-  for (int rank = 0; rank < options_.world->size(); ++rank) {
+  for (int rank = 0; rank < options_.all->size(); ++rank) {
     all_have_everything = all_have_everything && !Lacks(rank);
   }
   if (!all_have_everything) return Failure(exchange);
@@ -421,8 +440,8 @@ absl::StatusOr<std::string> Restore::Run() {
 absl::StatusOr<std::string> RestoreWithPeers(const RestoreOptions& options,
                                              const std::vector<StateSlice>& state) {
   MEGASCALE_CHECK(options.window != nullptr);
-  MEGASCALE_CHECK(options.world != nullptr && options.world->rank() == options.rank &&
-                  options.nodes.size() == static_cast<size_t>(options.world->size()));
+  MEGASCALE_CHECK(options.all != nullptr && options.all->rank() == options.rank &&
+                  options.nodes.size() == static_cast<size_t>(options.all->size()));
   return Restore(options, state).Run();
 }
 

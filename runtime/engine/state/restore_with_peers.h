@@ -3,12 +3,13 @@
 // take part:
 //
 //   1. Each rank reads its own slices and notes which of them it cannot read.
-//   2. One all-gather of 24 bytes per rank tells all ranks the results. The restore ends here once
-//      every rank has everything.
+//   2. The ranks tell each other, group by group, whether any of them lacks something. The restore
+//      ends here once every rank has everything. Otherwise an all-gather of 24 bytes per rank tells
+//      who lacks what.
 //   3. Each rank that lacks slices gets a reader: a rank on another machine. Ranks that read all of
 //      their own slices are chosen first, among these the ranks that read for the fewest others,
 //      and among those the next rank in the order of ranks. All ranks compute the same choice. The
-//      reader sends the slices in blocks.
+//      reader sends the slices in blocks, over a stream that the two open for it.
 //   4. Steps 2 and 3 repeat. A rank never asks the same machine twice.
 //
 // The restore fails on every rank if a rank has no machine left to ask, or if two machines find the
@@ -24,8 +25,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "proto/agent.pb.h"
-#include "runtime/comm/host/host_communicator.h"
 #include "runtime/device/host_window.h"
+#include "runtime/engine/peers/all_ranks.h"
+#include "runtime/engine/peers/rank_pair.h"
 #include "runtime/optim/sharded_optimizer.h"
 #include "runtime/telemetry/heartbeat.h"
 
@@ -34,9 +36,10 @@ namespace megascale::engine {
 struct RestoreOptions {
   megascale::agent::v1::RestorePoint restore;  // on storage; the same on all ranks
   int rank = 0;
-  std::vector<std::string> nodes;           // node id of each rank
-  comm::HostCommunicator* world = nullptr;  // has all ranks in order; no step may be running
-  device::HostWindow* window = nullptr;     // into the memory of `state`
+  std::vector<std::string> nodes;        // node id of each rank
+  const AllRanks* all = nullptr;         // no step may be running
+  ConnectPair connect;                   // the pair's calls have its fabric's timeout
+  device::HostWindow* window = nullptr;  // into the memory of `state`
   // Returns the slices of another rank, in the order of its own `state`, without memory.
   std::function<absl::StatusOr<std::vector<optim::StateSlice>>(int rank)> layout_of;
   // Limit of each wait for a peer. Must be longer than the failure detector's limit for a rank that
@@ -50,8 +53,8 @@ struct RestoreOptions {
 // text. Errors: DataLoss - this rank and all machines that it asked could not read its slices, or
 // this rank could not read slices that another rank still lacks; ResourceExhausted - as
 // RestoreState; Aborted - the restore failed on other ranks, which the message names, or a peer is
-// gone. Cost: one all-gather of 24 bytes per rank, and one more for each round of readers; the
-// missing slices are sent once; 1 MiB of memory on a reader.
+// gone. Cost: a number through each group, and for each round of readers another one and 24 bytes
+// per rank; the missing slices are sent once; 1 MiB of memory on a reader.
 absl::StatusOr<std::string> RestoreWithPeers(const RestoreOptions& options,
                                              const std::vector<optim::StateSlice>& state);
 

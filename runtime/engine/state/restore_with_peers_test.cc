@@ -224,7 +224,7 @@ TEST(RestoreHeartbeatTest, ARankThatWaitsForItsReaderShowsTheExchangeAndTheReade
   const auto shown_by = [&memory](int rank) {
     return telemetry::ReadHeartbeat(*memory, rank, base::RealClock().Monotonic());
   };
-  comm::ThreadWorld world(comm::OneGroup(2, 1, 4096));
+  comm::ThreadWorld world(comm::OneGroup(2, 2, 4096));
   world.RunConnected([&](int rank, comm::Fabric& fabric) {
     const auto communicator = fabric.Make("all").value();
     telemetry::HeartbeatWriter heartbeat(memory.get(), rank);
@@ -239,7 +239,11 @@ TEST(RestoreHeartbeatTest, ARankThatWaitsForItsReaderShowsTheExchangeAndTheReade
     options.restore.set_directory("/nonexistent");
     options.rank = rank;
     options.nodes = {"n0", "n1"};
-    options.world = communicator.get();
+    const AllRanks all({.data = communicator.get()});
+    options.all = &all;
+    options.connect = [&](int peer, const std::string& name) {
+      return RankPair::Connect(world.OptionsOf(rank), peer, name);
+    };
     device::TestWindow cpu;
     options.window = &cpu.window;
     options.heartbeat = &heartbeat;

@@ -69,7 +69,7 @@ void VisitTensors(TrustStepArgs& a, const Visit& visit) {
 }
 template <typename Visit>
 void VisitTensors(CombineNormsArgs& a, const Visit& visit) {
-  visit(a.ranks, a.step_numbers);
+  visit(a.ranks, a.sums, a.step_numbers);
 }
 
 }  // namespace megascale::ops

@@ -26,9 +26,10 @@ struct Channel {
 // stage to the first. If the number of stages is odd, this boundary has a channel of its own
 // ("activation.2").
 //
-// Tensor-parallel ranks have one channel for their passes and one for their sums of gradients. With
-// tensor parallelism and trust ratios, the ranks of a stage have one channel. With tied ends, a
-// pipeline group has two more channels, which its first and last stage use: "embedding" and "head".
+// Tensor-parallel ranks have one channel for their passes and one for their sums of gradients, on
+// which they also gather norms and trust sums, as replicas do on that of their shards. The stages
+// of a pipeline group gather norms on a channel of their own. With tied ends, a pipeline group has
+// two more channels, which its first and last stage use: "embedding" and "head".
 struct ChannelOptions {  // as in PlanOptions
   int chunks_per_stage = 1;
   bool has_trust_ratios = false;

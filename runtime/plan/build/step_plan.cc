@@ -63,23 +63,49 @@ int AddOptimizer(Draft* draft, OpKind kind, int chunk, int ready) {
   return draft->Add(std::move(instruction));
 }
 
+// Adds the gathers of norms, one after the other, the first of them after `reduced`. Returns the
+// last one.
+int AddNorms(Draft* draft, std::vector<int> reduced) {
+  int last = -1;
+  for (const OpKind kind :
+       {OpKind::kGatherTensorNorms, OpKind::kGatherDataNorms, OpKind::kReduceNorm}) {
+    Instruction norm = draft->Collective(InstructionId(kind), draft->options().norm_bytes);
+    if (norm.group == GroupKind::kNone) continue;
+    norm.depends_on = last < 0 ? std::move(reduced) : std::vector<int>{last};
+    last = draft->Add(std::move(norm));
+  }
+  return last;
+}
+
+// Adds the gathers of a chunk's trust sums, one after the other. Returns the last one.
+int AddTrustSums(Draft* draft, int chunk, int update) {
+  const int64_t bytes = draft->Cost(chunk).trust_bytes;
+  int last = update;
+  const auto add = [&](OpKind kind, int64_t gathered) {
+    Instruction gather = draft->Collective(InstructionId(kind, chunk), gathered);
+    if (gather.group == GroupKind::kNone) return;
+    gather.depends_on = {last};
+    last = draft->Add(std::move(gather));
+  };
+  add(OpKind::kGatherTensorTrustSums, bytes / draft->options().mesh.data_size());
+  add(OpKind::kGatherTrustSums, bytes);
+  return last;
+}
+
 // Adds, after all reductions, the exchange of norms, and chunk by chunk the optimizer's step.
 void AddUpdates(Draft* draft, const Reductions& reductions, const TiedEnds& tied_ends) {
   const std::vector<int> chunks = draft->Chunks();
-  Instruction norm =
-      draft->Collective(InstructionId(OpKind::kReduceNorm), draft->options().norm_bytes);
-  for (const int chunk : chunks) norm.depends_on.push_back(reductions.LastOf(chunk));
+  std::vector<int> reduced;
+  reduced.reserve(chunks.size() + 1);
+  for (const int chunk : chunks) reduced.push_back(reductions.LastOf(chunk));
   // A step of the optimizer changes the matrix that this sends.
-  if (tied_ends.sent_embedding() >= 0) norm.depends_on.push_back(tied_ends.sent_embedding());
-  const int normed = draft->Add(std::move(norm));
+  if (tied_ends.sent_embedding() >= 0) reduced.push_back(tied_ends.sent_embedding());
+  const int normed = AddNorms(draft, std::move(reduced));
   std::vector<int> ready(chunks.size(), normed);
   // All updates come before the first step, so that each exchange overlaps with the next update.
   for (size_t i = 0; draft->options().has_trust_ratios && i < chunks.size(); ++i) {
     const int update = AddOptimizer(draft, OpKind::kOptimizerUpdate, chunks[i], normed);
-    Instruction gather = draft->Collective(InstructionId(OpKind::kGatherTrustSums, chunks[i]),
-                                           draft->Cost(chunks[i]).trust_bytes);
-    gather.depends_on = {update};
-    ready[i] = draft->Add(std::move(gather));
+    ready[i] = AddTrustSums(draft, chunks[i], update);
   }
   for (size_t i = 0; i < chunks.size(); ++i) {
     AddOptimizer(draft, OpKind::kOptimizerStep, chunks[i], ready[i]);

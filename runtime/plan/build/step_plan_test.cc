@@ -303,10 +303,10 @@ TEST(TrainPlan, TrustSumsAreExchangedBetweenUpdateAndStep) {
   options.chunks_per_stage = 2;
   options.chunks.clear();
   EXPECT_THAT(ToString(BuildTrainPlan(options, 1).value()),
-              AllOf(HasSubstr(" G.c0 G.c2 R.c2 R.c0 N\n"), HasSubstr(" O.c0 O.c2\n")));
+              AllOf(HasSubstr(" G.c0 G.c2 R.c2 R.c0 ND N\n"), HasSubstr(" O.c0 O.c2\n")));
   options.has_trust_ratios = true;
   EXPECT_THAT(ToString(BuildTrainPlan(options, 1).value()),
-              AllOf(HasSubstr(" N T.c0 T.c2\n"), HasSubstr(" U.c0 U.c2 O.c0 O.c2\n")));
+              AllOf(HasSubstr(" ND N T.c0 T.c2\n"), HasSubstr(" U.c0 U.c2 O.c0 O.c2\n")));
 }
 
 // Returns the dependencies of each instruction, without the order on its stream.
@@ -339,7 +339,7 @@ TEST(TrainPlan, WhatDoesNotOverlapWaits) {
   EXPECT_THAT(waits["R.c3"], ElementsAre("B.c1.m1"));
   EXPECT_THAT(waits["R.c1"], ElementsAre("B.c1.m1"));
   EXPECT_THAT(ToString(BuildTrainPlan(options, kRank).value()),
-              HasSubstr(" G.c1 G.c3 R.c3 R.c1 N\n"));
+              HasSubstr(" G.c1 G.c3 R.c3 R.c1 ND N\n"));
 
   options.overlap = {.param_gather = false};
   waits = Waits(options, kRank);
@@ -373,7 +373,7 @@ TEST(TrainPlan, TensorRanksSumReplicatedGradientsBeforeTheyAreReduced) {
   PlanOptions options = Shape({.data = 2, .pipeline = 2, .tensor = 2}, 2);
   options.has_trust_ratios = true;
   const RankPlan plan = BuildTrainPlan(options, 1).value();
-  EXPECT_THAT(ToString(plan), HasSubstr("data-parallel       G.c0 S.c0 R.c0 N T.c0\n"));
+  EXPECT_THAT(ToString(plan), HasSubstr("data-parallel       G.c0 S.c0 R.c0 NT ND N TT.c0 T.c0\n"));
   std::map<std::string, Channel> channels;
   for (const Instruction& instruction : plan.instructions) {
     channels[instruction.id.ToString()] = {instruction.group, instruction.channel};
@@ -382,7 +382,11 @@ TEST(TrainPlan, TensorRanksSumReplicatedGradientsBeforeTheyAreReduced) {
   EXPECT_EQ(channels["B.c0.m1"], (Channel{GroupKind::kTensor, "pass"}));
   EXPECT_EQ(channels["S.c0"], (Channel{GroupKind::kTensor, "replicated"}));
   EXPECT_EQ(channels["R.c0"], (Channel{GroupKind::kData, "shard"}));
-  EXPECT_EQ(channels["T.c0"], (Channel{GroupKind::kStage, "trust"}));
+  EXPECT_EQ(channels["NT"], (Channel{GroupKind::kTensor, "replicated"}));
+  EXPECT_EQ(channels["ND"], (Channel{GroupKind::kData, "shard"}));
+  EXPECT_EQ(channels["N"], (Channel{GroupKind::kPipeline, "norm"}));
+  EXPECT_EQ(channels["TT.c0"], (Channel{GroupKind::kTensor, "replicated"}));
+  EXPECT_EQ(channels["T.c0"], (Channel{GroupKind::kData, "shard"}));
 }
 
 // Everything that a stage does with gradients, as "B0>0" for a B.m0 into buffer 0 and "R0<0" for
@@ -404,7 +408,7 @@ TEST(TrainPlan, Stage2ReducesTheGradientsOfEveryMicrobatch) {
   options.zero_stage = 2;
   const RankPlan first = BuildTrainPlan(options, 0).value();
   EXPECT_EQ(Gradients(first, 0), "B0=0 R0<0 B1=0 R1<0 B2=0 R2<0");
-  EXPECT_THAT(ToString(first), HasSubstr(" G.c0 R.c0.m0 R.c0.m1 R.c0.m2 N\n"));
+  EXPECT_THAT(ToString(first), HasSubstr(" G.c0 R.c0.m0 R.c0.m1 R.c0.m2 ND N\n"));
   // The head's gradients are made in the forward pass.
   EXPECT_EQ(Gradients(BuildTrainPlan(options, 2).value(), 1),
             "F0=0 B0>0 R0<0 F1=0 B1>0 R1<0 F2=0 B2>0 R2<0");
@@ -497,10 +501,10 @@ TEST(TrainPlan, ReducesABucketOnceItsPieceOfTheLastBackwardHasEnded) {
   options.chunks.clear();
   options.num_buckets = {3};
   EXPECT_EQ(ToString(BuildTrainPlan(options, 0).value()),
-            "rank 0 (data 0, pipeline 0, tensor 0): 15 instructions, 1 activation slots\n"
+            "rank 0 (data 0, pipeline 0, tensor 0): 16 instructions, 1 activation slots\n"
             "  compute             F.c0.m0 B.c0.m0 F.c0.m1 B.c0.m1 B.c0.m1.b1 B.c0.m1.b2\n"
             "  load-batch          L.c0\n"
-            "  data-parallel       G.c0.b2 G.c0.b1 G.c0 R.c0 R.c0.b1 R.c0.b2 N\n"
+            "  data-parallel       G.c0.b2 G.c0.b1 G.c0 R.c0 R.c0.b1 R.c0.b2 ND N\n"
             "  optimizer           O.c0\n");
   auto waits = Waits(options, 0);
   EXPECT_THAT(waits["R.c0"], ElementsAre("B.c0.m1"));
@@ -527,7 +531,7 @@ TEST(TrainPlan, CutsTheBackwardThatIsReducedNext) {
   options.schedule = Schedule::kZeroBubbleH1;
   const std::string text = ToString(BuildTrainPlan(options, 4).value());
   EXPECT_THAT(text, HasSubstr(" B.c1.m1 W.c1.m0 W.c1.m1 W.c1.m1.b1 W.c1.m1.b2\n"));
-  EXPECT_THAT(text, HasSubstr(" S.c1 R.c1 S.c1.b1 R.c1.b1 S.c1.b2 R.c1.b2 N\n"));
+  EXPECT_THAT(text, HasSubstr(" S.c1 R.c1 S.c1.b1 R.c1.b1 S.c1.b2 R.c1.b2 NT ND N\n"));
 }
 
 TEST(TrainPlan, CarriesCostsOfBuckets) {
@@ -625,12 +629,12 @@ TEST(TrainPlan, UsesOnlyTheChannelsThatEveryRankOpens) {
 TEST(TrainPlan, IsPrintedWithOneLinePerStream) {
   const RankPlan plan = BuildTrainPlan(Shape({.data = 1, .pipeline = 2}, 2), 1).value();
   EXPECT_EQ(ToString(plan),
-            "rank 1 (data 0, pipeline 1, tensor 0): 13 instructions, 1 activation slots\n"
+            "rank 1 (data 0, pipeline 1, tensor 0): 14 instructions, 1 activation slots\n"
             "  compute             F.c1.m0 B.c1.m0 F.c1.m1 B.c1.m1\n"
             "  load-batch          L.c1\n"
             "  receive-activation  RA.c1.m0 RA.c1.m1\n"
             "  send-gradient       SG.c1.m0 SG.c1.m1\n"
-            "  data-parallel       G.c1 R.c1 N\n"
+            "  data-parallel       G.c1 R.c1 ND N\n"
             "  optimizer           O.c1\n");
 }
 
@@ -642,21 +646,21 @@ TEST(TrainPlan, TheEndsOfAModelExchangeATiedEmbeddingAndItsGradient) {
   options.head_gradient_bytes = 80;
   options.num_buckets = {2, 1, 1};
   EXPECT_EQ(ToString(BuildTrainPlan(options, 0).value()),
-            "rank 0 (data 0, pipeline 0, tensor 0): 19 instructions, 2 activation slots\n"
+            "rank 0 (data 0, pipeline 0, tensor 0): 20 instructions, 2 activation slots\n"
             "  compute             F.c0.m0 F.c0.m1 B.c0.m0 B.c0.m1 B.c0.m1.b1\n"
             "  load-batch          L.c0\n"
             "  send-activation     SA.c0.m0 SA.c0.m1\n"
             "  receive-activation  RH\n"
             "  send-gradient       SE\n"
             "  receive-gradient    RG.c0.m0 RG.c0.m1\n"
-            "  data-parallel       G.c0.b1 G.c0 R.c0 A.c0.b1 R.c0.b1 N\n"
+            "  data-parallel       G.c0.b1 G.c0 R.c0 A.c0.b1 R.c0.b1 ND N\n"
             "  optimizer           O.c0\n");
   auto waits = Waits(options, 0);
   EXPECT_THAT(waits["SE"], ElementsAre("G.c0.b1"));
   EXPECT_THAT(waits["RH"], ElementsAre());
   EXPECT_THAT(waits["A.c0.b1"], ElementsAre("B.c0.m1.b1", "RH"));
   EXPECT_THAT(waits["R.c0.b1"], ElementsAre("A.c0.b1"));
-  EXPECT_THAT(waits["N"], ElementsAre("R.c0.b1", "SE"));
+  EXPECT_THAT(waits["ND"], ElementsAre("R.c0.b1", "SE"));
   EXPECT_THAT(ToString(BuildTrainPlan(options, 2).value()), Not(HasSubstr("E")));
   waits = Waits(options, 4);
   EXPECT_THAT(waits["F.c2.m0"], ElementsAre("G.c2", "L.c2", "RA.c2.m0", "RE"));

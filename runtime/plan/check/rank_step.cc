@@ -41,9 +41,6 @@ class StepCheck {
                       instruction.input_only ? "its input alone" : "its weights too",
                       "; exactly a B that has its W apart gives that of its input alone");
       }
-      if (kind == OpKind::kSumReplicated && plan_.mesh.tensor_size() == 1) {
-        return Refuse(plan_, instruction, "sums over one tensor-parallel rank");
-      }
       const bool per_microbatch =
           operation.per_microbatch == PerMicrobatch::kAlways ||
           (operation.per_microbatch == PerMicrobatch::kIfGradientsAreSharded &&
@@ -57,6 +54,9 @@ class StepCheck {
         return Refuse(plan_, instruction, "communicates in group \"",
                       plan_.mesh.Name(instruction.group), "\"; expected \"",
                       plan_.mesh.Name(expected), "\"");
+      }
+      if (operation.op_class == OpClass::kCollective && expected == GroupKind::kNone) {
+        return Refuse(plan_, instruction, "is a collective; this mesh has no group for it");
       }
       const bool has_buffer = instruction.gradient_buffer != kNoBuffer;
       if ((index_.AddsToGradients(id) || RankIndex::Reduces(kind)) != has_buffer) {
@@ -168,6 +168,7 @@ class StepCheck {
   // chunk is stepped after the norm, and after the exchange of trust sums if there is one.
   absl::Status CheckShard() const {
     const InstructionId norm(OpKind::kReduceNorm);
+    RETURN_IF_ERROR(CheckNorms());
     for (int chunk = plan_.stage(); chunk < plan_.num_chunks; chunk += plan_.mesh.pipeline_size()) {
       const InstructionId step(OpKind::kOptimizerStep, chunk);
       RETURN_IF_ERROR(index_.Needs(step, norm));
@@ -175,7 +176,12 @@ class StepCheck {
         const InstructionId gather(OpKind::kGatherTrustSums, chunk);
         const InstructionId update(OpKind::kOptimizerUpdate, chunk);
         RETURN_IF_ERROR(index_.Needs(step, gather));
-        RETURN_IF_ERROR(index_.Needs(gather, update));
+        InstructionId first = gather;
+        if (plan_.mesh.tensor_size() > 1) {
+          first = InstructionId(OpKind::kGatherTensorTrustSums, chunk);
+          RETURN_IF_ERROR(index_.Needs(gather, first));
+        }
+        RETURN_IF_ERROR(index_.Needs(first, update));
         RETURN_IF_ERROR(index_.Needs(update, norm));
       }
       for (int bucket = 0; bucket < index_.NumBuckets(chunk); ++bucket) {
@@ -187,6 +193,26 @@ class StepCheck {
           RETURN_IF_ERROR(CheckReduced(added, bucket));
         }
       }
+    }
+    return absl::OkStatus();
+  }
+
+  // Returns the gathers of norms in the order in which they add up: of tensor ranks, then of
+  // replicas, then of stages. In another order sums would have other bits.
+  std::vector<InstructionId> Norms() const {
+    std::vector<InstructionId> norms;
+    if (plan_.mesh.tensor_size() > 1) norms.emplace_back(OpKind::kGatherTensorNorms);
+    norms.emplace_back(OpKind::kGatherDataNorms);
+    norms.emplace_back(OpKind::kReduceNorm);
+    return norms;
+  }
+
+  // Checks that all groups gather norms, in their order.
+  absl::Status CheckNorms() const {
+    const std::vector<InstructionId> norms = Norms();
+    for (size_t i = 0; i < norms.size(); ++i) {
+      if (index_.Find(norms[i]) == nullptr) return index_.Missing(norms[i]);
+      if (i > 0) RETURN_IF_ERROR(index_.Needs(norms[i], norms[i - 1]));
     }
     return absl::OkStatus();
   }
@@ -203,7 +229,7 @@ class StepCheck {
       RETURN_IF_ERROR(index_.Needs(reduced, first));
     }
     RETURN_IF_ERROR(index_.Needs(first, piece));
-    return index_.Needs(InstructionId(OpKind::kReduceNorm), reduced);
+    return index_.Needs(Norms().front(), reduced);
   }
 
   // With tied ends: checks that the head computes with the embedding matrix of this step, and that

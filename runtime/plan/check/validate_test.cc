@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <functional>
+#include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "runtime/plan/build/roles.h"
 #include "runtime/plan/build/step_plan.h"
 #include "runtime/plan/check/validate_rank.h"
@@ -262,6 +264,48 @@ TEST(ValidatePlans, RefusesAStepWithoutTheTrustSumsOfItsUpdate) {
   EXPECT_THAT(Refusal(plans), HasSubstr("rank 0's T.c0 waits for rank 1, which never joins"));
 }
 
+// Sums of squares and losses would have other bits, or not reach all ranks.
+TEST(ValidatePlans, RefusesNormsThatAreNotAddedUpInTheirOrder) {
+  const std::vector<RankPlan> good = BuildAll({.data = 2, .pipeline = 2, .tensor = 2}, 2);
+  ASSERT_TRUE(ValidatePlans(good).ok());
+  std::vector<RankPlan> plans = good;
+  for (RankPlan& plan : plans) {
+    Swap(plan, "NT", "ND");
+    At(plan, "N").depends_on = {IndexOf(plan, "NT")};
+    At(plan, "NT").depends_on = {IndexOf(plan, "ND")};
+    At(plan, "ND").depends_on = {IndexOf(plan, "R.c" + std::to_string(plan.stage()))};
+  }
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0: ND uses what NT makes"));
+  plans = good;
+  for (RankPlan& plan : plans) Swap(plan, "ND", "N");
+  EXPECT_FALSE(ValidatePlans(plans).ok());
+  for (const char* missing : {"NT", "ND", "N"}) {
+    plans = good;
+    for (RankPlan& plan : plans) Remove(plan, missing);
+    EXPECT_THAT(Refusal(plans), HasSubstr(absl::StrCat(missing, " is missing: ")));
+  }
+  plans = good;
+  At(plans[3], "NT").depends_on = {};
+  At(plans[3], "NT").stream = StreamKind::kOptimizer;
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 3: NT uses"));
+}
+
+// They are gathered among tensor ranks first.
+TEST(ValidatePlans, RefusesTrustSumsOfReplicasBeforeThoseOfTensorRanks) {
+  const std::vector<RankPlan> good =
+      BuildAll({.data = 2, .tensor = 2}, 1, /*has_trust_ratios=*/true);
+  ASSERT_TRUE(ValidatePlans(good).ok());
+  std::vector<RankPlan> plans = good;
+  for (RankPlan& plan : plans) {
+    Swap(plan, "TT.c0", "T.c0");
+    At(plan, "T.c0").depends_on = {IndexOf(plan, "U.c0")};
+  }
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0: T.c0 uses what TT.c0 makes"));
+  plans = good;
+  for (RankPlan& plan : plans) Remove(plan, "TT.c0");
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0: T.c0 needs TT.c0, which is not in the plan"));
+}
+
 TEST(ValidatePlans, RefusesReplicatedGradientsThatAreNotSummed) {
   const std::vector<RankPlan> good = BuildAll({.tensor = 2}, 2);
   ASSERT_TRUE(ValidatePlans(good).ok());
@@ -282,8 +326,9 @@ TEST(ValidatePlans, RefusesReplicatedGradientsThatAreNotSummed) {
   plans = BuildAll({}, 1);
   Instruction sum = At(plans[0], "R.c0");
   sum.id = InstructionId(OpKind::kSumReplicated, 0);
+  sum.group = GroupKind::kNone;
   plans[0].instructions.push_back(sum);
-  EXPECT_THAT(Refusal(plans), HasSubstr("S.c0 sums over one tensor-parallel rank"));
+  EXPECT_THAT(Refusal(plans), HasSubstr("S.c0 is a collective; this mesh has no group for it"));
 }
 
 // Their exchanges within a pass would never meet.
@@ -611,7 +656,7 @@ TEST(ValidatePlans, RefusesATiedEmbeddingThatIsUsedTooEarly) {
   };
   EXPECT_THAT(refusal(1, [&](auto& plans) { without(plans[0], "SE", "G.c0.b1"); }),
               HasSubstr("SE uses what G.c0.b1 makes, and does not wait"));
-  EXPECT_THAT(refusal(1, [&](auto& plans) { without(plans[0], "N", "SE"); }),
+  EXPECT_THAT(refusal(1, [&](auto& plans) { without(plans[0], "ND", "SE"); }),
               HasSubstr("O.c0 uses what SE makes, and does not wait"));
   EXPECT_THAT(refusal(1, [&](auto& plans) { without(plans[0], "A.c0.b1", "RH"); }),
               HasSubstr("A.c0.b1 uses what RH makes, and does not wait"));
@@ -663,8 +708,8 @@ TEST(ValidatePlans, RefusesATiedEmbeddingOnAnotherStage) {
 
 TEST(ValidatePlans, RefusesCommunicationInAnotherGroup) {
   std::vector<RankPlan> plans = BuildAll({.data = 2}, 1);
-  At(plans[1], "L.c0").group = GroupKind::kWorld;
-  EXPECT_THAT(Refusal(plans), HasSubstr("rank 1: L.c0 communicates in group \"world\""));
+  At(plans[1], "L.c0").group = GroupKind::kPipeline;
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 1: L.c0 communicates in group \"pipeline\""));
 }
 
 }  // namespace

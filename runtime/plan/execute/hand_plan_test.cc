@@ -284,7 +284,9 @@ class PlanWriter {
       Add(OfShard(reduced.back(), GroupKind::kData), backwards);
     }
     const InstructionId norm(OpKind::kReduceNorm);
-    Add(OfShard(norm, GroupKind::kWorld), reduced);
+    const InstructionId of_replicas(OpKind::kGatherDataNorms);
+    Add(OfShard(of_replicas, GroupKind::kData), reduced);
+    Add(OfShard(norm, GroupKind::kPipeline), {of_replicas});
     for (const int chunk : {plan_.rank, plan_.rank + 2}) {
       const InstructionId step(OpKind::kOptimizerStep, chunk);
       Instruction instruction = OfShard(step, GroupKind::kNone);

@@ -1,5 +1,5 @@
-// A mesh with an axis that no job has: experts, between tensor and data. It is made of rows alone,
-// to prove that a further axis takes nothing else.
+// A mesh with an axis that no job has, experts, between tensor and data, and with groups of a whole
+// stage. It is made of rows alone, to prove that a further axis takes nothing else.
 #pragma once
 
 #include "runtime/plan/mesh.h"
@@ -8,7 +8,9 @@ namespace megascale::plan {
 
 inline constexpr Axis kExpertAxis = Axis::kFurther;
 inline constexpr auto kExpertGroup =
-    static_cast<GroupKind>(static_cast<int>(GroupKind::kStage) + 1);
+    static_cast<GroupKind>(static_cast<int>(GroupKind::kTensor) + 1);
+// "stage<pipeline>": all ranks of a stage, the nearest axis fastest.
+inline constexpr auto kStageGroup = static_cast<GroupKind>(static_cast<int>(kExpertGroup) + 1);
 
 inline const MeshTable& ExpertTable() {
   static const auto* const kTable = [] {
@@ -19,6 +21,11 @@ inline const MeshTable& ExpertTable() {
                              .name = "expert",
                              .prefix = "ep",
                              .along = {kExpertAxis},
+                             .only_with = {kExpertAxis}});
+    table->groups.push_back({.kind = kStageGroup,
+                             .name = "stage",
+                             .prefix = "stage",
+                             .along = AxisSet::AllBut({Axis::kPipeline}),
                              .only_with = {kExpertAxis}});
     return table;
   }();

@@ -134,6 +134,8 @@ absl::Status CheckMemory(const HostAssignment& assignment, const device::Descrip
   const auto& ranks = assignment.local_ranks();
   ASSIGN_OR_RETURN(const layout::NodeMemory needed,
                    layout::MemoryOfNode(assignment.spec(), {ranks.begin(), ranks.end()}));
+  RETURN_IF_ERROR(layout::CheckDescriptors(needed, base::RaiseDescriptorLimit()));
+  RETURN_IF_ERROR(layout::CheckRings(needed, base::LeastMemoryLimit()));
   RETURN_IF_ERROR(layout::CheckMemory(needed, base::LeastMemoryLimit()));
   if (device.memory_bytes == 0) return absl::OkStatus();
   // Other programs may use the device, too.

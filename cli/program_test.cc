@@ -254,8 +254,9 @@ TEST_F(ProgramTest, DryRunShowsTheResolvedJob) {
   EXPECT_TRUE(absl::StrContains(Run("submit --dry-run examples/tiny.yaml").out,
                                 "needs data × tensor × pipeline = 2 × 1 × 2 = 4 slots; "));
   const Outcome memory = Run("submit --dry-run --slots 2 examples/tiny.yaml");
-  for (const char* part : {"\n# RANK ", " WEIGHTS ", " ACTIVATIONS ", " COMMUNICATORS ", "\n# 0-1 ",
-                           "\n# 2-3 ", "\n# MACHINE ", " SNAPSHOTS ", ": the whole job fits\n"}) {
+  for (const char* part :
+       {"\n# RANK ", " WEIGHTS ", " ACTIVATIONS ", " COMMUNICATORS ", " CONNECTIONS  DESCRIPTORS\n",
+        "\n# 0-1 ", "\n# 2-3 ", "\n# MACHINE ", " SNAPSHOTS ", ": the whole job fits\n"}) {
     EXPECT_TRUE(absl::StrContains(memory.out, part)) << part << " is not in " << memory.out;
   }
   const Outcome together = Run("submit --dry-run examples/tiny.yaml");

@@ -128,7 +128,9 @@ absl::Status CheckFits(const LocalFlags& flags, const job::v1::JobSpec& spec) {
         absl::StrCat(flags.job.file, names_field ? ": " : ": data.files: ", why));
   }
   ASSIGN_OR_RETURN(const layout::NodeMemory needed, layout::MemoryOfJob(spec));
-  return layout::CheckMemory(needed, base::LeastMemoryLimit());
+  const std::optional<base::MemoryLimit> limit = base::LeastMemoryLimit();
+  RETURN_IF_ERROR(layout::CheckRings(needed, limit));
+  return layout::CheckMemory(needed, limit);
 }
 
 // One run of `local`, from the started cluster to the job's end.

@@ -75,8 +75,12 @@ constexpr RareColumn kRareColumns[] = {{"DRIVER", &layout::RankMemory::context},
 std::string RankTable(const std::vector<layout::NodeMemory>& machines) {
   using base::FormatBytes;
   layout::RankMemory all;
+  bool connects = false;  // to other machines
   for (const layout::NodeMemory& machine : machines) {
-    for (const layout::NodeMemory::Rank& rank : machine.ranks) all += rank.memory;
+    for (const layout::NodeMemory::Rank& rank : machine.ranks) {
+      all += rank.memory;
+      connects = connects || !rank.connections.empty();
+    }
   }
   std::vector<std::vector<std::string>> rows = {{"RANK", "WEIGHTS", "GRADIENTS", "OPTIMIZER",
                                                  "ACTIVATIONS", "LOGITS", "SCRATCH", "WORKSPACES"}};
@@ -84,11 +88,13 @@ std::string RankTable(const std::vector<layout::NodeMemory>& machines) {
     if (all.*column.bytes != 0) rows[0].emplace_back(column.title);
   }
   rows[0].insert(rows[0].end(), {"PROCESS", "SUM"});
+  if (connects) rows[0].insert(rows[0].end(), {"CONNECTIONS", "DESCRIPTORS"});
   for (const layout::NodeMemory& machine : machines) {
-    for (const auto& [rank, need] : machine.ranks) {
+    for (const layout::NodeMemory::Rank& rank : machine.ranks) {
+      const layout::RankMemory& need = rank.memory;
       const std::string slots =
           absl::StrCat(need.num_slots, " x ", FormatBytes(need.activations / need.num_slots));
-      std::vector<std::string> row = {absl::StrCat(rank),
+      std::vector<std::string> row = {absl::StrCat(rank.rank),
                                       FormatBytes(need.weights),
                                       FormatBytes(need.gradients),
                                       FormatBytes(need.optimizer),
@@ -100,6 +106,10 @@ std::string RankTable(const std::vector<layout::NodeMemory>& machines) {
         if (all.*column.bytes != 0) row.push_back(FormatBytes(need.*column.bytes));
       }
       row.insert(row.end(), {FormatBytes(need.process), FormatBytes(need.sum())});
+      if (connects) {
+        row.insert(row.end(),
+                   {absl::StrCat(rank.num_connections()), absl::StrCat(rank.num_descriptors())});
+      }
       AddRow(std::move(row), &rows);
     }
   }
@@ -114,7 +124,7 @@ std::string MachineTable(const std::vector<layout::NodeMemory>& machines) {
   for (size_t i = 0; i < machines.size(); ++i) {
     const layout::NodeMemory& memory = machines[i];
     int64_t ranks = 0;
-    for (const auto& [rank, need] : memory.ranks) ranks += need.sum();
+    for (const layout::NodeMemory::Rank& rank : memory.ranks) ranks += rank.memory.sum();
     AddRow({absl::StrCat(i), absl::StrCat(memory.ranks.size()), FormatBytes(ranks),
             FormatBytes(memory.snapshots), FormatBytes(memory.collectives),
             FormatBytes(memory.batch_ring), FormatBytes(memory.telemetry), FormatBytes(memory.host),
@@ -129,6 +139,13 @@ absl::StatusOr<std::string> MemoryTables(const job::v1::JobSpec& spec, int64_t s
   ASSIGN_OR_RETURN(layout::JobMemory of_job, layout::JobMemory::Create(spec));
   ASSIGN_OR_RETURN(const std::vector<layout::NodeMemory> machines,
                    MachinesOf(world, slots, &of_job));
+  // Machines like this one would refuse these. Without --slots no machine is known.
+  if (slots > 0) {
+    for (const layout::NodeMemory& machine : machines) {
+      RETURN_IF_ERROR(layout::CheckDescriptors(machine, base::RaiseDescriptorLimit()));
+    }
+    RETURN_IF_ERROR(layout::CheckRings(machines.front(), base::SmallestMemoryLimit()));
+  }
   ASSIGN_OR_RETURN(const std::vector<layout::NodeMemory> together,
                    MachinesOf(world, /*slots=*/0, &of_job));
   std::string text = absl::StrCat("memory of each rank:\n", RankTable(machines),

@@ -22,8 +22,8 @@ absl::StatusOr<std::unique_ptr<RankCommunicators>> RankCommunicators::Create(
     comm::FabricOptions fabric, const megascale::job::v1::JobSpec& spec, const plan::Mesh& mesh) {
   const std::vector<int> here =
       layout::RanksOn(fabric.placements, fabric.placements.at(static_cast<size_t>(fabric.rank)));
-  ASSIGN_OR_RETURN(auto made, comm::Fabric::Create(std::move(fabric),
-                                                   layout::CommunicatorsOf(spec, mesh, here)));
+  ASSIGN_OR_RETURN(std::vector<comm::GroupSpec> groups, layout::CommunicatorsOf(spec, mesh, here));
+  ASSIGN_OR_RETURN(auto made, comm::Fabric::Create(std::move(fabric), std::move(groups)));
   return absl::WrapUnique(new RankCommunicators(std::move(made), layout::ChannelsOf(spec, mesh)));
 }
 

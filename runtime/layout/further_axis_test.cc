@@ -69,7 +69,8 @@ TEST(FurtherAxis, EveryGroupGetsItsCommunicators) {
   std::vector<int> all;
   for (int rank = 0; rank < mesh.world_size(); ++rank) all.push_back(rank);
   std::set<std::string> names;
-  for (const comm::GroupSpec& communicator : CommunicatorsOf(spec, mesh, all)) {
+  const std::vector<comm::GroupSpec> communicators = CommunicatorsOf(spec, mesh, all).value();
+  for (const comm::GroupSpec& communicator : communicators) {
     EXPECT_TRUE(names.insert(communicator.name).second) << communicator.name;
   }
   EXPECT_EQ(names.count("dp0.e1.t0/shard"), 1u);

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/base/status.h"
+#include "runtime/layout/ring_sizes.h"
 #include "runtime/optim/sharded_optimizer.h"
 
 namespace megascale::layout {
@@ -42,14 +44,17 @@ std::vector<plan::Channel> ChannelsOf(const megascale::job::v1::JobSpec& spec,
              .has_tied_ends = spec.model().tie_word_embeddings() && mesh.pipeline_size() > 1});
 }
 
-std::vector<comm::GroupSpec> CommunicatorsOf(const megascale::job::v1::JobSpec& spec,
-                                             const plan::Mesh& mesh,
-                                             const std::vector<int>& ranks) {
+absl::StatusOr<std::vector<comm::GroupSpec>> CommunicatorsOf(
+    const megascale::job::v1::JobSpec& spec, const plan::Mesh& mesh,
+    const std::vector<int>& ranks) {
+  ASSIGN_OR_RETURN(const RingSizes rings, RingSizes::Create(spec, mesh));
   std::vector<comm::GroupSpec> communicators;
   for (const plan::Channel& channel : ChannelsOf(spec, mesh)) {
+    const size_t ring_bytes = rings.Of(channel);
     for (plan::Group& group : GroupsOfKind(mesh, channel.group, ranks)) {
-      communicators.push_back(
-          {.name = CommunicatorName(group.name, channel.name), .ranks = std::move(group.ranks)});
+      communicators.push_back({.name = CommunicatorName(group.name, channel.name),
+                               .ranks = std::move(group.ranks),
+                               .ring_bytes = ring_bytes});
     }
   }
   return communicators;

@@ -27,9 +27,10 @@ std::vector<plan::Channel> ChannelsOf(const megascale::job::v1::JobSpec& spec,
 
 // Returns the communicators of the job that have a member among `ranks`. A machine's agent and its
 // ranks all pass the ranks of this machine, so they get the same communicators in the same order.
-// Cost: grows with the sizes of these groups, not with the number of groups in the job.
-std::vector<comm::GroupSpec> CommunicatorsOf(const megascale::job::v1::JobSpec& spec,
-                                             const plan::Mesh& mesh, const std::vector<int>& ranks);
+// Errors: InvalidArgument - the specification cannot be run. Cost: grows with the sizes of these
+// groups, not with the number of groups in the job.
+absl::StatusOr<std::vector<comm::GroupSpec>> CommunicatorsOf(
+    const megascale::job::v1::JobSpec& spec, const plan::Mesh& mesh, const std::vector<int>& ranks);
 
 // Returns the ranks that run on a machine, ascending. `nodes`: as NodesByRank.
 std::vector<int> RanksOn(const std::vector<std::string>& nodes, const std::string& node_id);

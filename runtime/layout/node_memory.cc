@@ -13,6 +13,7 @@
 #include "runtime/data/batches/batch_ring.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/layout/groups.h"
+#include "runtime/layout/ring_sizes.h"
 #include "runtime/telemetry/exchange_board.h"
 #include "runtime/telemetry/heartbeat.h"
 #include "runtime/telemetry/span_ring.h"
@@ -29,13 +30,15 @@ constexpr int64_t kHostBytes = 64 << 20;
 // Steps that the loader may be ahead of the slowest reader.
 constexpr int kRingSlots = 3;
 
-comm::RegionSpec RegionOf(const NodeRequest& request, const plan::Mesh& mesh) {
+absl::StatusOr<comm::RegionSpec> RegionOf(const NodeRequest& request, const plan::Mesh& mesh) {
   const std::vector<std::string> nodes = NodesByRank(request.placements);
-  return {.groups = CommunicatorsOf(*request.spec, mesh, RanksOn(nodes, request.node_id)),
-          .placements = nodes,
-          .node_id = request.node_id,
-          .job_id = request.job_id,
-          .attempt = request.attempt};
+  ASSIGN_OR_RETURN(std::vector<comm::GroupSpec> groups,
+                   CommunicatorsOf(*request.spec, mesh, RanksOn(nodes, request.node_id)));
+  return comm::RegionSpec{.groups = std::move(groups),
+                          .placements = nodes,
+                          .node_id = request.node_id,
+                          .job_id = request.job_id,
+                          .attempt = request.attempt};
 }
 
 // Returns the ring's shape, and numbers the readers in `ranks`. Without data-parallel indices no
@@ -78,6 +81,12 @@ size_t ProductTableBytes(const job::v1::JobSpec& spec, int rank) {
 
 }  // namespace
 
+int64_t NodeMemory::Rank::num_connections() const {
+  int64_t count = 0;
+  for (const Connections& of_group : connections) count += of_group.count;
+  return count;
+}
+
 int64_t NodeMemory::sum() const {
   int64_t sum = collectives + snapshots + batch_ring + telemetry + host;
   for (const Rank& rank : ranks) {
@@ -86,14 +95,14 @@ int64_t NodeMemory::sum() const {
   return sum;
 }
 
-JobMemory::JobMemory(const job::v1::JobSpec& spec, const plan::Mesh& mesh)
-    : spec_(&spec), mesh_(mesh) {
-  for (const plan::Channel& channel : ChannelsOf(spec, mesh)) ++num_channels_[channel.group];
-}
-
 absl::StatusOr<JobMemory> JobMemory::Create(const job::v1::JobSpec& spec) {
   ASSIGN_OR_RETURN(const plan::Mesh mesh, MeshOf(spec));
-  return JobMemory(spec, mesh);
+  ASSIGN_OR_RETURN(const RingSizes rings, RingSizes::Create(spec, mesh));
+  JobMemory memory(spec, mesh);
+  for (const plan::Channel& channel : ChannelsOf(spec, mesh)) {
+    ++memory.num_rings_[channel.group][rings.Of(channel)];
+  }
+  return memory;
 }
 
 absl::StatusOr<RankMemory> JobMemory::OfRank(int rank) {
@@ -123,22 +132,30 @@ absl::StatusOr<int64_t> JobMemory::SnapshotBytesOf(int rank) {
 
 void JobMemory::AddExchanges(NodeMemory* memory) const {
   memory->collectives = static_cast<int64_t>(comm::kRegionHeaderBytes);
-  for (const auto& [kind, channels] : num_channels_) {
-    const auto first_rank = [this, kind = kind](int rank) {
-      return mesh_.RankInGroup(kind, rank, 0);
-    };
+  for (const auto& [kind, rings] : num_rings_) {
     std::map<int, size_t> num_local;  // by the first rank of the group
-    for (const NodeMemory::Rank& rank : memory->ranks) ++num_local[first_rank(rank.rank)];
-    const auto sizes = [this, kind = kind](size_t local) {
-      return comm::GroupSizes{.num_members = static_cast<size_t>(mesh_.GroupSize(kind)),
-                              .num_local = local};
-    };
-    for (const auto& [first, local] : num_local) {
-      memory->collectives += static_cast<int64_t>(channels * comm::GroupBytes(sizes(local)));
+    for (const NodeMemory::Rank& rank : memory->ranks) {
+      ++num_local[mesh_.RankInGroup(kind, rank.rank, 0)];
+    }
+    comm::GroupSizes sizes = {.num_members = static_cast<size_t>(mesh_.GroupSize(kind))};
+    for (const auto& [ring_bytes, channels] : rings) {
+      sizes.ring_bytes = ring_bytes;
+      for (const auto& [first, local] : num_local) {
+        sizes.num_local = local;
+        memory->collectives += static_cast<int64_t>(channels * comm::GroupBytes(sizes));
+      }
     }
     for (NodeMemory::Rank& rank : memory->ranks) {
-      rank.memory.communicators += static_cast<int64_t>(
-          channels * comm::GroupStreamBytes(sizes(num_local[first_rank(rank.rank)])));
+      sizes.num_local = num_local[mesh_.RankInGroup(kind, rank.rank, 0)];
+      NodeMemory::Connections here = {.group = mesh_.Name(kind),
+                                      .num_members = mesh_.GroupSize(kind)};
+      for (const auto& [ring_bytes, channels] : rings) {
+        sizes.ring_bytes = ring_bytes;
+        here.count += static_cast<int64_t>(channels * (sizes.num_members - sizes.num_local));
+        here.bytes += static_cast<int64_t>(channels * comm::GroupStreamBytes(sizes));
+      }
+      rank.memory.communicators += here.bytes;
+      if (here.count > 0) rank.connections.push_back(here);
     }
   }
 }
@@ -239,6 +256,49 @@ absl::Status CheckMemory(const NodeMemory& needed, const std::optional<base::Mem
                    "; make the model or train.micro_batch_size smaller, or use more machines"));
 }
 
+absl::Status CheckDescriptors(const NodeMemory& needed, int64_t limit) {
+  for (const NodeMemory::Rank& rank : needed.ranks) {
+    if (rank.num_descriptors() <= limit) continue;
+    std::vector<std::string> parts;
+    for (const NodeMemory::Connections& of_group : rank.connections) {
+      parts.push_back(absl::StrCat(of_group.count, " (", of_group.group, " group of ",
+                                   of_group.num_members, " ranks)"));
+    }
+    parts.push_back(absl::StrCat(kOtherDescriptors, " (the process)"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "descriptors: rank ", rank.rank, " needs ", absl::StrJoin(parts, " + "), " = ",
+        rank.num_descriptors(), ", for its connections to other machines; the limit is ", limit,
+        "; raise the agent's limit (ulimit -Hn, or LimitNOFILE of its unit), or make the largest "
+        "group smaller"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRings(const NodeMemory& needed, const std::optional<base::MemoryLimit>& limit) {
+  if (!limit.has_value()) return absl::OkStatus();
+  std::map<absl::string_view, Part> by_group;
+  std::map<absl::string_view, int> num_members;
+  int64_t sum = needed.collectives;
+  for (const NodeMemory::Rank& rank : needed.ranks) {
+    for (const NodeMemory::Connections& of_group : rank.connections) {
+      by_group[of_group.group].bytes += of_group.bytes;
+      num_members[of_group.group] = of_group.num_members;
+      sum += of_group.bytes;
+    }
+  }
+  if (sum <= limit->available_bytes) return absl::OkStatus();
+  std::vector<std::string> texts;
+  for (const auto& [group, part] : by_group) {
+    texts.push_back(absl::StrCat(base::FormatBytes(part.bytes), " (", group, " groups of ",
+                                 num_members[group], " ranks)"));
+  }
+  texts.push_back(absl::StrCat(base::FormatBytes(needed.collectives), " (within the machine)"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "memory: the rings of the ", needed.ranks.size(), " ranks of this machine need ",
+      absl::StrJoin(texts, " + "), " = ", base::FormatBytes(sum), "; ", LeftText(*limit),
+      "; make the largest group smaller, or place fewer ranks on a machine"));
+}
+
 absl::Status CheckDeviceMemory(const NodeMemory& needed, const base::MemoryLimit& device) {
   if (needed.device_is_host) return absl::OkStatus();
   for (const NodeMemory::Rank& rank : needed.ranks) {
@@ -266,7 +326,7 @@ absl::StatusOr<AttemptMemory> MakeAttemptMemory(const NodeRequest& request) {
                                                       telemetry::SpanBytes(num_ranks) +
                                                           telemetry::ExchangeBytes(num_ranks)));
 
-  const comm::RegionSpec region = RegionOf(request, mesh);
+  ASSIGN_OR_RETURN(const comm::RegionSpec region, RegionOf(request, mesh));
   RETURN_IF_ERROR(comm::ValidateGroups(region.groups, region.placements));
   ASSIGN_OR_RETURN(
       memory.comm,

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "proto/agent.pb.h"
 #include "proto/job.pb.h"
 #include "runtime/base/process/resource_limit.h"
@@ -40,11 +41,27 @@ struct LocalRank {
   int batch_reader = 0;
 };
 
+// The most descriptors that a rank's process has beside its connections: shared memory, its link to
+// the agent, listening sockets, those of threads and libraries, connections that are being made.
+inline constexpr int64_t kOtherDescriptors = 64;
+
 // The memory that a job needs on one machine, computed before anything is made or started. Bytes.
 struct NodeMemory {
+  // A rank's streams to other machines, for one of its groups.
+  struct Connections {
+    absl::string_view group = "";  // "data"
+    int num_members = 0;
+    int64_t count = 0;  // one for each channel and member elsewhere
+    int64_t bytes = 0;  // of their rings
+  };
   struct Rank {
     int rank = 0;
     RankMemory memory;
+    std::vector<Connections> connections = {};  // groups that have some
+
+    int64_t num_connections() const;
+    // The most that its process has open at a time.
+    int64_t num_descriptors() const { return num_connections() + kOtherDescriptors; }
   };
   std::vector<Rank> ranks;  // ranks on this machine, in order
   // Whether the ranks' devices compute in the machine's memory, as processors do. False: the parts
@@ -77,7 +94,8 @@ class JobMemory {
   size_t num_shards() const { return snapshot_bytes_.size(); }
 
  private:
-  JobMemory(const megascale::job::v1::JobSpec& spec, const plan::Mesh& mesh);
+  JobMemory(const megascale::job::v1::JobSpec& spec, const plan::Mesh& mesh)
+      : spec_(&spec), mesh_(mesh) {}
 
   // Returns the rank's memory but for its communicators: all ranks of its stage need the same.
   absl::StatusOr<RankMemory> OfRank(int rank);
@@ -87,7 +105,7 @@ class JobMemory {
 
   const megascale::job::v1::JobSpec* spec_;
   plan::Mesh mesh_;
-  std::map<plan::GroupKind, size_t> num_channels_;
+  std::map<plan::GroupKind, std::map<size_t, size_t>> num_rings_;  // channels by ring_bytes
   std::map<int, RankMemory> of_stage_;
   std::map<std::pair<int, int>, RankLayout> layouts_;  // by stage and tensor rank, of any replica
   std::map<int, int64_t> snapshot_bytes_;              // by rank
@@ -105,6 +123,14 @@ absl::StatusOr<NodeMemory> MemoryOfJob(const megascale::job::v1::JobSpec& spec);
 // FailedPrecondition - `needed` is more than `limit` has available; the message has every part, the
 // sum, the limit and its source.
 absl::Status CheckMemory(const NodeMemory& needed, const std::optional<base::MemoryLimit>& limit);
+
+// Checks the descriptors of each rank against `limit`. Errors: FailedPrecondition - a rank needs
+// more; the message has every group with its members, the sum and the limit.
+absl::Status CheckDescriptors(const NodeMemory& needed, int64_t limit);
+
+// Checks the rings of communicators alone, as CheckMemory does everything. The message has every
+// kind of group with its members.
+absl::Status CheckRings(const NodeMemory& needed, const std::optional<base::MemoryLimit>& limit);
 
 // Checks the memory of the ranks' devices. Each device has the memory `device`; `device.source`
 // names the devices. Returns OK if the devices compute in the machine's memory, because CheckMemory

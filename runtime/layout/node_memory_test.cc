@@ -149,7 +149,7 @@ TEST_P(ComputedMemory, IsNeverLessThanARealRunTakesAndNotMuchMore) {
   }
   const NodeMemory computed = MemoryOfJob(spec).value();
   int64_t tensors = 0;
-  for (const auto& [rank, memory] : computed.ranks)
+  for (const auto& [rank, memory, connections] : computed.ranks)
     tensors += memory.on_device() - memory.workspaces;
   // With more than two replicas, too much of the peak counts repeatedly. Snapshots come after the
   // step.
@@ -343,11 +343,11 @@ TEST(NodeMemory, RanksOnTwoMachinesNeedTheRingsThatTheyReallyAllocate) {
 #endif
   const job::v1::JobSpec spec = LargerJob(2, 2, job::v1::PRECISION_FP32);
   const NodeMemory together = MemoryOfJob(spec).value();
-  for (const auto& [rank, memory] : together.ranks) EXPECT_EQ(memory.communicators, 0);
+  for (const auto& [rank, memory, connections] : together.ranks) EXPECT_EQ(memory.communicators, 0);
   int64_t computed = 0;
   for (const std::vector<int>& here : {std::vector<int>{0, 1}, std::vector<int>{2, 3}}) {
     const NodeMemory apart = MemoryOfNode(spec, here).value();
-    for (const auto& [rank, memory] : apart.ranks) {
+    for (const auto& [rank, memory, connections] : apart.ranks) {
       const RankMemory& alone = together.ranks[static_cast<size_t>(rank)].memory;
       EXPECT_GE(memory.communicators, 2 * (512 << 10));
       EXPECT_EQ(memory.sum() - alone.sum(), memory.communicators);
@@ -373,12 +373,12 @@ TEST(NodeMemory, NcclHasBuffersForEachChannelOfARanksGroups) {
     spec.set_device(job::v1::DEVICE_CUDA);
     spec.set_device_sharing(shares);
     const NodeMemory memory = MemoryOfJob(spec).value();
-    for (const auto& [rank, need] : memory.ranks) {
+    for (const auto& [rank, need, connections] : memory.ranks) {
       EXPECT_EQ(need.device_communicators, memory.ranks[0].memory.device_communicators) << rank;
     }
     return memory.ranks[0].memory.device_communicators;
   };
-  const int64_t of_one = exchanges_of(2, 1, false) / 2;  // gradients and parameters; the norm
+  const int64_t of_one = exchanges_of(2, 1, false);  // gradients, parameters and norms
   EXPECT_EQ(of_one, kNcclCommunicatorBytes);
   EXPECT_EQ(exchanges_of(1, 1, false), 0);
   EXPECT_EQ(exchanges_of(2, 1, false, /*shares=*/true), 0);
@@ -424,7 +424,7 @@ TEST_P(PinnedMemory, IsThatWhichAnEngineReallyAllocates) {
   ASSERT_EQ(static_cast<int>(measured.size()), job::WorldSize(spec));
   const NodeMemory computed = MemoryOfJob(spec).value();
   EXPECT_FALSE(computed.device_is_host);
-  for (const auto& [rank, memory] : computed.ranks) {
+  for (const auto& [rank, memory, connections] : computed.ranks) {
     // What a step's numbers leave of their page.
     constexpr int64_t kPage = 4096;
     EXPECT_GE(memory.pinned, measured.at(rank)) << "rank " << rank;
@@ -447,7 +447,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(NodeMemory, AJobOfProcessorsPinsNothingAndHasNoOtherMemoryOfADevice) {
   const auto of_job = MemoryOfJob(LargerJob(2, 2, job::v1::PRECISION_FP32)).value();
-  for (const auto& [rank, memory] : of_job.ranks) {
+  for (const auto& [rank, memory, connections] : of_job.ranks) {
     EXPECT_EQ(memory.pinned, 0);
     EXPECT_EQ(memory.context, 0);
     EXPECT_EQ(memory.device_communicators, 0);
@@ -460,7 +460,7 @@ TEST(NodeMemory, AJobOfGpusNeedsWorkspacesAContextAndNcclsBuffersOnTheDevice) {
   const auto of_processor = MemoryOf(spec, 0).value();
   spec.set_device(job::v1::DEVICE_CUDA);
   const auto apart = MemoryOf(spec, 0).value();
-  // The communicator of all ranks, and those to and from the next stage. The data-parallel group
+  // The communicator of norms, and those to and from the next stage. The data-parallel group
   // has one rank and needs none.
   EXPECT_EQ(apart.device_communicators, 3 * kNcclCommunicatorBytes);
   EXPECT_EQ(apart.context, kCudaContextBytes);

@@ -112,6 +112,15 @@ struct Meeting {
   absl::string_view channel = "";
 };
 
+// What the ranks of an operation send each other, which bounds their messages.
+enum class Payload : uint8_t {
+  kNumbers,     // a few: norms, flags, trust sums
+  kBucket,      // a bucket's gradients or parameters, one replica's part
+  kReplicated,  // a bucket's replicated gradients, one tensor rank's part
+  kRows,        // of a micro-batch: activations or their gradients, one tensor rank's part
+  kEmbedding,   // the embedding matrix or its gradient, one tensor rank's part
+};
+
 // Whether the id of an operation names a micro-batch.
 enum class PerMicrobatch : uint8_t { kNever, kAlways, kIfGradientsAreSharded };
 
@@ -129,6 +138,7 @@ struct Operation {
   bool goes_back = false;   // part of a micro-batch's way back through the chunks
   // Where the ranks of this operation meet: nowhere in a mesh without groups of this kind.
   Meeting meeting = {};
+  Payload payload = Payload::kNumbers;
   // For a transfer: the operation at its other end, and the other end's chunk relative to this
   // end's chunk. If the id names no chunk, 1 means the model's last chunk, and -1 its first.
   OpKind other_end = {};

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace megascale::plan {
@@ -15,6 +16,20 @@ std::string BoundaryChannel(OpKind transfer, int lower, int num_stages) {
 Channel ChannelOf(const Mesh& mesh, OpKind operation) {
   const Meeting meeting = MeetingIn(mesh, operation);
   return {.group = meeting.group, .name = std::string(meeting.channel)};
+}
+
+std::set<Payload> PayloadsOf(const Mesh& mesh, const Channel& channel) {
+  std::set<Payload> payloads;
+  // A boundary between stages has a number behind the name that its transfers share.
+  const absl::string_view name(channel.name);
+  for (const Operation& operation : AllOperations()) {
+    const Channel of = ChannelOf(mesh, operation.kind);
+    if (of.group != channel.group) continue;
+    if (of.name == name || absl::StartsWith(name, absl::StrCat(of.name, "."))) {
+      payloads.insert(operation.payload);
+    }
+  }
+  return payloads;
 }
 
 std::vector<Channel> ChannelsOf(const Mesh& mesh, const ChannelOptions& options) {

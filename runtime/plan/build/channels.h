@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,9 @@ struct ChannelOptions {  // as in PlanOptions
   bool has_tied_ends = false;
 };
 std::vector<Channel> ChannelsOf(const Mesh& mesh, const ChannelOptions& options);
+
+// Returns what the messages of a channel of ChannelsOf carry, ascending.
+std::set<Payload> PayloadsOf(const Mesh& mesh, const Channel& channel);
 
 // Returns the channel that a collective, or a pass of tensor-parallel ranks, uses in this mesh.
 // GroupKind::kNone: the operation does not communicate in this mesh.

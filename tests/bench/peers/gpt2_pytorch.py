@@ -6,7 +6,10 @@ embeddings, fused AdamW, clipping of the gradient's norm, bf16 by autocast over 
 A machine that others use too is faster in one minute than in the next. So with --against, which
 names Megascale's step_benchmark, all are warmed up and then take turns: a few steps of one, a few of
 the next, in rounds; who waits, sleeps. Medians are over all rounds, and the ratio of each round is
-printed beside. Without --against PyTorch is timed alone.
+printed beside; the peer of a ratio is the best mode of PyTorch. Without --against PyTorch is timed
+alone. The mode max-autotune measures kernels for each product while it is warmed up, which takes
+minutes. The processor and its instruction sets for products are printed first, because ratios differ
+between them.
 
     python3 -m venv peers && peers/bin/pip install torch numpy
     peers/bin/python tests/bench/peers/gpt2_pytorch.py --against bazel-bin/tests/bench/step_benchmark
@@ -15,6 +18,7 @@ printed beside. Without --against PyTorch is timed alone.
 import argparse
 import json
 import os
+import pathlib
 import statistics
 import subprocess
 import sys
@@ -77,6 +81,23 @@ SIZES = {
     "seq-length": 256,
 }
 ROUND_SECONDS_MAX = 600
+# By mode of this program: that of torch.compile.
+COMPILE_MODES = {"compiled": "default", "max-autotune": "max-autotune"}
+MODES = ["eager", *COMPILE_MODES]
+# Flags of /proc/cpuinfo that decide how matrix products are computed, the widest last.
+INSTRUCTION_SETS = ["avx2", "avx512f", "avx512_bf16", "amx_bf16"]
+
+
+def machine():
+    """Names the processor and what it has for matrix products."""
+    lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    found = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        found.setdefault(name.strip(), value.strip())
+    flags = found.get("flags", "").split()
+    sets = [name for name in INSTRUCTION_SETS if name in flags]
+    return f"{found.get('model name', 'unknown processor')}, {os.cpu_count()} threads, {' '.join(sets) or 'no AVX2'}"
 
 
 class PyTorchStep:
@@ -91,7 +112,7 @@ class PyTorchStep:
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
         )
-        self.run = torch.compile(self.model) if mode == "compiled" else self.model
+        self.run = self.model if mode == "eager" else torch.compile(self.model, mode=COMPILE_MODES[mode])
         self.data = torch.randint(0, args.vocab_size, (args.batch, args.seq_length + 1))
         self(args.warmup)
 
@@ -191,7 +212,7 @@ def compare(args, precision):
             for i in range(len(rounds[0]))
         ]
         print(
-            f"{precision}: Megascale's step is {min(medians[1:]) / medians[0]:.2f} times as fast as the better of "
+            f"{precision}: Megascale's step is {min(medians[1:]) / medians[0]:.2f} times as fast as the best of "
             f"these; by round: {' '.join(f'{ratio:.2f}' for ratio in of_rounds)}",
             flush=True,
         )
@@ -206,7 +227,7 @@ def main():
     for name, default in SIZES.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--precision", nargs="+", default=["bf16", "fp32"], choices=["bf16", "fp32"])
-    parser.add_argument("--mode", nargs="+", default=["eager", "compiled"], choices=["eager", "compiled"])
+    parser.add_argument("--mode", nargs="+", default=MODES, choices=MODES)
     parser.add_argument("--set-to-none", action=argparse.BooleanOptionalAction, default=True)
     args = parser.parse_args()
     if min(args.steps, args.steps_of_round) < 1:
@@ -214,6 +235,7 @@ def main():
     if args.against and not os.access(args.against, os.X_OK):
         parser.error(f"--against: {args.against} is no program; build //tests/bench:step_benchmark first")
     torch.set_num_threads(args.threads)
+    print(machine(), flush=True)
     for precision in args.precision:
         compare(args, precision)
 

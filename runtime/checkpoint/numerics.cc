@@ -195,6 +195,13 @@ v1::NumericsFingerprint MakeNumericsFingerprint(const job::v1::JobSpec& spec,
   AddFields(spec.parallel(), "layout", fields);
   fields->erase("model.from");  // a path; the weights themselves are in the first checkpoint
   fields->erase("batch.steps");
+  for (const char* of_evaluations : {"eval_interval", "eval_batches"}) {
+    fields->erase(absl::StrCat("batch.", of_evaluations));
+  }
+  // A resume compares the rates that follow from these, as from the number of steps.
+  for (const char* of_schedule : {"schedule", "decay_steps", "decay"}) {
+    fields->erase(absl::StrCat("optimizer.", of_schedule));
+  }
   fields->erase("batch.recompute_granularity");
   // With stage 2 a reduction takes the gradients that passes have added since the previous one, and
   // the schedule decides which passes these are. With stage 1 all schedules add in one order.

@@ -21,8 +21,8 @@ inline constexpr absl::string_view kNumericsVersion = "4";
 // "area" or "area.field". The areas are the units that a user may allow to change: device, model,
 // optimizer, batch, precision, seed, layout, threads_per_rank, instruction_set, onednn,
 // megascale_numerics; and products, which a manifest adds (product_table.h). Fields that the job
-// does not set are left out. So are the number of steps, paths, retention and intervals, because a
-// job may be prolonged and moved.
+// does not set are left out. So are the number of steps, the schedule of the learning rate,
+// evaluations, paths, retention and intervals, because a job may be prolonged and moved.
 megascale::checkpoint::v1::NumericsFingerprint MakeNumericsFingerprint(
     const megascale::job::v1::JobSpec& spec, absl::string_view instruction_set);
 

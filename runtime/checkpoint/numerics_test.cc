@@ -125,6 +125,13 @@ TEST(NumericsTest, AJobMayBeProlongedMovedAndRenamed) {
   moved.mutable_checkpoint()->set_directory("/elsewhere");
   moved.mutable_checkpoint()->set_interval(50);
   moved.mutable_checkpoint()->set_keep(5);
+  moved.mutable_checkpoint()->set_keep_best(true);
+  moved.mutable_train()->set_eval_interval(50);
+  moved.mutable_train()->set_eval_batches(3);
+  // A resume compares their learning rates.
+  moved.mutable_optimizer()->set_schedule(job::v1::SCHEDULE_WSD);
+  moved.mutable_optimizer()->set_decay(job::v1::DECAY_COSINE);
+  moved.mutable_optimizer()->set_decay_steps(20);
   moved.mutable_train()->set_recompute_granularity(job::v1::RECOMPUTE_GRANULARITY_FULL);
   moved.mutable_parallel()->set_pipeline_schedule(job::v1::PIPELINE_SCHEDULE_GPIPE);
   moved.mutable_parallel()->set_overlap_grad_reduce(false);

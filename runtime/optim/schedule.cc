@@ -12,7 +12,48 @@ namespace {
 constexpr double kPi = 3.14159265358979323846;
 constexpr int64_t kComparedStepsMax = 100'000;
 
+double HalfCosine(double progress) { return 0.5 * (1 + std::cos(kPi * progress)); }
+
+// Returns the part of the way from the lowest to the highest rate that is left after `progress` of
+// WSD's decay, from 0 to 1.
+double DecayLeft(job::v1::Decay decay, double progress) {
+  switch (decay) {
+    case job::v1::DECAY_COSINE:
+      return HalfCosine(progress);
+    case job::v1::DECAY_ONE_MINUS_SQRT:
+      return 1 - std::sqrt(progress);
+    default:
+      return 1 - progress;
+  }
+}
+
+// The same for every schedule, of a step that is `passed` steps behind the warm-up, of `num_steps`
+// steps.
+double RateLeft(const job::v1::OptimizerSpec& spec, int64_t total_steps, int64_t passed,
+                int64_t num_steps) {
+  const auto part = [](int64_t some, int64_t all) {
+    return static_cast<double>(some) / static_cast<double>(all);
+  };
+  switch (spec.schedule()) {
+    case job::v1::SCHEDULE_CONSTANT:
+      return 1;
+    case job::v1::SCHEDULE_LINEAR:
+      return 1 - part(passed, num_steps);
+    case job::v1::SCHEDULE_WSD: {
+      const int64_t decay = DecaySteps(spec, total_steps);
+      const int64_t stable = num_steps - decay;
+      return passed <= stable ? 1 : DecayLeft(spec.decay(), part(passed - stable, decay));
+    }
+    default:
+      return HalfCosine(part(passed, num_steps));
+  }
+}
+
 }  // namespace
+
+int64_t DecaySteps(const job::v1::OptimizerSpec& spec, int64_t total_steps) {
+  return spec.decay_steps() > 0 ? spec.decay_steps() : std::max<int64_t>(1, total_steps / 10);
+}
 
 double LearningRate(const job::v1::OptimizerSpec& spec, int64_t total_steps, int64_t step) {
   MEGASCALE_CHECK(step >= 0);
@@ -20,11 +61,10 @@ double LearningRate(const job::v1::OptimizerSpec& spec, int64_t total_steps, int
   const double lowest = spec.min_lr() == 0 ? highest / 10 : spec.min_lr();
   const int64_t warmup = spec.warmup_steps();
   if (step < warmup) return highest * static_cast<double>(step) / static_cast<double>(warmup);
-  if (step > total_steps) return lowest;
+  if (step > total_steps && spec.schedule() != job::v1::SCHEDULE_CONSTANT) return lowest;
   if (total_steps <= warmup) return highest;
-  const double progress =
-      static_cast<double>(step - warmup) / static_cast<double>(total_steps - warmup);
-  return lowest + (highest - lowest) * 0.5 * (1 + std::cos(kPi * progress));
+  return lowest +
+         (highest - lowest) * RateLeft(spec, total_steps, step - warmup, total_steps - warmup);
 }
 
 std::optional<RateChange> FirstRateChange(const Schedule& was, const Schedule& is,

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstdint>
+
 #include "proto/job.pb.h"
 
 namespace megascale::optim {
@@ -30,6 +33,59 @@ TEST(LearningRate, FallsByACosineToTheLowestAtTheLastStep) {
   for (int step = 11; step <= 110; ++step) {
     EXPECT_LT(LearningRate(Spec(), 110, step), LearningRate(Spec(), 110, step - 1)) << step;
   }
+}
+
+// Values of the published formulas, computed in Python's doubles, 7, 50 and 93 steps behind the
+// warm-up of 10 of 110 steps.
+TEST(LearningRate, IsThatOfTheFormulaUnderEverySchedule) {
+  struct Case {
+    job::v1::Schedule schedule;
+    std::array<double, 3> rates;
+  };
+  for (const Case& one :
+       {Case{job::v1::SCHEDULE_COSINE, {0.00990366704775499, 0.006, 0.0020963329522450105}},
+        Case{job::v1::SCHEDULE_CONSTANT, {0.01, 0.01, 0.01}},
+        Case{job::v1::SCHEDULE_LINEAR, {0.00944, 0.006, 0.00256}}}) {
+    job::v1::OptimizerSpec spec = Spec();
+    spec.set_schedule(one.schedule);
+    const int64_t steps[] = {17, 60, 103};
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_NEAR(LearningRate(spec, 110, steps[i]), one.rates[i], 1e-12 * one.rates[i]);
+    }
+    EXPECT_DOUBLE_EQ(LearningRate(spec, 110, 5), 0.005);
+  }
+}
+
+// The formulas of Hu et al. and Hagele et al.; decay_steps 20 of 110.
+TEST(LearningRate, StaysAndThenDecaysInTheLastSteps) {
+  const auto rate = [](job::v1::Decay decay, int64_t step) {
+    job::v1::OptimizerSpec spec = Spec();
+    spec.set_schedule(job::v1::SCHEDULE_WSD);
+    spec.set_decay(decay);
+    spec.set_decay_steps(20);
+    return LearningRate(spec, 110, step);
+  };
+  for (const auto decay : {job::v1::DECAY_UNSPECIFIED, job::v1::DECAY_LINEAR, job::v1::DECAY_COSINE,
+                           job::v1::DECAY_ONE_MINUS_SQRT}) {
+    EXPECT_DOUBLE_EQ(rate(decay, 4), 0.004);
+    for (const int64_t step : {10, 50, 90}) EXPECT_DOUBLE_EQ(rate(decay, step), 0.01) << step;
+    EXPECT_DOUBLE_EQ(rate(decay, 110), 0.002);
+    EXPECT_EQ(rate(decay, 111), 0.002);
+  }
+  EXPECT_NEAR(rate(job::v1::DECAY_LINEAR, 95), 0.008, 1e-14);
+  EXPECT_NEAR(rate(job::v1::DECAY_COSINE, 95), 0.008828427124746190, 1e-14);
+  EXPECT_NEAR(rate(job::v1::DECAY_ONE_MINUS_SQRT, 95), 0.006, 1e-14);
+  EXPECT_NEAR(rate(job::v1::DECAY_ONE_MINUS_SQRT, 100), 0.002 + 0.008 * (1 - 0.7071067811865476),
+              1e-14);
+}
+
+TEST(LearningRate, DecaysInATenthOfTheStepsByDefault) {
+  job::v1::OptimizerSpec spec = Spec();
+  spec.set_schedule(job::v1::SCHEDULE_WSD);
+  EXPECT_EQ(DecaySteps(spec, 110), 11);
+  EXPECT_EQ(DecaySteps(spec, 4), 1);
+  EXPECT_DOUBLE_EQ(LearningRate(spec, 110, 99), 0.01);
+  EXPECT_LT(LearningRate(spec, 110, 100), 0.01);
 }
 
 TEST(LearningRate, TakesDefaultsForZeros) {

@@ -1,12 +1,16 @@
 #include "runtime/engine/state/resume.h"
 
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/numerics.h"
 #include "runtime/optim/schedule.h"
@@ -23,8 +27,14 @@ std::string WasAndIs(absl::string_view field, const Value& was, const Value& is)
   return absl::StrCat(field, " was ", was, ", is ", is);
 }
 
-std::string Describe(const optim::RateChange& change, const job::v1::TrainSpec& before,
-                     const job::v1::TrainSpec& now) {
+// Returns "wsd"; the default is cosine.
+std::string NameOf(job::v1::Schedule schedule) {
+  if (schedule == job::v1::SCHEDULE_UNSPECIFIED) schedule = job::v1::SCHEDULE_COSINE;
+  return absl::AsciiStrToLower(absl::StripPrefix(job::v1::Schedule_Name(schedule), "SCHEDULE_"));
+}
+
+std::string Describe(const optim::RateChange& change, const job::v1::JobSpec& before,
+                     const job::v1::JobSpec& now) {
   std::string was = absl::StrFormat("%.4g", change.was);
   std::string is = absl::StrFormat("%.4g", change.is);
   if (was == is) {
@@ -32,9 +42,22 @@ std::string Describe(const optim::RateChange& change, const job::v1::TrainSpec& 
     is = absl::StrFormat("%.17g", change.is);
   }
   std::string text = WasAndIs(absl::StrCat("the learning rate of step ", change.step), was, is);
-  if (before.steps() != now.steps()) {
-    absl::StrAppend(&text, " (", WasAndIs("train.steps", before.steps(), now.steps()), ")");
+  std::vector<std::string> why;
+  if (before.train().steps() != now.train().steps()) {
+    why.push_back(WasAndIs("train.steps", before.train().steps(), now.train().steps()));
   }
+  const job::v1::OptimizerSpec& was_of = before.optimizer();
+  const job::v1::OptimizerSpec& is_of = now.optimizer();
+  if (NameOf(was_of.schedule()) != NameOf(is_of.schedule())) {
+    why.push_back(
+        WasAndIs("optimizer.schedule", NameOf(was_of.schedule()), NameOf(is_of.schedule())));
+  }
+  const int64_t decay_was = optim::DecaySteps(was_of, before.train().steps());
+  const int64_t decay_is = optim::DecaySteps(is_of, now.train().steps());
+  if (is_of.schedule() == job::v1::SCHEDULE_WSD && decay_was != decay_is) {
+    why.push_back(WasAndIs("optimizer.decay_steps", decay_was, decay_is));
+  }
+  if (!why.empty()) absl::StrAppend(&text, " (", absl::StrJoin(why, "; "), ")");
   return text;
 }
 
@@ -49,7 +72,7 @@ absl::Status CheckRates(const Manifest& manifest, const ResumingJob& job, Resume
       optim::FirstRateChange({&before.optimizer(), before.train().steps()},
                              {&job.spec->optimizer(), job.spec->train().steps()}, manifest.step());
   if (!change.has_value()) return absl::OkStatus();
-  const std::string text = Describe(*change, before.train(), job.spec->train());
+  const std::string text = Describe(*change, before, *job.spec);
   if (change->step > manifest.step() + 1 ||
       checkpoint::AllowsChange(job.allow_changed, kOptimizer)) {
     place->warnings.push_back(text);

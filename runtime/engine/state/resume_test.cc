@@ -119,6 +119,32 @@ TEST_F(ResumeTest, AChangeOfLaterRatesIsSaid) {
                                 HasSubstr("(train.steps was 20, is 40)"))));
 }
 
+TEST_F(ResumeTest, AnotherScheduleIsRefusedWhereItMovesTheNextLearningRate) {
+  spec_.mutable_optimizer()->set_schedule(job::v1::SCHEDULE_CONSTANT);
+  EXPECT_THAT(std::string(Resume().status().message()),
+              HasSubstr("the learning rate of step 11 was 0.001439, is 0.003 (optimizer.schedule "
+                        "was cosine, is constant); restore them"));
+  EXPECT_TRUE(Resume({"optimizer"}).ok());
+  spec_.mutable_optimizer()->set_schedule(job::v1::SCHEDULE_COSINE);
+  EXPECT_TRUE(Resume().ok()) << "it is the default";
+}
+
+// The decay begins after step 15: until then the job may be prolonged, and decay for longer.
+TEST_F(ResumeTest, AStableLearningRateGoesOnWhateverComesLater) {
+  spec_.mutable_optimizer()->set_schedule(job::v1::SCHEDULE_WSD);
+  spec_.mutable_optimizer()->set_decay_steps(5);
+  *manifest_.mutable_spec() = spec_;
+  spec_.mutable_optimizer()->set_decay_steps(8);
+  const auto place = Resume();
+  ASSERT_TRUE(place.ok()) << place.status();
+  EXPECT_THAT(place->warnings, ElementsAre(AllOf(HasSubstr("the learning rate of step 13 was"),
+                                                 HasSubstr("optimizer.decay_steps was 5, is 8"))));
+  spec_.mutable_optimizer()->set_decay_steps(10);
+  EXPECT_THAT(std::string(Resume().status().message()),
+              HasSubstr("the learning rate of step 11 was 0.003, is 0.00273 "
+                        "(optimizer.decay_steps was 5, is 10)"));
+}
+
 // The schedule had ended.
 TEST_F(ResumeTest, AFinishedJobThatIsProlongedWouldJumpToAHigherRate) {
   manifest_.set_step(20);

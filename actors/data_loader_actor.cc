@@ -5,6 +5,7 @@
 
 #include "actors/actor_process.h"
 #include "runtime/data/batches/loader.h"
+#include "runtime/job/evaluation.h"
 
 namespace megascale::actors {
 namespace {
@@ -14,6 +15,11 @@ absl::Status Load(const DataLoaderOptions& options) {
       options.spec, &options.dataset->samples(), options.ring.get(),
       {.end_token = options.dataset->end_token(), .sample_offset = options.sample_offset});
   if (!loader.ok()) return loader.status();
+  if (options.evaluates) {
+    (*loader)->PublishEvaluations(&options.dataset->held_out(),
+                                  job::EvaluationInterval(options.spec),
+                                  job::EvaluationBatches(options.spec));
+  }
   const std::atomic<bool> never = false;  // it ends with its process
   return (*loader)->RunUntil(never, options.spec.train().steps());
 }

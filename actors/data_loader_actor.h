@@ -27,6 +27,7 @@ struct DataLoaderOptions {
   int64_t sample_offset = 0;  // as in data::LoaderOptions
   std::shared_ptr<const data::Dataset> dataset;
   std::shared_ptr<base::SharedMemory> ring;
+  bool evaluates = false;  // also loads the windows of evaluations
   std::function<void(const BatchesLoaded&)> done;
 };
 

@@ -20,8 +20,10 @@ using DeviceActor = caf::typed_actor<
     caf::reacts_to<JoinGroups>>;
 
 // The part of the worker's interface to which its children report.
-using WorkerEvents = caf::typed_actor<caf::reacts_to<GroupsJoined>, caf::reacts_to<StateLoaded>,
-                                      caf::reacts_to<StepFinished>, caf::reacts_to<SnapshotTaken>>;
+using WorkerEvents =
+    caf::typed_actor<caf::reacts_to<GroupsJoined>, caf::reacts_to<StateLoaded>,
+                     caf::reacts_to<StepFinished>, caf::reacts_to<EvaluationFinished>,
+                     caf::reacts_to<SnapshotTaken>>;
 
 struct DeviceState {
   std::shared_ptr<engine::RankEngine> engine;

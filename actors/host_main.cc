@@ -216,6 +216,7 @@ int Serve(Link* link, HostAssignment assignment, const device::Description& devi
     loader.sample_offset = assignment.sample_offset();
     loader.dataset = *dataset;
     loader.ring = regions->ring;
+    loader.evaluates = assignment.evaluates();
     loader.done = [link](const BatchesLoaded& loaded) {
       const absl::Status status = loaded.outcome.ToStatus();
       if (status.ok()) return;

@@ -50,6 +50,11 @@ struct StartStep {
   int64_t attempt = 0;
   int64_t step = 0;  // the step to take, from 1
 };
+// --- worker -> stage ------------------------------------------------------------------------
+struct StartEvaluation {
+  int64_t attempt = 0;
+  int64_t step = 0;  // completed steps
+};
 // --- worker -> checkpoint -------------------------------------------------------------------
 struct TakeSnapshot {
   int64_t attempt = 0;
@@ -73,6 +78,13 @@ struct StepFinished {
   int64_t step = 0;
   Outcome outcome;
   engine::StepResult result;  // if the outcome is OK
+};
+struct EvaluationFinished {
+  int64_t attempt = 0;
+  int64_t step = 0;
+  Outcome outcome;
+  bool has_loss = false;  // false: there is no held-out window
+  double loss = 0;
 };
 struct SnapshotTaken {
   int64_t attempt = 0;
@@ -133,6 +145,8 @@ auto inspect(Inspector& f, Outcome& m) {
 MEGASCALE_ACTOR_MESSAGE(JoinGroups, m.attempt)
 MEGASCALE_ACTOR_MESSAGE(LoadState, m.attempt)
 MEGASCALE_ACTOR_MESSAGE(StartStep, m.attempt, m.step)
+MEGASCALE_ACTOR_MESSAGE(StartEvaluation, m.attempt, m.step)
+MEGASCALE_ACTOR_MESSAGE(EvaluationFinished, m.attempt, m.step, m.outcome, m.has_loss, m.loss)
 MEGASCALE_ACTOR_MESSAGE(TakeSnapshot, m.attempt, m.step)
 MEGASCALE_ACTOR_MESSAGE(GroupsJoined, m.attempt, m.outcome)
 MEGASCALE_ACTOR_MESSAGE(StateLoaded, m.attempt, m.outcome, m.warning, m.products_refused)

@@ -27,11 +27,13 @@
 #include "runtime/checkpoint/product_table.h"
 #include "runtime/checkpoint/reader.h"
 #include "runtime/checkpoint/shared_directory.h"
+#include "runtime/data/batches/loader.h"
 #include "runtime/data/dataset/dataset.h"
 #include "runtime/engine/state/resume.h"
 #include "runtime/hugging_face/initial_weights.h"
 #include "runtime/job/data_digest.h"
 #include "runtime/job/deadlines.h"
+#include "runtime/job/evaluation.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/job/known_fields.h"
 #include "runtime/layout/node_memory.h"
@@ -156,10 +158,25 @@ absl::Status CheckMemory(const HostAssignment& assignment, const device::Descrip
 
 // Refuses a step that could not run, by checking the instructions of all ranks against each other.
 absl::Status CheckPlans(const HostAssignment& assignment) {
-  ASSIGN_OR_RETURN(const layout::RankLayout part, layout::RankLayoutOf(assignment.spec(), 0));
-  ASSIGN_OR_RETURN(const std::vector<plan::RankPlan> roles,
-                   plan::BuildRolePlans(part.plan_options));
-  return plan::ValidateRolePlans(roles);
+  ASSIGN_OR_RETURN(layout::RankLayout part, layout::RankLayoutOf(assignment.spec(), 0));
+  for (const bool evaluates : {false, true}) {
+    part.plan_options.evaluates = evaluates;
+    ASSIGN_OR_RETURN(const std::vector<plan::RankPlan> roles,
+                     plan::BuildRolePlans(part.plan_options));
+    RETURN_IF_ERROR(plan::ValidateRolePlans(roles));
+  }
+  return absl::OkStatus();
+}
+
+// Says that evaluations will find nothing to measure.
+void WarnOfHeldOut(const job::v1::JobSpec& spec, int64_t num_tokens, Preflight* result) {
+  const int seq_length = spec.train().seq_length();
+  if (job::EvaluationInterval(spec) == 0 || data::NumWindows(num_tokens, seq_length) > 0) return;
+  result->add_warnings(absl::StrCat(
+      "the held-out part of the data has ", num_tokens, num_tokens == 1 ? " token" : " tokens",
+      ", and a window for the loss on held-out text needs train.seq_length + 1 = ", seq_length + 1,
+      "; the job trains without that loss: raise data.held_out_fraction, or set "
+      "train.eval_interval to 0"));
 }
 
 // Checks that all machines see the same directory. Waits for less time than the whole preflight may
@@ -291,6 +308,7 @@ absl::Status Check(const HostAssignment& assignment, const device::Description& 
                    data::Dataset::Open(spec, {.on_progress = ReportsOf(options)}));
   ASSIGN_OR_RETURN(*result->mutable_data(), dataset->Fingerprint());
   for (const std::string& warning : dataset->warnings()) result->add_warnings(warning);
+  WarnOfHeldOut(assignment.spec(), dataset->held_out().num_tokens(), result);
   if (assignment.has_data()) {
     RETURN_IF_ERROR(CheckSameData(assignment, options, result->data()));
     result->set_sample_offset(assignment.sample_offset());

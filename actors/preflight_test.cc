@@ -99,6 +99,21 @@ class PreflightTest : public ::testing::Test {
   std::string directory_;
 };
 
+TEST_F(PreflightTest, HeldOutTextWithoutAWindowIsSaidOnceAndTheJobPasses) {
+  HostAssignment assignment = AssignmentOf("n0");
+  assignment.mutable_spec()->mutable_data()->set_held_out_fraction(0.003);
+  assignment.mutable_spec()->mutable_train()->set_eval_interval(1);
+  const Preflight passed = Run(assignment);
+  EXPECT_EQ(passed.state(), Preflight::STATE_PASSED);
+  ASSERT_EQ(passed.warnings_size(), 1);
+  EXPECT_EQ(passed.warnings(0),
+            "the held-out part of the data has 12 tokens, and a window for the loss on held-out "
+            "text needs train.seq_length + 1 = 13; the job trains without that loss: raise "
+            "data.held_out_fraction, or set train.eval_interval to 0");
+  assignment.mutable_spec()->mutable_train()->set_eval_interval(0);
+  EXPECT_EQ(Run(assignment).warnings_size(), 0);
+}
+
 TEST_F(PreflightTest, TwoMachinesThatSeeOneDirectoryPass) {
   const Preflight writer = Run(AssignmentOf("n0"));
   EXPECT_EQ(writer.state(), Preflight::STATE_PASSED) << writer.message();

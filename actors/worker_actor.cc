@@ -1,5 +1,6 @@
 #include "actors/worker_actor.h"
 
+#include <optional>
 #include <utility>
 
 #include "absl/time/time.h"
@@ -51,6 +52,10 @@ void WorkerState::PerformOne(const WorkerAction& action) {
       step_started = base::RealClock().Monotonic();
       caf::anon_send(stage, StartStep{attempt, action.step});
       return caf::anon_send(shard, StartStep{attempt, action.step});
+    case Kind::kEvaluate:
+      options.heartbeat->SetStep(action.step);
+      evaluation_started = base::RealClock().Monotonic();
+      return caf::anon_send(stage, StartEvaluation{attempt, action.step});
     case Kind::kTakeSnapshot:
       snapshot_started = base::RealClock().Monotonic();
       return caf::anon_send(checkpoint, TakeSnapshot{attempt, action.step});
@@ -61,8 +66,8 @@ void WorkerState::PerformOne(const WorkerAction& action) {
     case Kind::kReportStep:
       options.heartbeat->SetStep(action.step);
       *message.mutable_step() = action.record;
-      message.mutable_step()->set_seconds(
-          absl::ToDoubleSeconds(base::RealClock().Monotonic() - step_started));
+      message.mutable_step()->set_seconds(absl::ToDoubleSeconds(step_time));
+      message.mutable_step()->set_evaluation_seconds(absl::ToDoubleSeconds(evaluation_time));
       message.mutable_step()->set_checkpoint_seconds(absl::ToDoubleSeconds(snapshot_time));
       snapshot_time = absl::ZeroDuration();
       return options.report(message);
@@ -87,9 +92,19 @@ void WorkerState::PerformOne(const WorkerAction& action) {
 }
 
 void WorkerState::OnStepFinished(const StepFinished& message) {
+  step_time = base::RealClock().Monotonic() - step_started;
+  evaluation_time = absl::ZeroDuration();
   const absl::Status status = message.outcome.ToStatus();
   Perform(status.ok() ? core->OnStepFinished(message.step, message.result)
                       : core->OnStepFinished(message.step, status));
+}
+
+void WorkerState::OnEvaluationFinished(const EvaluationFinished& message) {
+  evaluation_time = base::RealClock().Monotonic() - evaluation_started;
+  const absl::Status status = message.outcome.ToStatus();
+  if (!status.ok()) return Perform(core->OnEvaluated(message.step, status));
+  Perform(core->OnEvaluated(message.step,
+                            message.has_loss ? std::optional<double>(message.loss) : std::nullopt));
 }
 
 void WorkerState::OnStopRequested(const StopRequested& message) {
@@ -110,6 +125,12 @@ WorkerActor::behavior_type Worker(WorkerActor::stateful_pointer<WorkerState> sel
     caf::anon_send(me, StepFinished{attempt, step, Outcome::Of(ended.status()),
                                     ended.ok() ? *ended : engine::StepResult()});
   });
+  engine->TellEvaluationEnds([me, attempt = state.options.core.attempt](
+                                 int64_t step, const absl::StatusOr<std::optional<double>>& loss) {
+    const bool has_loss = loss.ok() && loss->has_value();
+    caf::anon_send(me, EvaluationFinished{attempt, step, Outcome::Of(loss.status()), has_loss,
+                                          has_loss ? **loss : 0});
+  });
   state.device = self->spawn<caf::detached>(Device, engine, me);
   state.stage = self->spawn(Stage, engine, me);
   state.shard = self->spawn<caf::detached>(Shard, ShardOptions{engine, me, state.options.restore});
@@ -119,6 +140,7 @@ WorkerActor::behavior_type Worker(WorkerActor::stateful_pointer<WorkerState> sel
       [=](const GroupsJoined& m) { self->state.OnGroupsJoined(m); },
       [=](const StateLoaded& m) { self->state.OnStateLoaded(m); },
       [=](const StepFinished& m) { self->state.OnStepFinished(m); },
+      [=](const EvaluationFinished& m) { self->state.OnEvaluationFinished(m); },
       [=](const SnapshotTaken& m) { self->state.OnSnapshotTaken(m); },
       [=](const StopRequested& m) { self->state.OnStopRequested(m); },
       [=](const LinkLost& m) { self->state.OnLinkLost(m); },

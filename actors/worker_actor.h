@@ -3,7 +3,7 @@
 // to the agent. WorkerCore makes its decisions and knows neither actors nor sockets.
 //   Parent: the process. Children: device, stage, shard, checkpoint.
 //   Receives: events of its children; StopRequested and LinkLost from the link's reader thread.
-//   States: joining -> loading -> training <-> snapshotting -> ended.
+//   States: joining -> loading -> training <-> evaluating, snapshotting -> ended.
 //   Restart: never; after an error of its own or of a peer it reports and the process exits.
 #pragma once
 
@@ -43,6 +43,9 @@ struct WorkerState {
   ShardActor shard;
   CheckpointActor checkpoint;
   absl::Duration step_started;
+  absl::Duration step_time;           // of the step that ended last
+  absl::Duration evaluation_started;  // after that step
+  absl::Duration evaluation_time;     // zero: there was no evaluation
   absl::Duration snapshot_started;
   absl::Duration snapshot_time;  // of the snapshot before the present step; zero: there was none
 
@@ -52,6 +55,7 @@ struct WorkerState {
   void OnSnapshotTaken(const SnapshotTaken& message);
   void OnLinkLost(const LinkLost& message);
   void OnStepFinished(const StepFinished& message);
+  void OnEvaluationFinished(const EvaluationFinished& message);
   void OnStopRequested(const StopRequested& message);
 
  private:

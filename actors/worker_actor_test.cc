@@ -8,6 +8,7 @@
 #include <future>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -62,12 +63,21 @@ class FakeEngine final : public engine::RankEngine {
     return absl::OkStatus();
   }
 
+  void TellEvaluationEnds(EvaluationEnded evaluation_ended) override {
+    evaluation_ended_ = std::move(evaluation_ended);
+  }
+  absl::Status Evaluate(int64_t step) override {
+    evaluation_ended_(step, evaluation);
+    return absl::OkStatus();
+  }
+
   absl::Status BeginSnapshot(int64_t) override { return absl::OkStatus(); }
   absl::StatusOr<int> FinishSnapshot() override { return 0; }
   void RequestStop(StopFlag) override {}
   void Leave() override {}
   void Abort(const absl::Status&) override {}
 
+  absl::StatusOr<std::optional<double>> evaluation = 2.5;
   absl::Status failure = absl::AbortedError("rank 2 is gone");
   int64_t failing_step = -1, refused_step = -1, stopping_step = -1;
 
@@ -75,6 +85,7 @@ class FakeEngine final : public engine::RankEngine {
   std::mutex mutex_;
   int num_launched_ = 0;
   StepEnded step_ended_;
+  EvaluationEnded evaluation_ended_;
 };
 
 struct Ended {
@@ -83,7 +94,8 @@ struct Ended {
 };
 
 // Runs a worker's actors until the worker ends its process.
-Ended RunWorkerActor(const std::shared_ptr<FakeEngine>& engine, int64_t last_step) {
+Ended RunWorkerActor(const std::shared_ptr<FakeEngine>& engine, int64_t last_step,
+                     int64_t evaluated_step = 0) {
   const auto memory =
       base::SharedMemory::Create("heartbeats", telemetry::HeartbeatBytes(1)).value();
   telemetry::HeartbeatWriter heartbeat(memory.get(), 0);
@@ -94,6 +106,7 @@ Ended RunWorkerActor(const std::shared_ptr<FakeEngine>& engine, int64_t last_ste
   WorkerOptions options;
   options.engine = engine;
   options.core = {.attempt = 3, .last_step = last_step};
+  options.core.is_evaluated = [=](int64_t step) { return step == evaluated_step; };
   options.heartbeat = &heartbeat;
   options.report = [&](const link::v1::FromWorker& report) {
     const std::lock_guard<std::mutex> lock(mutex);
@@ -111,8 +124,26 @@ Ended RunWorkerActor(const std::shared_ptr<FakeEngine>& engine, int64_t last_ste
     ended.exit_code = exit_code.get_future().get();
     caf::anon_send_exit(worker, caf::exit_reason::user_shutdown);
     engine->TellStepEnds(nullptr);  // it holds a handle of the worker
+    engine->TellEvaluationEnds(nullptr);
   }
   return ended;
+}
+
+TEST(WorkerActorTest, ReportsTheLossOnHeldOutTextWithItsStepOrTheErrorOfItsEvaluation) {
+  const auto engine = std::make_shared<FakeEngine>();
+  Ended ended = RunWorkerActor(engine, 3, /*evaluated_step=*/2);
+  EXPECT_EQ(ended.exit_code, 0);
+  int num_evaluated = 0;
+  for (const link::v1::FromWorker& report : ended.reports) {
+    if (!report.has_step()) continue;
+    EXPECT_EQ(report.step().has_held_out_loss(), report.step().step() == 2);
+    num_evaluated += report.step().held_out_loss() == 2.5 ? 1 : 0;
+  }
+  EXPECT_EQ(num_evaluated, 1);
+  engine->evaluation = absl::AbortedError("rank 2 is gone");
+  ended = RunWorkerActor(engine, 3, /*evaluated_step=*/2);
+  EXPECT_EQ(ended.exit_code, 1);
+  EXPECT_THAT(ended.reports.back().failure().message(), HasSubstr("rank 2 is gone"));
 }
 
 TEST(WorkerActorTest, ReportsEveryStepOnceWithTheResultThatItEndedWith) {

@@ -1,5 +1,6 @@
 #include "actors/worker_core.h"
 
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -115,7 +116,33 @@ std::vector<WorkerAction> WorkerCore::OnStepFinished(
   report.record.set_attempt(options_.attempt);
   stopping_ = ended->stop != engine::StopFlag::kNone;
   stop_checkpoint_ = ended->stop == engine::StopFlag::kStopWithCheckpoint;
-  return AfterStep({std::move(report)});
+  if (!EvaluationDue(ended->stop)) return AfterStep({std::move(report)});
+  report_ = std::move(report);
+  return {PhaseIs(telemetry::v1::PHASE_TRAINING), StepAction(Kind::kEvaluate, step_)};
+}
+
+// The loss log of a job that stops here and goes on elsewhere is that of an undisturbed one. A job
+// that only ends needs no evaluation.
+bool WorkerCore::EvaluationDue(engine::StopFlag stop) const {
+  return stop != engine::StopFlag::kStop && options_.is_evaluated != nullptr &&
+         options_.is_evaluated(step_);
+}
+
+std::vector<WorkerAction> WorkerCore::OnEvaluated(
+    int64_t step, const absl::StatusOr<std::optional<double>>& loss) {
+  if (ended_) return {};
+  MEGASCALE_CHECK(step == step_);
+  if (!loss.ok()) return Fail(FailureOf(loss.status()));
+  std::vector<WorkerAction> actions;
+  if (loss->has_value() && std::isfinite(**loss)) {
+    report_.record.set_held_out_loss(**loss);
+  } else if (loss->has_value()) {
+    actions.push_back({.kind = Kind::kReportWarning,
+                       .warning = absl::StrCat("the loss on held-out text after step ", step,
+                                               " is not finite; it is left out")});
+  }
+  actions.push_back(std::move(report_));
+  return AfterStep(std::move(actions));
 }
 
 bool WorkerCore::SnapshotDue() const {

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +21,8 @@ struct WorkerCoreOptions {
   int64_t first_step = 0;           // completed steps at the start
   int64_t last_step = 0;            // spec.train.steps
   int64_t checkpoint_interval = 0;  // 0: only the last step
+  // Whether the weights after a step are evaluated on held-out text; empty: never.
+  std::function<bool(int64_t step)> is_evaluated = nullptr;
 };
 
 struct WorkerAction {
@@ -26,6 +30,7 @@ struct WorkerAction {
     kJoinGroups,
     kLoadState,
     kStartStep,       // `step`
+    kEvaluate,        // the weights after `step`
     kReportStep,      // `record`
     kTakeSnapshot,    // `step`
     kReportSnapshot,  // `step`, `buffer`
@@ -60,6 +65,10 @@ class WorkerCore {
   // A step has ended: with its result, or with the error of this rank.
   std::vector<WorkerAction> OnStepFinished(int64_t step,
                                            const absl::StatusOr<engine::StepResult>& ended);
+  // An evaluation of the weights after `step` has ended: with the loss, with nothing if there is no
+  // held-out window, or with the error of this rank.
+  std::vector<WorkerAction> OnEvaluated(int64_t step,
+                                        const absl::StatusOr<std::optional<double>>& loss);
   std::vector<WorkerAction> OnSnapshot(int64_t step, int buffer, const absl::Status& status);
   std::vector<WorkerAction> OnStopRequested(bool checkpoint);
 
@@ -67,6 +76,7 @@ class WorkerCore {
 
  private:
   std::vector<WorkerAction> Fail(megascale::agent::v1::RankFailure failure);
+  bool EvaluationDue(engine::StopFlag stop) const;
   std::vector<WorkerAction> AfterStep(std::vector<WorkerAction> actions);
   std::vector<WorkerAction> GoOn(std::vector<WorkerAction> actions);
   bool SnapshotDue() const;
@@ -76,6 +86,7 @@ class WorkerCore {
   bool stopping_ = false;  // all ranks agreed to stop here
   bool stop_checkpoint_ = false;
   bool ended_ = false;
+  WorkerAction report_ = {WorkerAction::Kind::kReportStep};  // waits for its evaluation
 };
 
 // Returns the failure that a worker or host reports for `status`. If the process's own device hangs

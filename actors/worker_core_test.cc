@@ -6,8 +6,11 @@
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
+#include <limits>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,6 +45,11 @@ class Runner {
     return trace_;
   }
 
+  // What an evaluation finds.
+  std::function<absl::StatusOr<std::optional<double>>(int64_t step)> held_out = [](int64_t step) {
+    return static_cast<double>(step) / 2;
+  };
+
   void StopAt(int64_t step, engine::StopFlag flag) {
     stop_step_ = step;
     stop_flag_ = flag;
@@ -62,6 +70,16 @@ class Runner {
       case Kind::kStartStep:
         absl::StrAppend(&trace_, "s", action.step, " ");
         return Take(core_.OnStepFinished(action.step, Result(action.step, stop)));
+      case Kind::kEvaluate:
+        absl::StrAppend(&trace_, "e", action.step, " ");
+        return Take(core_.OnEvaluated(action.step, held_out(action.step)));
+      case Kind::kReportStep:
+        if (!action.record.has_held_out_loss()) return;
+        absl::StrAppend(&trace_, "r", action.record.held_out_loss(), " ");
+        return;
+      case Kind::kReportWarning:
+        absl::StrAppend(&trace_, "w ");
+        return;
       case Kind::kTakeSnapshot:
         absl::StrAppend(&trace_, "c", action.step, " ");
         return Take(core_.OnSnapshot(action.step, 0, absl::OkStatus()));
@@ -111,6 +129,44 @@ TEST(WorkerCoreTest, AnAgreedStopWithCheckpointSnapshotsFirst) {
   Runner runner({.first_step = 0, .last_step = 9, .checkpoint_interval = 4});
   runner.StopAt(3, engine::StopFlag::kStopWithCheckpoint);
   EXPECT_EQ(runner.Run(), "s1 s2 s3 c3 stopped3");
+}
+
+WorkerCoreOptions Evaluated(int64_t interval) {
+  return {.first_step = 0,
+          .last_step = 5,
+          .checkpoint_interval = 2,
+          .is_evaluated = [interval](int64_t step) { return step % interval == 0 || step == 5; }};
+}
+
+// The record waits for the evaluation, and comes before the snapshot: a restored attempt does not
+// evaluate these weights again.
+TEST(WorkerCoreTest, EvaluatesBetweenAStepAndItsReportAndSnapshot) {
+  EXPECT_EQ(Runner(Evaluated(2)).Run(), "s1 s2 e2 r1 c2 s3 s4 e4 r2 c4 s5 e5 r2.5 c5 finished5");
+}
+
+TEST(WorkerCoreTest, AStopToGoOnElsewhereEvaluatesAndOneForGoodDoesNot) {
+  for (const auto& [flag, trace] :
+       {std::pair(engine::StopFlag::kStopWithCheckpoint, "s1 s2 e2 r1 c2 stopped2"),
+        std::pair(engine::StopFlag::kStop, "s1 s2 c2 stopped2")}) {
+    Runner runner(Evaluated(2));
+    runner.StopAt(2, flag);
+    EXPECT_EQ(runner.Run(), trace);
+  }
+}
+
+TEST(WorkerCoreTest, WithoutAFiniteLossTheRecordHasNone) {
+  Runner without(Evaluated(4));
+  without.held_out = [](int64_t) { return std::nullopt; };
+  EXPECT_EQ(without.Run(), "s1 s2 c2 s3 s4 e4 c4 s5 e5 c5 finished5");
+  Runner overflow(Evaluated(4));
+  overflow.held_out = [](int64_t) { return std::numeric_limits<double>::infinity(); };
+  EXPECT_EQ(overflow.Run(), "s1 s2 c2 s3 s4 e4 w c4 s5 e5 w c5 finished5");
+}
+
+TEST(WorkerCoreTest, AFailedEvaluationEndsTheAttempt) {
+  Runner runner(Evaluated(2));
+  runner.held_out = [](int64_t) { return absl::AbortedError("rank 1 is gone"); };
+  EXPECT_EQ(runner.Run(), "s1 s2 e2 ");
 }
 
 TEST(WorkerCoreTest, AStopAtTheLastStepIsAFinish) {

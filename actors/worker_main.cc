@@ -25,6 +25,7 @@
 #include "runtime/checkpoint/numerics.h"
 #include "runtime/checkpoint/product_table.h"
 #include "runtime/comm/store/link_store.h"
+#include "runtime/job/evaluation.h"
 #include "runtime/telemetry/exchange_board.h"
 #include "runtime/telemetry/heartbeat.h"
 #include "runtime/telemetry/recording.h"
@@ -80,11 +81,18 @@ engine::EngineOptions EngineOptionsOf(const link::v1::Assignment& assignment,
   return options;
 }
 
+// `assignment` outlives the options.
 WorkerCoreOptions CoreOptionsOf(const link::v1::Assignment& assignment) {
-  return {.attempt = assignment.attempt(),
-          .first_step = assignment.restore().step(),
-          .last_step = assignment.spec().train().steps(),
-          .checkpoint_interval = assignment.spec().checkpoint().interval()};
+  WorkerCoreOptions options = {.attempt = assignment.attempt(),
+                               .first_step = assignment.restore().step(),
+                               .last_step = assignment.spec().train().steps(),
+                               .checkpoint_interval = assignment.spec().checkpoint().interval()};
+  if (assignment.evaluates()) {
+    options.is_evaluated = [&spec = assignment.spec()](int64_t step) {
+      return job::IsEvaluated(spec, step);
+    };
+  }
+  return options;
 }
 
 // Passes the agent's messages on until the link breaks.

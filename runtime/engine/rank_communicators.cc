@@ -44,19 +44,25 @@ absl::Status RankCommunicators::MakeHostCommunicators(const plan::RankPlan& plan
   return absl::OkStatus();
 }
 
-absl::Status RankCommunicators::Join(const plan::RankPlan& plan, device::Device* device,
-                                     const RankStreams& streams) {
+absl::Status RankCommunicators::Join(const std::vector<const plan::RankPlan*>& plans,
+                                     device::Device* device, const RankStreams& streams) {
   RETURN_IF_ERROR(fabric_->Connect());
-  RETURN_IF_ERROR(MakeHostCommunicators(plan));
+  RETURN_IF_ERROR(MakeHostCommunicators(*plans.front()));
+  const auto for_each_exchange = [&](const auto& visit) {
+    for (const plan::RankPlan* plan : plans) {
+      for (const plan::Instruction& i : plan->instructions) {
+        if (i.group == plan::GroupKind::kNone) continue;
+        visit(i, CommunicatorNameOf(*plan, i.group, i.channel));
+      }
+    }
+  };
   std::map<std::string, stream::Stream*> stream_of;
-  for (const plan::Instruction& instruction : plan.instructions) {
-    if (instruction.group == plan::GroupKind::kNone) continue;
-    stream::Stream*& known =
-        stream_of[CommunicatorNameOf(plan, instruction.group, instruction.channel)];
+  for_each_exchange([&](const plan::Instruction& instruction, const std::string& name) {
+    stream::Stream*& known = stream_of[name];
     stream::Stream* const own = streams.ExchangeStreamOf(instruction);
     MEGASCALE_CHECK(known == nullptr || known == own);
     known = own;
-  }
+  });
   // In the order of names, which all ranks share: a device may wait for all members of a group,
   // also for those that make no call there and so may name any stream.
   for (const auto& [name, host] : host_communicators_) {
@@ -65,10 +71,9 @@ absl::Status RankCommunicators::Join(const plan::RankPlan& plan, device::Device*
     ASSIGN_OR_RETURN(communicators_[name], device->MakeCommunicator(host.get(), found->second));
   }
   // Look up the communicators once: building a name takes heap memory, which steps must not do.
-  for (const plan::Instruction& i : plan.instructions) {
-    if (i.group == plan::GroupKind::kNone) continue;
-    communicator_of_[i.id] = communicators_.at(CommunicatorNameOf(plan, i.group, i.channel)).get();
-  }
+  for_each_exchange([&](const plan::Instruction& i, const std::string& name) {
+    communicator_of_[i.id] = communicators_.at(name).get();
+  });
   return absl::OkStatus();
 }
 

@@ -35,10 +35,11 @@ class RankCommunicators {
   static absl::StatusOr<std::unique_ptr<RankCommunicators>> Create(
       comm::FabricOptions fabric, const megascale::job::v1::JobSpec& spec, const plan::Mesh& mesh);
 
-  // Connects this rank's groups and makes the communicators of its plan. Call it once. Blocking:
+  // Connects this rank's groups and makes the communicators of its plans. Call it once. Blocking:
   // until all peers have connected. Errors: as comm::Fabric::Connect, or as
   // Device::MakeCommunicator.
-  absl::Status Join(const plan::RankPlan& plan, device::Device* device, const RankStreams& streams);
+  absl::Status Join(const std::vector<const plan::RankPlan*>& plans, device::Device* device,
+                    const RankStreams& streams);
 
   // Returns null if the instruction does not communicate. Takes no heap memory.
   comm::Communicator* Of(const plan::Instruction& instruction) const;

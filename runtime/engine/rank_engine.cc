@@ -30,10 +30,12 @@
 #include "runtime/engine/state/snapshot_taker.h"
 #include "runtime/engine/tensor_peers.h"
 #include "runtime/job/deadlines.h"
+#include "runtime/job/evaluation.h"
 #include "runtime/layout/groups.h"
 #include "runtime/layout/rank_layout.h"
 #include "runtime/model/transformer_chunk.h"
 #include "runtime/optim/sharded_optimizer.h"
+#include "runtime/plan/build/evaluation_plan.h"
 #include "runtime/plan/build/roles.h"
 #include "runtime/plan/build/step_plan.h"
 #include "runtime/plan/execute/executor.h"
@@ -63,6 +65,7 @@ class Engine : public RankEngine {
   // What streams still run uses operators and communicators, and these use their streams: first all
   // work ends, then they, then the streams.
   ~Engine() override {
+    evaluation_executor_.reset();
     executor_.reset();
     if (streams_ != nullptr) streams_->Synchronize();
     if (communicators_ != nullptr) communicators_->LeaveStreams();
@@ -78,6 +81,10 @@ class Engine : public RankEngine {
   absl::Status Launch(plan::Owner owner, int64_t step) override {
     return executor_->Launch(owner, {.attempt = options_.attempt, .step = step});
   }
+  void TellEvaluationEnds(EvaluationEnded evaluation_ended) override {
+    evaluation_ended_ = std::move(evaluation_ended);
+  }
+  absl::Status Evaluate(int64_t step) override;
   absl::Status BeginSnapshot(int64_t step) override;
   absl::StatusOr<int> FinishSnapshot() override { return snapshots_->Finish(); }
   void Leave() override {
@@ -95,13 +102,18 @@ class Engine : public RankEngine {
   comm::FabricOptions Fabric() const;
   absl::Status PrepareCommunicators();
   absl::StatusOr<std::unique_ptr<RankPair>> ConnectTo(int peer, const std::string& name) const;
-  absl::Status MakeExecutor();
+  absl::Status PreparePlans();
+  absl::Status MakeExecutors();
+  plan::ExecutorOptions ExecutorOptionsOf(const plan::RankPlan& plan,
+                                          const std::vector<int>& launch_order);
   // As Load, with initial weights.
   absl::Status Initialize();
   // As Load, from the snapshot region or from storage.
   absl::StatusOr<std::string> Restore(const RestorePoint& restore);
   absl::Status AbortReason() const;
   void EndStep(const plan::StepContext& context, const absl::Status& status);
+  absl::Status LaunchBatch(const plan::StepContext& context);
+  void EndBatch(const plan::StepContext& context, const absl::Status& status);
   // Ends the step for the caller if `error` is that of a device that hangs.
   void TellHang(const plan::StepContext& context, const absl::Status& error);
   absl::Status Explain(const plan::StepContext& context, const absl::Status& diverged);
@@ -112,8 +124,10 @@ class Engine : public RankEngine {
   InstructionReporter reporter_;
   layout::RankLayout part_;
   plan::RankPlan plan_;
+  plan::RankPlan evaluation_plan_;
   std::vector<int> launch_order_;  // empty: the device needs none
   int64_t sample_offset_ = 0;      // of the restore point
+  std::vector<int> evaluation_launch_order_;
 
   device::DeviceArenas memory_;
   std::unique_ptr<ops::Ops> compute_ops_;  // all threads; used on the compute stream's thread, and
@@ -133,23 +147,35 @@ class Engine : public RankEngine {
   mutable std::mutex abort_mutex_;
   absl::Status abort_reason_;  // the first reason; OK: not aborted
   StepEnded step_ended_;
+  EvaluationEnded evaluation_ended_;
+  ShardCompute::BatchLoss held_out_;     // sums over the batches of the running evaluation
+  std::atomic<bool> evaluates_ = false;  // an evaluation is running
   std::atomic<bool> hang_told_ = false;  // then no step ends any more
   // The end of the executor may still end a step, and that of the streams may explain its error:
   // both before the members that they use.
   std::unique_ptr<RankStreams> streams_;
   std::unique_ptr<plan::Executor> executor_;
+  std::unique_ptr<plan::Executor> evaluation_executor_;  // on the same streams, between two steps
 };
 
-absl::Status Engine::Prepare() {
-  ASSIGN_OR_RETURN(part_, layout::RankLayoutOf(options_.spec, options_.rank));
+absl::Status Engine::PreparePlans() {
   plan::PlanOptions plan_options = part_.plan_options;
   ASSIGN_OR_RETURN(plan_options.chunks, layout::ChunkCostsOf(options_.spec));
   ASSIGN_OR_RETURN(plan_, plan::BuildTrainPlan(plan_options, options_.rank));
+  ASSIGN_OR_RETURN(evaluation_plan_, plan::BuildEvaluationPlan(plan_options, options_.rank));
+  if (!options_.device->needs_launch_order()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(launch_order_, plan::LaunchOrderOf(plan_options, options_.rank));
+  plan_options.evaluates = true;
+  ASSIGN_OR_RETURN(evaluation_launch_order_, plan::LaunchOrderOf(plan_options, options_.rank));
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Prepare() {
+  ASSIGN_OR_RETURN(part_, layout::RankLayoutOf(options_.spec, options_.rank));
+  RETURN_IF_ERROR(PreparePlans());
   const bool overlaps = part_.tensor.size > 1 && options_.spec.parallel().tp_comm_overlap();
+  // An evaluation uses streams of the step.
   ASSIGN_OR_RETURN(streams_, RankStreams::Create(options_.device, plan_, overlaps));
-  if (options_.device->needs_launch_order()) {
-    ASSIGN_OR_RETURN(launch_order_, plan::LaunchOrderOf(plan_options, options_.rank));
-  }
   RETURN_IF_ERROR(PrepareMemory());
   reporter_.ShowDevice(*options_.device);
   return PrepareCommunicators();
@@ -173,8 +199,10 @@ absl::Status Engine::PrepareMemory() {
   RETURN_IF_ERROR(PrepareSnapshots());
   ShardNumbers numbers(part_.mesh, chunks_);
   tensor::Vector loss_sum = {nullptr, tensor::DType::kF64, 1};
+  tensor::Vector held_out_sum = loss_sum;
   std::vector<tensor::Vector*> spaces = numbers.spaces();
   spaces.push_back(&loss_sum);
+  spaces.push_back(&held_out_sum);
   RETURN_IF_ERROR(memory_.Fill("the numbers of a step", spaces));
   ASSIGN_OR_RETURN(stage_, StageCompute::Create(
                                {.spec = &options_.spec,
@@ -184,6 +212,7 @@ absl::Status Engine::PrepareMemory() {
                                 .carried = parameters.carried,
                                 .tied_ends = parameters.tied_ends,
                                 .loss_sum = loss_sum,
+                                .held_out_sum = held_out_sum,
                                 .ops = compute_ops_.get(),
                                 .device = options_.device,
                                 .stream = &compute(),
@@ -299,31 +328,40 @@ absl::StatusOr<std::unique_ptr<RankPair>> Engine::ConnectTo(int peer,
 
 absl::Status Engine::Join() {
   MEGASCALE_CHECK(step_ended_ != nullptr);
-  RETURN_IF_ERROR(communicators_->Join(plan_, options_.device, *streams_));
+  RETURN_IF_ERROR(communicators_->Join({&plan_, &evaluation_plan_}, options_.device, *streams_));
   reporter_.ShowDevice(*options_.device);
-  return MakeExecutor();
+  return MakeExecutors();
 }
 
-absl::Status Engine::MakeExecutor() {
+plan::ExecutorOptions Engine::ExecutorOptionsOf(const plan::RankPlan& plan,
+                                                const std::vector<int>& launch_order) {
   plan::ExecutorOptions executor;
-  executor.plan = plan_;
+  executor.plan = plan;
   const auto communicator_of = [this](const auto& i) { return communicators_->Of(i); };
   executor.handlers = stage_->Handlers(communicator_of);
   executor.handlers.merge(shard_->Handlers(communicator_of));
-  executor.launch_order = launch_order_;
-  for (const plan::StreamKind kind : plan::StreamsOf(plan_)) {
+  executor.launch_order = launch_order;
+  for (const plan::StreamKind kind : plan::StreamsOf(plan)) {
     executor.streams[kind] = &streams_->Of(kind);
   }
   executor.instruction_failed = [this](const auto& step, const auto& error) {
     TellHang(step, error);
   };
-  executor.step_ended = [this](const auto& step, const auto& status) { EndStep(step, status); };
   executor.observer.begin = [this](const auto& i, const auto& step, absl::Duration at) {
     reporter_.Begin(i, step, at);
   };
   executor.observer.end = [this](const auto& i, const auto& /*step*/, absl::Duration at,
                                  const auto& status) { reporter_.End(i, at, status); };
-  ASSIGN_OR_RETURN(executor_, plan::Executor::Create(std::move(executor)));
+  return executor;
+}
+
+absl::Status Engine::MakeExecutors() {
+  plan::ExecutorOptions step = ExecutorOptionsOf(plan_, launch_order_);
+  step.step_ended = [this](const auto& context, const auto& status) { EndStep(context, status); };
+  ASSIGN_OR_RETURN(executor_, plan::Executor::Create(std::move(step)));
+  plan::ExecutorOptions batch = ExecutorOptionsOf(evaluation_plan_, evaluation_launch_order_);
+  batch.step_ended = [this](const auto& context, const auto& status) { EndBatch(context, status); };
+  ASSIGN_OR_RETURN(evaluation_executor_, plan::Executor::Create(std::move(batch)));
   return absl::OkStatus();
 }
 
@@ -431,7 +469,47 @@ void Engine::EndStep(const plan::StepContext& context, const absl::Status& statu
 
 // Other errors wait for the end of the step, which comes.
 void Engine::TellHang(const plan::StepContext& context, const absl::Status& error) {
-  if (device::IsHang(error) && !hang_told_.exchange(true)) step_ended_(context.step, error);
+  if (!device::IsHang(error) || hang_told_.exchange(true)) return;
+  if (evaluates_) return evaluation_ended_(context.step, error);
+  step_ended_(context.step, error);
+}
+
+absl::Status Engine::Evaluate(int64_t step) {
+  MEGASCALE_CHECK(evaluation_ended_ != nullptr);
+  held_out_ = {};
+  evaluates_ = true;
+  return LaunchBatch({.attempt = options_.attempt, .step = step, .batch = 0});
+}
+
+absl::Status Engine::LaunchBatch(const plan::StepContext& context) {
+  for (const plan::Owner owner : {plan::Owner::kStage, plan::Owner::kShard}) {
+    RETURN_IF_ERROR(evaluation_executor_->Launch(owner, context));
+  }
+  return absl::OkStatus();
+}
+
+// A batch that is not full is the last one: every rank learns so from the exchange of losses.
+void Engine::EndBatch(const plan::StepContext& context, const absl::Status& status) {
+  if (hang_told_) return;
+  const auto end = [&](absl::StatusOr<std::optional<double>> loss) {
+    evaluates_ = false;
+    evaluation_ended_(context.step, std::move(loss));
+  };
+  if (!status.ok()) return end(status);
+  const ShardCompute::BatchLoss loss = shard_->LossOfWindows();
+  held_out_.nats += loss.nats;
+  held_out_.num_windows += loss.num_windows;
+  const auto& train = options_.spec.train();
+  const int64_t next = context.batch + 1;
+  if (loss.num_windows == train.global_batch_size() &&
+      next < job::EvaluationBatches(options_.spec)) {
+    const absl::Status launched =
+        LaunchBatch({.attempt = context.attempt, .step = context.step, .batch = next});
+    return launched.ok() ? void() : end(launched);
+  }
+  if (held_out_.num_windows == 0) return end(std::nullopt);
+  const int64_t tokens = held_out_.num_windows * train.seq_length();
+  end(held_out_.nats / static_cast<double>(tokens));
 }
 
 absl::Status Engine::Explain(const plan::StepContext& context, const absl::Status& diverged) {
@@ -471,7 +549,9 @@ void Engine::Abort(const absl::Status& why) {
     if (abort_reason_.ok()) abort_reason_ = absl::AbortedError(why.message());
   }
   if (communicators_ != nullptr) communicators_->Abort(why);
-  if (executor_ != nullptr) executor_->Abort(why);
+  for (const auto& executor : {executor_.get(), evaluation_executor_.get()}) {
+    if (executor != nullptr) executor->Abort(why);
+  }
 }
 
 }  // namespace

@@ -2,12 +2,14 @@
 // pipeline chunks, the optimizer shards, streams and communicators. It uses no actors, RPCs or
 // processes, so tests run several engines in one process. Start at Create, then TellStepEnds, Join,
 // ChooseProducts, Load, and in each step Launch once for the stage actor's instructions and once
-// for the shard actor's (plan::Owner).
+// for the shard actor's (plan::Owner). Between two steps Evaluate may measure the loss on held-out
+// text.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -106,6 +108,19 @@ class RankEngine {
   // step, and the step before must have ended. Errors: FailedPrecondition - as
   // plan::Executor::Launch; nothing was launched.
   virtual absl::Status Launch(plan::Owner owner, int64_t step) = 0;
+
+  // The end of an evaluation: the mean loss in nats of the tokens of its windows, equal on every
+  // rank; nothing: there was no window; or the error that ended the attempt for this rank.
+  using EvaluationEnded =
+      std::function<void(int64_t step, absl::StatusOr<std::optional<double>> loss)>;
+  // As TellStepEnds, for evaluations. Requires: called once, before the first Evaluate.
+  virtual void TellEvaluationEnds(EvaluationEnded evaluation_ended) = 0;
+
+  // Begins to measure the loss of the weights after `step` on windows of held-out text, on as many
+  // batches as job::EvaluationBatches says. Every rank must do so after the same steps. Changes
+  // nothing that the training computes with. Requires: no step and no snapshot is running; the next
+  // step is launched after the evaluation's end. Errors: FailedPrecondition - as Launch.
+  virtual absl::Status Evaluate(int64_t step) = 0;
 
   // Begins to copy the shard's state after `step` into a free snapshot buffer. When it returns the
   // next step may be launched; its optimizer waits for the copy. Blocking: until storage has freed

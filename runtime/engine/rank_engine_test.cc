@@ -67,6 +67,75 @@ TEST(RankEngineTest, EveryRankReportsTheSameRecordOfEveryStep) {
   }
 }
 
+std::vector<double> HeldOutLosses(const RunResult& result) {
+  std::vector<double> losses;
+  for (const auto& record : result.records[0]) {
+    if (record.has_held_out_loss()) losses.push_back(record.held_out_loss());
+  }
+  return losses;
+}
+
+// The text has 800 held-out bytes: 66 windows of 12, which are 8 batches of 8 and 2 windows more.
+TEST(RankEngineTest, EvaluationsLeaveTheBitsOfTheTrainingAndAreEqualOnEveryRank) {
+  for (const Layout& layout :
+       {Layout{1, 1}, Layout{.data = 2, .pipeline = 2, .zero_stage = 2, .bucket_size = 1},
+        Layout{.data = 1, .pipeline = 2, .virtual_stages = 2, .schedule = kInterleaved},
+        Layout{.data = 2, .pipeline = 2, .tensor = 2}}) {
+    JobSpec spec = Toy(layout, job::v1::PRECISION_BF16);
+    spec.mutable_train()->clear_eval_interval();
+    const RunResult without = RunJob(RunOptions(spec));
+    EXPECT_TRUE(HeldOutLosses(without).empty());
+    spec.mutable_train()->set_eval_interval(2);
+    spec.mutable_train()->set_eval_batches(20);
+    const RunResult with = RunJob(RunOptions(spec));
+    EXPECT_EQ(with.digest, without.digest);
+    EXPECT_EQ(Losses(with), Losses(without));
+    ASSERT_EQ(HeldOutLosses(with).size(), 3u);  // after steps 2, 4 and 5
+    EXPECT_LT(HeldOutLosses(with).back(), HeldOutLosses(with).front());
+    for (const auto& records : with.records) {
+      for (size_t i = 0; i < records.size(); ++i) {
+        EXPECT_EQ(records[i].SerializeAsString(), with.records[0][i].SerializeAsString());
+      }
+    }
+  }
+}
+
+TEST(RankEngineTest, ARestoredRunFindsTheLossesOnHeldOutTextOfAnUndisturbedOne) {
+  JobSpec spec = Toy({.data = 2, .pipeline = 2}, job::v1::PRECISION_FP32);
+  spec.mutable_train()->set_eval_interval(1);
+  spec.mutable_train()->set_eval_batches(3);
+  const RunResult calm = RunJob(RunOptions(spec));
+  const RunResult first = RunJob(RunOptions(spec).StopAfter(2));
+  RunOptions again(spec);
+  again.attempt = 2;
+  again.restore.set_source(agent::v1::RestorePoint::SOURCE_STORAGE);
+  again.restore.set_directory(first.checkpoint);
+  again.restore.set_step(2);
+  const RunResult rest = RunJob(again);
+  std::vector<double> losses = HeldOutLosses(first);
+  for (const double loss : HeldOutLosses(rest)) losses.push_back(loss);
+  EXPECT_EQ(losses, HeldOutLosses(calm));
+  EXPECT_EQ(rest.digest, calm.digest);
+}
+
+// Only the first of two windows is there: the whole micro-batch is computed, but one window counts.
+TEST(RankEngineTest, AHeldOutTextOfOneWindowOrNoneIsMeasuredAsFarAsItGoes) {
+  for (const bool has_window : {true, false}) {
+    JobSpec spec = Toy({.data = 2, .pipeline = 2, .tensor = 2}, job::v1::PRECISION_FP64);
+    spec.mutable_data()->set_held_out_fraction(has_window ? 0.002 : 0.001);
+    spec.mutable_train()->set_eval_interval(5);
+    const RunResult result = RunJob(RunOptions(spec));
+    ASSERT_EQ(HeldOutLosses(result).size(), has_window ? 1u : 0u);
+    if (!has_window) continue;
+    EXPECT_GT(HeldOutLosses(result)[0], 1);
+    EXPECT_LT(HeldOutLosses(result)[0], 7);
+    spec = Toy({1, 1}, job::v1::PRECISION_FP64);
+    spec.mutable_data()->set_held_out_fraction(0.002);
+    spec.mutable_train()->set_eval_interval(5);
+    EXPECT_NEAR(HeldOutLosses(RunJob(RunOptions(spec)))[0], HeldOutLosses(result)[0], 1e-9);
+  }
+}
+
 // The share is that of the rank's own weights. What comes after Load is not the making of weights.
 TEST(RankEngineTest, MakingInitialWeightsShowsItsProgressWhileItLasts) {
   const std::vector<ShownByRank> ranks = ShownWhileLoading(

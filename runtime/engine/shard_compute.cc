@@ -17,6 +17,10 @@ tensor::Vector NumberAt(const tensor::Vector& numbers, int64_t index) {
   return Slice(numbers, {index, 1});
 }
 
+// An evaluation's losses go the way of a step's, with the number of windows in the place of the sum
+// of squares.
+constexpr ops::RankNumber kRankNumWindows = ops::kRankSumOfSquares;
+
 // What member `index` of a group contributes to the group's norms.
 tensor::Vector NormOf(const tensor::Vector& norms, int index) {
   return Slice(norms, {int64_t{index} * ops::kNumRankNumbers, ops::kNumRankNumbers});
@@ -36,6 +40,7 @@ ShardNumbers::ShardNumbers(const plan::Mesh& mesh, const ChunkStates& chunks) {
   pipeline_norms = norms_of(mesh.pipeline_size());
   step = of_size(ops::kNumStepNumbers);
   squares = of_size(static_cast<int64_t>(chunks.size()));
+  losses = of_size(ops::kNumRankNumbers);
   for (const ChunkState& chunk : chunks) {
     trust_sums.push_back(
         of_size(int64_t{chunk.optimizer->shard().num_parts()} * chunk.optimizer->num_trust_sums()));
@@ -43,7 +48,7 @@ ShardNumbers::ShardNumbers(const plan::Mesh& mesh, const ChunkStates& chunks) {
 }
 
 std::vector<tensor::Vector*> ShardNumbers::spaces() {
-  std::vector<tensor::Vector*> all = {&data_norms, &pipeline_norms, &step, &squares};
+  std::vector<tensor::Vector*> all = {&data_norms, &pipeline_norms, &step, &squares, &losses};
   if (tensor_norms.size > 0) all.push_back(&tensor_norms);
   for (tensor::Vector& sums : trust_sums) all.push_back(&sums);
   return all;
@@ -93,6 +98,13 @@ plan::HandlerMap ShardCompute::Handlers(const CommunicatorOf& communicator_of) {
   handlers[OpKind::kGatherTrustSums] = together(&ShardCompute::GatherTrustSums);
   handlers[OpKind::kOptimizerStep] = alone(&ShardCompute::OptimizerStep);
   handlers[OpKind::kGatherParameters] = together(&ShardCompute::GatherParameters);
+  handlers[OpKind::kGatherForEvaluation] = [this, communicator_of](const Instruction& i,
+                                                                   const StepContext& context) {
+    return GatherForEvaluation(i, context, communicator_of(i));
+  };
+  handlers[OpKind::kGatherTensorLosses] = together(&ShardCompute::GatherTensorNorms);
+  handlers[OpKind::kGatherDataLosses] = together(&ShardCompute::GatherDataNorms);
+  handlers[OpKind::kGatherLosses] = together(&ShardCompute::GatherLosses);
   return handlers;
 }
 
@@ -182,10 +194,34 @@ void ShardCompute::ContributeNorm(const plan::Instruction& instruction,
       ->Copy(NumberAt(mine, ops::kRankStop).data, &pinned().stop, sizeof(double));
 }
 
+void ShardCompute::ContributeLosses(const plan::Instruction& instruction,
+                                    const tensor::Vector& mine) {
+  // Tensor ranks have the same windows.
+  const int64_t num_windows = coordinate().tensor == 0 ? options_.stage->num_windows() : 0;
+  options_.run_on_compute_threads(instruction.stream, [&] {
+    ops::Ops& ops = *options_.compute_ops;
+    ops.FillZero(mine);
+    if (num_windows > 0) {
+      ops.Cast(options_.stage->held_out_sum(), NumberAt(mine, ops::kRankLossSum));
+    }
+  });
+  pinned().num_windows = static_cast<double>(num_windows);
+  options_.stream_of(instruction.stream)
+      ->Copy(NumberAt(mine, kRankNumWindows).data, &pinned().num_windows, sizeof(double));
+}
+
+void ShardCompute::Contribute(const plan::Instruction& instruction, const tensor::Vector& mine) {
+  if (plan::OperationOf(instruction.kind()).for_evaluation) {
+    ContributeLosses(instruction, mine);
+  } else {
+    ContributeNorm(instruction, mine);
+  }
+}
+
 absl::Status ShardCompute::GatherTensorNorms(const plan::Instruction& instruction,
                                              comm::Communicator* communicator) {
   const ShardNumbers& numbers = options_.numbers;
-  ContributeNorm(instruction, NormOf(numbers.tensor_norms, communicator->rank()));
+  Contribute(instruction, NormOf(numbers.tensor_norms, communicator->rank()));
   RETURN_IF_ERROR(AllGather(instruction, communicator, numbers.tensor_norms));
   options_.ops->CombineNorms(
       {.ranks = numbers.tensor_norms, .sums = NormOf(numbers.data_norms, coordinate().data)});
@@ -196,7 +232,7 @@ absl::Status ShardCompute::GatherDataNorms(const plan::Instruction& instruction,
                                            comm::Communicator* communicator) {
   const ShardNumbers& numbers = options_.numbers;
   if (numbers.tensor_norms.size == 0) {
-    ContributeNorm(instruction, NormOf(numbers.data_norms, communicator->rank()));
+    Contribute(instruction, NormOf(numbers.data_norms, communicator->rank()));
   }
   RETURN_IF_ERROR(AllGather(instruction, communicator, numbers.data_norms));
   options_.ops->CombineNorms(
@@ -292,6 +328,27 @@ absl::Status ShardCompute::GatherParameters(const plan::Instruction& instruction
   return communicator->AllGather(chunk.optimizer->weights()[bucket],
                                  Slice(chunk.weights, chunk.buckets[bucket].range),
                                  {instruction.id.packed(), options_.timeout});
+}
+
+absl::Status ShardCompute::GatherForEvaluation(const plan::Instruction& instruction,
+                                               const plan::StepContext& context,
+                                               comm::Communicator* communicator) {
+  return context.batch == 0 ? GatherParameters(instruction, communicator) : absl::OkStatus();
+}
+
+absl::Status ShardCompute::GatherLosses(const plan::Instruction& instruction,
+                                        comm::Communicator* communicator) {
+  const ShardNumbers& numbers = options_.numbers;
+  RETURN_IF_ERROR(AllGather(instruction, communicator, numbers.pipeline_norms));
+  options_.ops->CombineNorms({.ranks = numbers.pipeline_norms, .sums = numbers.losses});
+  options_.stream_of(instruction.stream)
+      ->Copy(&pinned().losses, numbers.losses.data, sizeof(pinned().losses));
+  return absl::OkStatus();
+}
+
+ShardCompute::BatchLoss ShardCompute::LossOfWindows() const {
+  const auto& losses = pinned().losses;
+  return {.nats = losses[ops::kRankLossSum], .num_windows = std::llround(losses[kRankNumWindows])};
 }
 
 void ShardCompute::PublishParameters() {

@@ -36,6 +36,7 @@ struct ShardNumbers {
   tensor::Vector tensor_norms, data_norms, pipeline_norms;
   tensor::Vector step;                     // [ops::kNumStepNumbers]
   tensor::Vector squares;                  // [chunks]: sums of squares of their gradients
+  tensor::Vector losses;                   // [ops::kNumRankNumbers]: those of an evaluation
   std::vector<tensor::Vector> trust_sums;  // by chunk: the sums of every part, in part order
 };
 
@@ -98,6 +99,13 @@ class ShardCompute {
   absl::Status OptimizerStep(const plan::Instruction& instruction);
   absl::Status GatherParameters(const plan::Instruction& instruction,
                                 comm::Communicator* communicator);
+  // The same for an evaluation. Later batches find the parameters that the first one gathered.
+  absl::Status GatherForEvaluation(const plan::Instruction& instruction,
+                                   const plan::StepContext& context,
+                                   comm::Communicator* communicator);
+  // Adds up the losses of a batch of windows, and their numbers, over the pipeline group, after
+  // GatherTensorNorms and GatherDataNorms have added up those of each stage.
+  absl::Status GatherLosses(const plan::Instruction& instruction, comm::Communicator* communicator);
   // Writes this rank's shards of the weights from the master weights, after a start or a restore.
   // The next step gathers the other shards. Requires: called on the compute stream's thread.
   void PublishParameters();
@@ -106,6 +114,14 @@ class ShardCompute {
   // Returns the result of the step that has just ended. Requires: no instruction of it is running.
   // Errors: OutOfRange - loss or gradient norm is not finite; every rank gets the same error.
   absl::StatusOr<StepResult> ResultOf(const plan::StepContext& context);
+
+  // The loss of a batch of windows, summed over all ranks in the order of the norm.
+  struct BatchLoss {
+    double nats = 0;
+    int64_t num_windows = 0;
+  };
+  // Returns the loss of the batch that has just ended. Requires: no instruction of it is running.
+  BatchLoss LossOfWindows() const;
 
  private:
   size_t IndexOf(const plan::Instruction& instruction) const {
@@ -122,8 +138,11 @@ class ShardCompute {
   }
   optim::StepArgs StepArgsOf(const plan::Instruction& instruction) const;
   explicit ShardCompute(const ShardOptions& options) : options_(options) {}
-  // Writes what this rank contributes to the norms to `mine`, [ops::kNumRankNumbers].
+  // Writes what this rank contributes to `mine`, [ops::kNumRankNumbers]: to the norms, or in an
+  // evaluation to the losses.
+  void Contribute(const plan::Instruction& instruction, const tensor::Vector& mine);
   void ContributeNorm(const plan::Instruction& instruction, const tensor::Vector& mine);
+  void ContributeLosses(const plan::Instruction& instruction, const tensor::Vector& mine);
   // Gathers `numbers` from all ranks of the communicator; each contributes an equal part in rank
   // order.
   absl::Status AllGather(const plan::Instruction& instruction, comm::Communicator* communicator,
@@ -137,6 +156,8 @@ class ShardCompute {
     std::array<double, 2> rate_and_step;  // in the order of ops::StepNumber
     double stop;
     std::array<double, ops::kNumStepNumbers> step;
+    double num_windows;  // of this rank, in an evaluation
+    std::array<double, ops::kNumRankNumbers> losses;
   };
   Pinned& pinned() const { return *static_cast<Pinned*>(pinned_->data()); }
 };

@@ -1,12 +1,14 @@
 #include "runtime/engine/stage_compute.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
 #include "runtime/data/batches/document_begins.h"
+#include "runtime/data/batches/loader.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/tensor/tensor.h"
 
@@ -37,6 +39,8 @@ absl::StatusOr<std::unique_ptr<StageCompute>> StageCompute::Create(const StageOp
     return absl::InvalidArgumentError("engine: this rank reads batches but was given no ring");
   }
   if (stage->reader_ == nullptr) return stage;
+  stage->next_batch_ = stage->reader_->first_step() + 1;
+  stage->windows_.resize(static_cast<size_t>(job::NumMicrobatches(*options.spec)));
   MEGASCALE_CHECK(options.load_stream != nullptr);
   const auto& train = options.spec->train();
   const auto samples = static_cast<size_t>(job::NumMicrobatches(*options.spec)) *
@@ -71,12 +75,19 @@ plan::HandlerMap StageCompute::Handlers(const CommunicatorOf& communicator_of) {
       return Transfer(i, communicator_of(i));
     };
   }
-  handlers[OpKind::kLoadBatch] = [this](const Instruction&, const StepContext& context) {
-    return LoadBatch(context);
+  handlers[OpKind::kLoadBatch] = [this](const Instruction&, const StepContext&) {
+    return LoadBatch();
   };
   handlers[OpKind::kForward] = [this, communicator_of](const Instruction& i,
                                                        const StepContext& context) {
     return Forward(i, context, communicator_of(i));
+  };
+  handlers[OpKind::kLoadWindows] = [this](const Instruction&, const StepContext&) {
+    return LoadWindows();
+  };
+  handlers[OpKind::kEvaluate] = [this, communicator_of](const Instruction& i,
+                                                        const StepContext& context) {
+    return Evaluate(i, context, communicator_of(i));
   };
   handlers[OpKind::kBackward] = [this, communicator_of](const Instruction& i, const StepContext&) {
     return Backward(i, communicator_of(i));
@@ -88,19 +99,49 @@ plan::HandlerMap StageCompute::Handlers(const CommunicatorOf& communicator_of) {
   return handlers;
 }
 
-absl::Status StageCompute::LoadBatch(const plan::StepContext& context) {
-  ASSIGN_OR_RETURN(const data::BatchView view, reader_->Wait(context.step, options_.timeout));
+absl::Status StageCompute::ReadBatch() {
+  ASSIGN_OR_RETURN(const data::BatchView view, reader_->Wait(next_batch_, options_.timeout));
   const plan::Coordinate at = options_.plan->mesh.CoordinateOf(options_.plan->rank);
   auto out = batch_.begin();
   for (int m = 0; m < job::NumMicrobatches(*options_.spec); ++m) {
     const auto tokens = view.microbatch(at.data, m);
     out = std::copy(tokens.begin(), tokens.end(), out);
   }
-  reader_->Release(context.step);
+  reader_->Release(next_batch_++);
+  return absl::OkStatus();
+}
+
+absl::Status StageCompute::LoadBatch() {
+  RETURN_IF_ERROR(ReadBatch());
   if (!document_begins_.empty()) RETURN_IF_ERROR(FindDocuments());
   // Nothing else uses this memory: the steps before have ended, and this one's passes wait.
   numbers_->Upload(*options_.load_stream);
   return absl::OkStatus();
+}
+
+// Where the held-out text has ended, any token stands for the windows that are missing: they are
+// computed, since every stage has micro-batches of one size, but their loss does not count.
+absl::Status StageCompute::LoadWindows() {
+  RETURN_IF_ERROR(ReadBatch());
+  const auto window = static_cast<size_t>(options_.spec->train().seq_length()) + 1;
+  const auto samples = static_cast<size_t>(options_.spec->train().micro_batch_size());
+  std::fill(windows_.begin(), windows_.end(), 0);
+  for (size_t i = 0; i * window < batch_.size(); ++i) {
+    const absl::Span<int32_t> tokens = batch_.subspan(i * window, window);
+    if (tokens[0] == data::kNoToken) {
+      std::fill(tokens.begin(), tokens.end(), 0);
+    } else {
+      ++windows_[i / samples];
+    }
+  }
+  if (!document_begins_.empty()) RETURN_IF_ERROR(FindDocuments());
+  numbers_->Upload(*options_.load_stream);
+  return absl::OkStatus();
+}
+
+int64_t StageCompute::num_windows() const {
+  const bool has_head = options_.chunks->back().range.has_head;
+  return has_head ? std::accumulate(windows_.begin(), windows_.end(), int64_t{0}) : 0;
 }
 
 absl::Status StageCompute::FindDocuments() {
@@ -188,7 +229,7 @@ absl::Status StageCompute::Together(const plan::Instruction& instruction,
   if (options_.peers != nullptr) options_.peers->Begin(instruction.id, communicator);
   UseGradientBuffer(instruction);
   pass(ChunkOf(instruction), instruction.activation_slot);
-  if (instruction.kind() != plan::OpKind::kForward) Carry(instruction);
+  if (plan::OperationOf(instruction.kind()).goes_back) Carry(instruction);
   return options_.peers != nullptr ? options_.peers->status() : absl::OkStatus();
 }
 
@@ -204,6 +245,21 @@ absl::Status StageCompute::Forward(const plan::Instruction& instruction,
   const double tokens = static_cast<double>(train.global_batch_size()) * train.seq_length();
   return Together(instruction, communicator, [&](model::TransformerChunk& chunk, int slot) {
     chunk.Forward(slot, {.gradient_scale = 1.0 / tokens, .sum = options_.loss_sum});
+  });
+}
+
+absl::Status StageCompute::Evaluate(const plan::Instruction& instruction,
+                                    const plan::StepContext& context,
+                                    comm::Communicator* communicator) {
+  if (started_evaluation_ != context) {
+    started_evaluation_ = context;
+    computing_.ops->FillZero(options_.held_out_sum);
+  }
+  if (reader_ != nullptr) FillSlot(instruction);
+  const bool has_head = (*options_.chunks)[IndexOf(instruction)].range.has_head;
+  const int counted = has_head ? windows_[static_cast<size_t>(instruction.id.microbatch())] : 0;
+  return Together(instruction, communicator, [&](model::TransformerChunk& chunk, int slot) {
+    chunk.Evaluate(slot, options_.spec->train().micro_batch_size(), counted, options_.held_out_sum);
   });
 }
 
@@ -239,8 +295,10 @@ absl::Status StageCompute::Transfer(const plan::Instruction& instruction,
   const comm::CallInfo info = {instruction.id.MessageId().packed(), options_.timeout};
   switch (instruction.kind()) {
     case plan::OpKind::kSendEmbedding:
+    case plan::OpKind::kSendHead:
       return communicator->Send(instruction.peer, options_.tied_ends.embedding, info);
     case plan::OpKind::kReceiveEmbedding:
+    case plan::OpKind::kReceiveHead:
       return communicator->Recv(instruction.peer, options_.tied_ends.embedding, info);
     case plan::OpKind::kSendHeadGradient:
       return communicator->Send(instruction.peer, options_.tied_ends.head_gradient, info);
@@ -253,8 +311,10 @@ absl::Status StageCompute::Transfer(const plan::Instruction& instruction,
   const model::TransformerChunk& chunk = ChunkOf(instruction);
   switch (instruction.kind()) {
     case plan::OpKind::kSendActivation:
+    case plan::OpKind::kSendEvaluated:
       return communicator->Send(instruction.peer, Flat(chunk.output(slot)), info);
     case plan::OpKind::kReceiveActivation:
+    case plan::OpKind::kReceiveEvaluated:
       return communicator->Recv(instruction.peer, Flat(chunk.input(slot)), info);
     case plan::OpKind::kSendGradient:
       return communicator->Send(instruction.peer, Flat(chunk.gradient(slot)), info);

@@ -1,6 +1,7 @@
 // Handlers of plan::Executor for the stage's instructions on this rank: load the batch, forward,
-// backward, and the transfers between pipeline stages. Each runs on the stream that the plan names,
-// ordered by the plan alone. Ownership: borrows everything in its options, which must outlive it.
+// backward, the passes of evaluations, and the transfers between pipeline stages. Each runs on the
+// stream that the plan names, ordered by the plan alone. Ownership: borrows everything in its
+// options, which must outlive it.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +36,9 @@ struct StageOptions {
   // With ZeRO stage 2: gradients that one piece of a backward made for the next piece's bucket, F.
   tensor::Vector carried;
   TiedEnds tied_ends;
-  tensor::Vector loss_sum;  // [1] F64
-  ops::Ops* ops = nullptr;  // for the compute stream
+  tensor::Vector loss_sum;      // [1] F64
+  tensor::Vector held_out_sum;  // [1] F64
+  ops::Ops* ops = nullptr;      // for the compute stream
   device::Device* device = nullptr;
   stream::Stream* stream = nullptr;          // the compute stream
   stream::Stream* load_stream = nullptr;     // that of LoadBatch; null: the rank reads no batches
@@ -58,7 +60,7 @@ class StageCompute {
   plan::HandlerMap Handlers(const CommunicatorOf& communicator_of);
 
   // Brings the step's batch to the device, on `load_stream`.
-  absl::Status LoadBatch(const plan::StepContext& context);
+  absl::Status LoadBatch();
   // The next three methods run a part of a pass. If tensor ranks share the pass, they exchange over
   // `communicator`. Errors: those of the communicator's calls.
   absl::Status Forward(const plan::Instruction& instruction, const plan::StepContext& context,
@@ -68,6 +70,11 @@ class StageCompute {
   absl::Status Backward(const plan::Instruction& instruction, comm::Communicator* communicator);
   absl::Status WeightGradient(const plan::Instruction& instruction,
                               comm::Communicator* communicator);
+  // Brings a batch of held-out windows to the device, on `load_stream`.
+  absl::Status LoadWindows();
+  // Runs the forward of a micro-batch of windows, whose slot is free.
+  absl::Status Evaluate(const plan::Instruction& instruction, const plan::StepContext& context,
+                        comm::Communicator* communicator);
   // Sends or receives the buffer that the instruction names, over `communicator`.
   absl::Status Transfer(const plan::Instruction& instruction, comm::Communicator* communicator);
 
@@ -87,6 +94,9 @@ class StageCompute {
   // without the last chunk. Tensor ranks have the same tokens. Requires: read on the compute
   // stream.
   const tensor::Vector& loss_sum() const { return options_.loss_sum; }
+  // The same for this rank's windows of the evaluation's batch, and the number of these windows.
+  const tensor::Vector& held_out_sum() const { return options_.held_out_sum; }
+  int64_t num_windows() const;
 
  private:
   explicit StageCompute(const StageOptions& options);
@@ -96,6 +106,8 @@ class StageCompute {
   model::TransformerChunk& ChunkOf(const plan::Instruction& instruction) const {
     return *computing_.chunks[IndexOf(instruction)];
   }
+  // Copies the next batch of the ring to the memory that is uploaded.
+  absl::Status ReadBatch();
   absl::Status FindDocuments();
   // Zeroes the sums of a step.
   void BeginSums();
@@ -120,6 +132,9 @@ class StageCompute {
   // reaches over documents.
   absl::Span<int32_t> document_begins_;
   int64_t started_step_ = -1;  // the step whose loss was zeroed last
+  int64_t next_batch_ = 0;     // of the ring
+  std::vector<int> windows_;   // by micro-batch of the batch of windows: how many there are
+  plan::StepContext started_evaluation_ = {.attempt = -1};  // whose loss was zeroed last
 };
 
 }  // namespace megascale::engine

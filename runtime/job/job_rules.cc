@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -226,6 +227,12 @@ absl::Status CheckEnums(const JobSpec& spec) {
   if (!v1::OptimizerType_IsValid(spec.optimizer().type())) {
     return Refuse("optimizer.type", "is unknown; expected adamw or lamb");
   }
+  if (!v1::Schedule_IsValid(spec.optimizer().schedule())) {
+    return Refuse("optimizer.schedule", "is unknown; expected cosine, constant, linear or wsd");
+  }
+  if (!v1::Decay_IsValid(spec.optimizer().decay())) {
+    return Refuse("optimizer.decay", "is unknown; expected linear, cosine or one_minus_sqrt");
+  }
   if (!v1::RecomputeGranularity_IsValid(spec.train().recompute_granularity())) {
     return Refuse("train.recompute_granularity", "is unknown; expected none, selective or full");
   }
@@ -266,6 +273,8 @@ absl::Status CheckTrainFields(const JobSpec& spec) {
   return All({CheckInteger("train.steps", train.steps(), {1, kStepsMax}),
               CheckInteger("train.seq_length", train.seq_length(), {1, kSizeMax}),
               CheckInteger("train.global_batch_size", train.global_batch_size(), {1, kSizeMax}),
+              CheckInteger("train.eval_interval", train.eval_interval(), {0, kStepsMax}),
+              CheckInteger("train.eval_batches", train.eval_batches(), {0, kStepsMax}),
               CheckInteger("train.micro_batch_size", train.micro_batch_size(), {1, kSizeMax}),
               // Its default is seq_length.
               CheckInteger("model.max_position_embeddings", spec.model().max_position_embeddings(),
@@ -293,6 +302,7 @@ absl::Status CheckTrain(const JobSpec& spec) {
 absl::Status CheckOptimizerFields(const v1::OptimizerSpec& optimizer) {
   return All({CheckNumber("optimizer.lr", optimizer.lr(), {0, 100}),
               CheckNumber("optimizer.min_lr", optimizer.min_lr(), {0, 100}),
+              CheckInteger("optimizer.decay_steps", optimizer.decay_steps(), {0, kStepsMax}),
               CheckInteger("optimizer.warmup_steps", optimizer.warmup_steps(), {0, kStepsMax}),
               CheckNumber("optimizer.beta1", optimizer.beta1(), {0, 1}),
               CheckNumber("optimizer.beta2", optimizer.beta2(), {0, 1}),
@@ -312,6 +322,42 @@ absl::Status CheckWarmup(const JobSpec& spec) {
   if (warmup <= spec.train().steps()) return absl::OkStatus();
   return Refuse("optimizer.warmup_steps",
                 absl::StrCat(warmup, " is more than train.steps = ", spec.train().steps()));
+}
+
+// Checks what only WSD uses, and that its decay has room behind the warm-up.
+absl::Status CheckSchedules(const JobSpec& spec) {
+  const v1::OptimizerSpec& optimizer = spec.optimizer();
+  if (optimizer.schedule() != v1::SCHEDULE_WSD) {
+    for (const auto& [field, is_set] :
+         {std::pair("optimizer.decay_steps", optimizer.decay_steps() > 0),
+          std::pair("optimizer.decay", optimizer.decay() != v1::DECAY_UNSPECIFIED)}) {
+      if (is_set)
+        return Refuse(field, "is for optimizer.schedule = wsd; expected that, or no value");
+    }
+    return absl::OkStatus();
+  }
+  const int64_t room = spec.train().steps() - optimizer.warmup_steps();
+  if (optimizer.decay_steps() <= room) return absl::OkStatus();
+  return Refuse("optimizer.decay_steps",
+                absl::StrCat(optimizer.decay_steps(),
+                             " is more than the steps behind the warm-up, train.steps - "
+                             "optimizer.warmup_steps = ",
+                             room));
+}
+
+// Checks what evaluations need.
+absl::Status CheckEvaluations(const JobSpec& spec) {
+  const bool never = spec.train().eval_interval() == 0;
+  if (never && spec.checkpoint().keep_best()) {
+    return Refuse(
+        "checkpoint.keep_best",
+        "needs evaluations, but train.eval_interval is 0; expected false, or an interval");
+  }
+  if (never && spec.train().eval_batches() > 0) {
+    return Refuse("train.eval_batches",
+                  "is set, but train.eval_interval is 0; expected no value, or an interval");
+  }
+  return absl::OkStatus();
 }
 
 // Checks the sizes that tensor parallelism cuts: heads, the MLP's inner width, sequences. The
@@ -444,7 +490,8 @@ absl::Status CheckFields(const JobSpec& spec) {
 absl::Status CheckTogether(const JobSpec& spec) {
   RETURN_IF_ERROR(
       All({CheckModel(spec.model()), CheckTrain(spec), CheckLearningRates(spec.optimizer()),
-           CheckWarmup(spec), CheckLayout(spec), CheckFault(spec.fault())}));
+           CheckWarmup(spec), CheckSchedules(spec), CheckEvaluations(spec), CheckLayout(spec),
+           CheckFault(spec.fault())}));
   return CheckCombinations(spec);
 }
 

@@ -13,6 +13,7 @@
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
 #include "runtime/job/deadlines.h"
+#include "runtime/job/evaluation.h"
 
 namespace megascale::job {
 namespace {
@@ -390,6 +391,16 @@ TEST(JobSpecTest, RefusesBadDataAndTraining) {
        "data.files: 'text' is not an absolute path"},
       {[](auto& spec) { spec.mutable_data()->set_held_out_fraction(1); },
        "data.held_out_fraction: 1 is out of range; expected more than 0 and less than 1"},
+      {[](auto& spec) { spec.mutable_train()->set_eval_interval(-1); },
+       "train.eval_interval: -1 is out of range; expected 0 to 1099511627776"},
+      {[](auto& spec) {
+         spec.mutable_train()->set_eval_interval(0);
+         spec.mutable_checkpoint()->set_keep_best(true);
+       },
+       "checkpoint.keep_best: needs evaluations, but train.eval_interval is 0; expected false, or "
+       "an interval"},
+      {[](auto& spec) { spec.mutable_optimizer()->set_decay_steps(3); },
+       "optimizer.decay_steps: is for optimizer.schedule = wsd; expected that, or no value"},
       {[](auto& spec) {
          spec.mutable_data()->add_weights("1"), spec.mutable_data()->add_weights("2");
        },
@@ -441,6 +452,30 @@ TEST(JobSpecTest, RefusesBadDataAndTraining) {
       {[](auto& spec) { spec.mutable_optimizer()->set_clip_grad(-1); },
        "optimizer.clip_grad: -1 is out of range; expected at least 0 and less than 1e+12"},
   });
+}
+
+TEST(JobSpecTest, EvaluatesWhereItAsksForItAndAfterTheLastStep) {
+  v1::JobSpec spec = SmallSpec();
+  spec.mutable_train()->set_steps(2000);
+  EXPECT_FALSE(ResolveJobSpec(spec)->train().has_eval_interval())
+      << "agents of the release before do not know the field";
+  EXPECT_EQ(EvaluationInterval(spec), 0);
+  EXPECT_FALSE(IsEvaluated(spec, 2000));
+  EXPECT_EQ(EvaluationBatches(spec), 20);
+  spec.mutable_train()->set_eval_interval(200);
+  EXPECT_TRUE(IsEvaluated(spec, 400));
+  EXPECT_FALSE(IsEvaluated(spec, 401));
+  spec.mutable_train()->set_steps(7);
+  EXPECT_EQ(EvaluationBatches(spec), 1);
+  spec.mutable_train()->set_steps(1'000'000);
+  EXPECT_EQ(EvaluationBatches(spec), kEvaluationBatchesMax);
+  spec.mutable_train()->set_eval_interval(300);
+  spec.mutable_train()->set_eval_batches(7);
+  EXPECT_EQ(EvaluationBatches(spec), 7);
+  EXPECT_TRUE(IsEvaluated(spec, 600));
+  EXPECT_TRUE(IsEvaluated(spec, 1'000'000)) << "the last step";
+  spec.mutable_train()->set_eval_interval(0);
+  for (const int64_t step : {300, 1'000'000}) EXPECT_FALSE(IsEvaluated(spec, step));
 }
 
 TEST(JobSpecTest, TensorRanksCountInTheWorldAndNotInMicroBatches) {

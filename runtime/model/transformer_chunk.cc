@@ -342,18 +342,21 @@ void TransformerChunk::Forward(int slot, const ChunkLoss& loss) {
   LossBackward(memory, logits_NV);
 }
 
-void TransformerChunk::Evaluate(int slot, int64_t batch, const Vector& loss_sum) {
+void TransformerChunk::Evaluate(int slot, int64_t batch, int64_t counted, const Vector& loss_sum) {
   const SlotMemory& memory = SlotAt(slot);
   MEGASCALE_CHECK(slot_states_[slot] == SlotState::kFree);
   MEGASCALE_CHECK(batch >= 1 && batch <= options_.micro_batch);
+  MEGASCALE_CHECK(counted >= 0 && counted <= batch);
   const BatchShape shape = ShapeOf(memory, batch);
   const Residual residual = ForwardLayers(memory, memory.tokens_N, shape);
   if (!options_.range.has_head) {
     ops_.Add(residual.base_RC, residual.delta_RC, Rows(memory.output_RC, residual.base_RC.rows));
     return;
   }
-  CrossEntropy({.logits = ForwardHead(residual),
-                .targets = First(memory.targets_N, shape.tokens()),
+  if (counted == 0) return;
+  const int64_t tokens = counted * options_.seq;
+  CrossEntropy({.logits = Rows(ForwardHead(residual), tokens),
+                .targets = First(memory.targets_N, tokens),
                 .backward = false,
                 .loss_sum = loss_sum});
 }

@@ -159,7 +159,11 @@ class TransformerChunk {
 
   // Runs only the forward of the first `batch` samples of the slot: fills output, or adds the nats
   // of batch * seq tokens to `loss_sum` [1] F64. Requires: the slot is free.
-  void Evaluate(int slot, int64_t batch, const Vector& loss_sum);
+  void Evaluate(int slot, int64_t batch, const Vector& loss_sum) {
+    Evaluate(slot, batch, batch, loss_sum);
+  }
+  // The same, but the last chunk adds the nats of the first `counted` samples only, 0 to `batch`.
+  void Evaluate(int slot, int64_t batch, int64_t counted, const Vector& loss_sum);
 
   // Returns the logits [V] (compute) after the last of `tokens` (1 to seq, I32). They are in
   // scratch memory and valid until the next call. Uses slot 0, like Evaluate. Requires: the chunk

@@ -61,6 +61,19 @@ enum class OpKind : uint8_t {
   kGatherDataNorms = 22,
   // TT: all-gather over the tensor group of the sums behind the trust ratios, before T
   kGatherTensorTrustSums = 23,
+  // An evaluation computes the loss on held-out text with the weights after a step
+  // (build/evaluation_plan.h). Its operations are those of a step, with E in front of their
+  // letters: F becomes E.
+  kLoadWindows = 24,          // EL: loads windows of the held-out text
+  kGatherForEvaluation = 25,  // EG: as G
+  kReceiveEvaluated = 26,     // ERA: as RA
+  kEvaluate = 27,             // E: forward without gradients; in the last chunk also the loss
+  kSendEvaluated = 28,        // ESA: as SA
+  kGatherTensorLosses = 29,   // ENT: as NT, of losses and numbers of windows
+  kGatherDataLosses = 30,     // END: as ND
+  kGatherLosses = 31,         // EN: as N
+  kSendHead = 32,             // ESE: as SE
+  kReceiveHead = 33,          // ERE: as RE
 };
 
 // Streams run independently of each other. Each stream runs its instructions one after another, in
@@ -148,6 +161,7 @@ struct Operation {
   int rounds = 1;
   bool for_trust_ratios = false;  // only in plans with trust ratios
   bool for_tied_ends = false;     // only in plans with tied embeddings on several stages
+  bool for_evaluation = false;    // only in plans of evaluations, which have no others
 };
 
 // Returns the row of an operation. For a value that has no row, which another program may leave in

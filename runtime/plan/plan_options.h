@@ -93,6 +93,7 @@ struct PlanOptions {
   // matrix. In each step, the matrix is sent to the last stage, and its gradient is sent back. See
   // docs/layouts.md.
   bool has_tied_ends = false;
+  bool evaluates = false;           // plans of an evaluation (build/evaluation_plan.h)
   int64_t embedding_bytes = 0;      // the matrix, in the compute type
   int64_t head_gradient_bytes = 0;  // its gradient, in the accumulation type
   int64_t batch_bytes = 0;          // loaded by one rank in a step

@@ -1,4 +1,5 @@
-// The instructions of one rank in one training step, as data. build/step_plan.h builds it.
+// The instructions of one rank in one training step, or in one batch of an evaluation, as data.
+// build/step_plan.h and build/evaluation_plan.h build it.
 #pragma once
 
 #include <string>
@@ -29,6 +30,7 @@ struct RankPlan {
   // last chunk.
   bool every_chunk_reads_batch = false;
   bool has_tied_ends = false;  // see PlanOptions
+  bool evaluates = false;      // of an evaluation, not of a training step
   // Instructions of the same stream are in the order in which the stream runs them.
   std::vector<Instruction> instructions = {};
 

@@ -58,6 +58,8 @@ constexpr MemoryPrice kMemoryPrices[] = {
     // Read from the batch ring, written to the chunk.
     {OpKind::kLoadBatch,
      [](const CostOptions&, const Instruction& instruction) { return 2 * instruction.bytes; }},
+    {OpKind::kLoadWindows,
+     [](const CostOptions&, const Instruction& instruction) { return 2 * instruction.bytes; }},
     {OpKind::kAddHeadGradient,
      [](const CostOptions& options, const Instruction& instruction) {
        const tensor::DType dtype = AccumulationType(options.compute);
@@ -117,7 +119,9 @@ void CostModel::AddPasses(int chunk, const model::ChunkPasses& passes, Link link
     pass_nanos_[{kind, chunk, bucket, link}] = std::llround(1e9 * seconds);
   };
   const bool splits = options_.plan.splits_backward();
-  add(OpKind::kForward, kWholePass, passes.forward);
+  for (const OpKind forward : {OpKind::kForward, OpKind::kEvaluate}) {
+    add(forward, kWholePass, passes.forward);
+  }
   add(OpKind::kBackward, kWholePass, passes.backward);
   if (splits) add(OpKind::kWeightGradient, kWholePass, passes.weights);
   for (size_t bucket = 0; bucket < passes.pieces.size(); ++bucket) {

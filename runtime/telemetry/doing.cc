@@ -52,6 +52,11 @@ bool Saves(const v1::RankStatus& status) {
          status.activity() == v1::ACTIVITY_WAIT_FOR_STORAGE;
 }
 
+bool Evaluates(const v1::RankStatus& status) {
+  const auto instruction = plan::InstructionId::FromPacked(status.instruction());
+  return plan::OperationOf(instruction.operation()).for_evaluation;
+}
+
 bool SaveIsDue(const job::v1::JobSpec& spec, int64_t step) {
   if (step >= spec.train().steps()) return true;
   const int64_t interval = spec.checkpoint().interval();

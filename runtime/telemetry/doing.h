@@ -27,6 +27,10 @@ void SetDoing(const Doing& doing, v1::RankStatus* status);
 // other ranks do the same.
 bool Saves(const v1::RankStatus& status);
 
+// Returns whether the rank says that it evaluates held-out text. As with Saves, check whether an
+// evaluation is due, too (runtime/job/evaluation.h).
+bool Evaluates(const v1::RankStatus& status);
+
 // Returns whether the ranks of a job make a checkpoint after step `step`, by their interval or
 // because it is the last step. Does not know checkpoints that are made because the job leaves a
 // machine.

@@ -35,6 +35,7 @@ class Measurement {
       step.step = number;
       step.time.ranks.resize(plans_.size());
       step.exchanges.resize(plans_.size());
+      step.evaluations.resize(plans_.size());
       for (size_t rank = 0; rank < plans_.size(); ++rank) {
         step.time.ranks[rank].resize(plans_[rank].instructions.size(),
                                      SpanTime{.state = SpanState::kNotBegun});
@@ -109,6 +110,7 @@ class Measurement {
       const auto step = steps_.find(span.step);
       if (step == steps_.end()) continue;
       PlaceExchange(rank, span, &step->second);
+      PlaceEvaluation(rank, span, &step->second);
       const int64_t index = IndexOf(rank, span);
       if (index < 0) continue;
       SpanTime& time = step->second.time.ranks[rank][static_cast<size_t>(index)];
@@ -131,9 +133,23 @@ class Measurement {
 
   void PlaceExchange(size_t rank, const Span& span, TimedStep* step) const {
     const auto id = plan::InstructionId::FromPacked(span.instruction);
-    if (!plan::IsExchangeOfPass(id) || indices_[rank].count(id.WithPiece(0).packed()) == 0) return;
+    const bool is_known = indices_[rank].count(id.WithPiece(0).packed()) > 0 ||
+                          plan::OperationOf(id.operation()).for_evaluation;
+    if (!plan::IsExchangeOfPass(id) || !is_known) return;
     step->exchanges[rank].push_back(
         {.id = id,
+         .bytes = span.bytes,
+         .begin = span.begin_nanos - origin_,
+         .end = EndOf(rank, span),
+         .state = span.end_nanos == 0 ? SpanState::kRuns : SpanState::kEnded});
+  }
+
+  void PlaceEvaluation(size_t rank, const Span& span, TimedStep* step) const {
+    const auto id = plan::InstructionId::FromPacked(span.instruction);
+    if (!plan::OperationOf(id.operation()).for_evaluation || id.piece() != 0) return;
+    step->evaluations[rank].push_back(
+        {.id = id,
+         .stream = plan::OperationOf(id.operation()).stream,
          .bytes = span.bytes,
          .begin = span.begin_nanos - origin_,
          .end = EndOf(rank, span),

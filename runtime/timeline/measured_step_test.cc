@@ -254,6 +254,25 @@ TEST_F(MeasuredStepTest, AStepThatOneRankMakesUpDoesNotHideThoseOfTheOthers) {
   EXPECT_EQ(Numbers(3), (std::vector<int64_t>{-1}));
 }
 
+TEST_F(MeasuredStepTest, AnEvaluationBelongsToItsStepAndNotToTheTimeOfTheStep) {
+  RunStep(1);
+  const TimedStep calm = MeasureSteps(plans_, ranks_, 3)[0];
+  const int64_t end = ranks_[0].spans.back().end_nanos;
+  for (const int64_t batch : {0, 1}) {  // of the same ids
+    ranks_[0].spans.push_back({.begin_nanos = end + 100 * batch,
+                               .end_nanos = end + 100 * batch + 60,
+                               .instruction = InstructionId(OpKind::kEvaluate, 0, 0).packed(),
+                               .step = 1});
+  }
+  const TimedStep step = MeasureSteps(plans_, ranks_, 3)[0];
+  EXPECT_EQ(step.time.ranks, calm.time.ranks);
+  EXPECT_EQ(step.time.end, calm.time.end);
+  ASSERT_EQ(step.evaluations[0].size(), 2u);
+  EXPECT_EQ(step.evaluations[0][1].begin - step.evaluations[0][0].begin, 100);
+  EXPECT_EQ(step.evaluations[0][1].end - step.evaluations[0][1].begin, 60);
+  EXPECT_TRUE(step.evaluations[1].empty());
+}
+
 TEST_F(MeasuredStepTest, WhatNoPlanHasIsIgnored) {
   EXPECT_TRUE(MeasureSteps(plans_, ranks_, 3).empty());
   ranks_[0].spans.push_back({.begin_nanos = 1, .end_nanos = 2, .instruction = ~0ull, .step = 9});

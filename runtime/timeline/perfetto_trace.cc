@@ -67,8 +67,16 @@ class Trace {
   void AddStep(const TimedStep& step) {
     for (size_t rank = 0; rank < plans_.size(); ++rank) {
       for (size_t i = 0; i < plans_[rank].instructions.size(); ++i) AddSlice(step, rank, i);
-      if (step.exchanges.empty()) continue;
-      for (const ExchangeTime& exchange : step.exchanges[rank]) AddExchange(step, rank, exchange);
+      if (!step.exchanges.empty()) {
+        for (const ExchangeTime& exchange : step.exchanges[rank]) {
+          AddPart(step, rank, StreamKind::kTensorParallel, exchange);
+        }
+      }
+      if (!step.evaluations.empty()) {
+        for (const EvaluationTime& part : step.evaluations[rank]) {
+          AddPart(step, rank, part.stream, part);
+        }
+      }
     }
     ends_.clear();
     for (size_t rank = 0; rank < plans_.size(); ++rank) {
@@ -125,17 +133,19 @@ class Trace {
     if (span.begin > span.ready) add("waits", "waiting", span.begin, Json::object());
   }
 
-  void AddExchange(const TimedStep& step, size_t rank, const ExchangeTime& exchange) {
-    Json args = ArgumentsOf(step, exchange.id);
-    args["bytes"] = exchange.bytes;
-    if (exchange.state == SpanState::kRuns) args["unfinished"] = true;
+  // `part`: an ExchangeTime or EvaluationTime.
+  template <typename Part>
+  void AddPart(const TimedStep& step, size_t rank, StreamKind stream, const Part& part) {
+    Json args = ArgumentsOf(step, part.id);
+    if (part.bytes > 0) args["bytes"] = part.bytes;
+    if (part.state == SpanState::kRuns) args["unfinished"] = true;
     Add({{"ph", "X"},
-         {"name", exchange.id.ToString()},
-         {"cat", std::string(plan::Name(StreamKind::kTensorParallel))},
+         {"name", part.id.ToString()},
+         {"cat", std::string(plan::Name(stream))},
          {"pid", plans_[rank].rank},
-         {"tid", Thread(StreamKind::kTensorParallel)},
-         {"ts", Micros(exchange.begin)},
-         {"dur", Micros(exchange.end - exchange.begin)},
+         {"tid", Thread(stream)},
+         {"ts", Micros(part.begin)},
+         {"dur", Micros(part.end - part.begin)},
          {"args", std::move(args)}});
   }
 

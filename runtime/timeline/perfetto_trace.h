@@ -14,7 +14,7 @@ namespace megascale::timeline {
 // Returns the trace as JSON. It has a process for each rank, named by `names` (by rank; empty:
 // NameOf). The process has a thread for each stream, and a thread for the exchanges of
 // tensor-parallel ranks within passes; the slices of these exchanges have the pass's id with a
-// piece.
+// piece. The instructions of an evaluation are slices of its step.
 //
 // Each instruction that has begun is a slice from when it was ready to its end. Its name is the id;
 // its arguments are the step, micro-batch, chunk, bytes and FLOPs, and "unfinished" if it was still

@@ -146,6 +146,26 @@ TEST(PerfettoTraceTest, ExchangesWithinPassesHaveATrackOfTheirOwn) {
   EXPECT_EQ(read.slices.at("0 " + first)["args"]["exchange_us"], 1.5);
 }
 
+TEST(PerfettoTraceTest, ThePassesOfAnEvaluationAreSlicesOfTheComputeStream) {
+  const std::vector<RankPlan> plans = TwoStages();
+  TimedStep step{.step = 7, .time = Time(plans)};
+  step.evaluations = {
+      {{.id = plan::InstructionId(plan::OpKind::kEvaluate, 0, 1), .begin = 90'000, .end = 92'000}},
+      {{.id = plan::InstructionId(plan::OpKind::kGatherLosses),
+        .stream = plan::StreamKind::kDataParallel,
+        .bytes = 16,
+        .begin = 95'000,
+        .end = 96'000,
+        .state = SpanState::kRuns}}};
+  const Read read = Parse(PerfettoTrace(plans, {{step}}));
+  const json& pass = read.slices.at("0 E.c0.m1");
+  EXPECT_EQ(read.names.at(absl::StrCat("0.", pass["tid"].get<int>())), "compute");
+  EXPECT_EQ(pass["ts"], 90.0);
+  EXPECT_EQ(pass["dur"], 2.0);
+  EXPECT_EQ(pass["args"], json({{"step", 7}, {"microbatch", 1}, {"chunk", 0}}));
+  EXPECT_EQ(read.slices.at("1 EN")["args"]["unfinished"], true);
+}
+
 TEST(PerfettoTraceTest, AMessageThatHasNotComeHasNoArrow) {
   const std::vector<RankPlan> plans = TwoStages();
   TimedStep step{.step = 7, .whole = false, .time = Time(plans)};

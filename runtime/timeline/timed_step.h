@@ -45,6 +45,17 @@ struct ExchangeTime {
   bool operator==(const ExchangeTime&) const = default;
 };
 
+// An instruction of the evaluation after a step.
+struct EvaluationTime {
+  plan::InstructionId id;
+  plan::StreamKind stream = plan::StreamKind::kCompute;
+  int64_t bytes = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
+  SpanState state = SpanState::kEnded;
+  bool operator==(const EvaluationTime&) const = default;
+};
+
 // One of several steps, whose times are all on one clock.
 struct TimedStep {
   int64_t step = 0;   // from 1; 0: a planned step, which stands for any
@@ -52,6 +63,9 @@ struct TimedStep {
   StepTime time;
   // By rank, for measured steps only. Exchanges whose spans were lost are missing.
   std::vector<std::vector<ExchangeTime>> exchanges = {};
+  // The same for the evaluation after the step, whose time is no part of the step's. Its batches
+  // have the same ids.
+  std::vector<std::vector<EvaluationTime>> evaluations = {};
 };
 
 // Returns "stage 2" if the mesh has one rank for each stage; otherwise the name includes the rank.

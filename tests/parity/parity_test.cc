@@ -172,6 +172,22 @@ std::vector<double> Losses(const RunResult& result) {
   return losses;
 }
 
+// The same on held-out text, after the steps that are evaluated.
+std::vector<double> HeldOutLosses(const RunResult& result) {
+  std::vector<double> losses;
+  for (const auto& record : result.records[0]) {
+    if (record.has_held_out_loss()) losses.push_back(record.held_out_loss());
+  }
+  return losses;
+}
+
+// Returns the job with an evaluation after every second step, of a batch and a part of one.
+JobSpec WithEvaluations(JobSpec spec) {
+  spec.mutable_train()->set_eval_interval(2);
+  spec.mutable_train()->set_eval_batches(2);
+  return spec;
+}
+
 // Returns the gradient norms before clipping.
 std::vector<double> GradientNorms(const RunResult& result) {
   std::vector<double> norms;
@@ -225,10 +241,12 @@ INSTANTIATE_TEST_SUITE_P(Models, ParityTest, testing::ValuesIn(kModels),
 
 TEST_P(ParityTest, LayoutsAgreeInFloat64To1em10) {
   const auto spec = [&](const Layout& layout) {
-    return JobOf(GetParam(), layout, job::v1::PRECISION_FP64, IsSoak() ? 5 : 3);
+    return WithEvaluations(JobOf(GetParam(), layout, job::v1::PRECISION_FP64, IsSoak() ? 5 : 3));
   };
   const RunResult one = RunJob(RunOptions(spec({})));
   const std::vector<double> reference = Losses(one);
+  const std::vector<double> held_out = HeldOutLosses(one);
+  ASSERT_EQ(held_out.size(), IsSoak() ? 3u : 2u);
   const std::vector<double> norms = GradientNorms(one);
   const Gradients gradients = FirstGradients(spec({}));
   EXPECT_LT(reference.back(), reference.front() - 0.1);  // it trains
@@ -241,6 +259,10 @@ TEST_P(ParityTest, LayoutsAgreeInFloat64To1em10) {
       EXPECT_NEAR(losses[i], reference[i], 1e-10) << i;
       EXPECT_NEAR(GradientNorms(result)[i], norms[i], 1e-10 * norms[i]) << i;
     }
+    ASSERT_EQ(HeldOutLosses(result).size(), held_out.size());
+    for (size_t i = 0; i < held_out.size(); ++i) {
+      EXPECT_NEAR(HeldOutLosses(result)[i], held_out[i], 1e-9) << i;
+    }
     ExpectSameGradients(FirstGradients(spec(layout)), gradients, 1e-10);
   }
 }
@@ -248,20 +270,28 @@ TEST_P(ParityTest, LayoutsAgreeInFloat64To1em10) {
 // Outside the soak it uses another model than in float64, one that differs in block and window.
 TEST_P(ParityTest, LayoutsAgreeInFloat32) {
   const int num_steps = IsSoak() ? 20 : 5;
-  const JobSpec exact = JobOf(GetParam(), {}, job::v1::PRECISION_FP64, num_steps);
-  const std::vector<double> reference = Losses(RunJob(RunOptions(exact)));
+  const JobSpec exact = WithEvaluations(JobOf(GetParam(), {}, job::v1::PRECISION_FP64, num_steps));
+  const RunResult one = RunJob(RunOptions(exact));
+  const std::vector<double> reference = Losses(one);
+  const std::vector<double> held_out = HeldOutLosses(one);
   const Gradients gradients = FirstGradients(exact);
   for (size_t i = 0; i < std::size(kLayouts); ++i) {
     if (!IsTurnOf(GetParam(), std::size(kModels) - 1 - i % std::size(kModels))) continue;
     const Layout& layout = kLayouts[i];
     SCOPED_TRACE(Describe(layout));
-    const JobSpec spec = JobOf(GetParam(), layout, job::v1::PRECISION_FP32, num_steps);
-    const std::vector<double> losses = Losses(RunJob(RunOptions(spec)));
+    const JobSpec spec =
+        WithEvaluations(JobOf(GetParam(), layout, job::v1::PRECISION_FP32, num_steps));
+    const RunResult result = RunJob(RunOptions(spec));
+    const std::vector<double> losses = Losses(result);
     ASSERT_EQ(losses.size(), static_cast<size_t>(num_steps));
     // The first loss has only the forward's rounding; later ones the updates' as well.
     EXPECT_NEAR(losses[0], reference[0], 1e-5);
     for (size_t step = 0; step < losses.size(); ++step) {
       EXPECT_NEAR(losses[step], reference[step], 1e-4) << step;
+    }
+    ASSERT_EQ(HeldOutLosses(result).size(), held_out.size());
+    for (size_t i = 0; i < held_out.size(); ++i) {
+      EXPECT_NEAR(HeldOutLosses(result)[i], held_out[i], 1e-4) << i;
     }
     ExpectSameGradients(FirstGradients(spec), gradients, 1e-5);
   }

@@ -252,6 +252,7 @@ void AgentNode::Connect() {
   hello.set_numerics_version(identity_.numerics);
   hello.set_tests_machine(!identity_.is_old);
   hello.set_binds_address(!identity_.is_old);
+  hello.set_evaluates(!identity_.is_old);
   hello.set_tests_exchange(!identity_.is_old);
   const auto reconnect = [this] {
     Later(world_.rng.Between(kReconnectMin, kReconnectMax), [this] {

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/communicator.h"
+#include "runtime/job/evaluation.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/plan/instruction.h"
 
@@ -14,11 +15,18 @@ namespace {
 
 using Kind = actors::WorkerAction::Kind;
 
+// Falls, and rises again: the lowest is somewhere in the middle of a job.
+double HeldOutLossAfter(int64_t step) {
+  const double distance = static_cast<double>(step) - 25;
+  return 1 + distance * distance / 1000;
+}
+
 constexpr absl::Duration kStartMax = absl::Milliseconds(800);
 constexpr absl::Duration kLoadMax = absl::Milliseconds(600);
 constexpr absl::Duration kStepMin = absl::Milliseconds(80);
 constexpr absl::Duration kStepMax = absl::Milliseconds(400);
 constexpr absl::Duration kPeerLostMax = absl::Milliseconds(700);
+constexpr absl::Duration kEvaluation = absl::Milliseconds(200);
 constexpr absl::Duration kCopyMax = absl::Milliseconds(40);
 constexpr absl::Duration kBufferPoll = absl::Milliseconds(100);
 // How many progress timeouts a worker waits for storage, as runtime/engine does.
@@ -198,7 +206,11 @@ WorkerProcess::WorkerProcess(World* world, Collective* collective, CheckpointSto
       core_({.attempt = options_.job.attempt(),
              .first_step = options_.job.restore().step(),
              .last_step = options_.job.spec().train().steps(),
-             .checkpoint_interval = options_.job.spec().checkpoint().interval()}),
+             .checkpoint_interval = options_.job.spec().checkpoint().interval(),
+             .is_evaluated =
+                 [this](int64_t step) {
+                   return options_.job.evaluates() && job::IsEvaluated(options_.job.spec(), step);
+                 }}),
       progressed_at_(world_.timeline.now()) {}
 
 void WorkerProcess::After(absl::Duration delay, std::function<void()> run) {
@@ -297,6 +309,11 @@ void WorkerProcess::Perform(const actors::WorkerAction& action) {
       return After(world_.rng.Between(absl::Milliseconds(10), kLoadMax), [this] { Load(); });
     case Kind::kStartStep:
       return collective_.Enter(shared_from_this(), action.step);
+    case Kind::kEvaluate:
+      return After(kEvaluation, [this, step = action.step] {
+        Progress();
+        Perform(core_.OnEvaluated(step, HeldOutLossAfter(step)));
+      });
     case Kind::kReportStep:
       *message.mutable_step() = action.record;
       return options_.report(message);

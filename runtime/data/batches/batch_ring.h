@@ -1,6 +1,6 @@
 // The ring through which a machine's single loader feeds its workers: shared memory that the agent
 // makes, with one step per slot. Steps follow each other without a gap; step s is in slot s modulo
-// num_slots.
+// num_slots. For the ring, the batches of evaluations are steps, too (batch_sequence.h).
 //
 // The protocol consists of counters: the newest published step, which only the writer advances, and
 // for each reader the newest step that it has released. The writer writes a slot only when every
@@ -100,6 +100,7 @@ class BatchRingWriter {
   static absl::StatusOr<BatchRingWriter> Create(base::SharedMemory* region);
 
   const BatchRingShape& shape() const { return ring_.shape(); }
+  int64_t first_step() const { return ring_.first_step(); }
   int64_t next_step() const { return ring_.published() + 1; }
 
   // Tells readers which token ends a document. Call it before the first Publish, if at all.
@@ -122,6 +123,7 @@ class BatchRingReader {
   static absl::StatusOr<BatchRingReader> Create(base::SharedMemory* region, int reader);
 
   const BatchRingShape& shape() const { return ring_.shape(); }
+  int64_t first_step() const { return ring_.first_step(); }
 
   // Waits until `step` is published and returns it. The view is valid until this reader releases
   // the step. Errors: DeadlineExceeded - not published yet, call again; FailedPrecondition - this

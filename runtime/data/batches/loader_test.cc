@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <numeric>
 #include <thread>
 #include <vector>
 
@@ -216,6 +217,52 @@ TEST_F(LoaderTest, ReadersLearnWhichTokenEndsADocument) {
     EXPECT_TRUE(reader.Wait(1, kPatience).ok());
     EXPECT_EQ(reader.end_token(), end_token);
   }
+}
+
+// Token i is i.
+class CountingText : public TokenText {
+ public:
+  explicit CountingText(int64_t num_tokens) : num_tokens_(num_tokens) {}
+  int64_t num_tokens() const override { return num_tokens_; }
+  absl::Status Read(int64_t begin, absl::Span<int32_t> out) const override {
+    std::iota(out.begin(), out.end(), static_cast<int32_t>(begin));
+    return absl::OkStatus();
+  }
+
+ private:
+  const int64_t num_tokens_;
+};
+
+// Windows have the order of samples: replica 1's first window is number 6 of 12.
+TEST_F(LoaderTest, EveryEvaluationHasTheWindowsFromTheBeginningOfTheHeldOutText) {
+  SetDataParallelSize(2);
+  const CountingText held_out(20 * 16 + 1);  // 20 windows: one batch, and a part of another
+  auto region = MakeRing(Shape({0, 1}), 0);
+  std::atomic<bool> stop = false;
+  std::thread thread([&] {
+    auto loader = BatchLoader::Create(spec_, samples_.get(), region.get()).value();
+    loader->PublishEvaluations(&held_out, /*interval=*/2, /*batches_max=*/5);
+    EXPECT_TRUE(loader->RunUntil(stop, 3).ok());
+  });
+  auto reader = BatchRingReader::Create(region.get(), 0).value();
+  std::vector<int> num_windows;  // by batch of the ring
+  for (int64_t number = 1; number <= 7; ++number) {
+    const auto batch = reader.Wait(number, kPatience);
+    ASSERT_TRUE(batch.ok()) << batch.status();
+    const bool evaluates = number == 3 || number == 4 || number == 6 || number == 7;
+    const int64_t first = number == 4 || number == 7 ? 12 : 0;
+    num_windows.push_back(0);
+    for (int sample = 0; sample < 12 && evaluates; ++sample) {
+      const auto tokens = batch->sample(sample / 6, sample % 6 / 2, sample % 2);
+      if (tokens[0] == kNoToken) continue;
+      ++num_windows.back();
+      EXPECT_EQ(tokens[0], (first + sample) * 16);
+      EXPECT_EQ(tokens[16], (first + sample + 1) * 16);
+    }
+    reader.Release(number);
+  }
+  EXPECT_EQ(num_windows, (std::vector<int>{0, 0, 12, 8, 0, 12, 8}));
+  thread.join();
 }
 
 TEST(DocumentBeginsTest, AnEndTokenBelongsToTheDocumentThatItEnds) {

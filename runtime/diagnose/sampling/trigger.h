@@ -30,9 +30,10 @@ std::vector<int> SampleRanks(const plan::Mesh& mesh, absl::Span<const int> machi
 // What a sampled rank reported last.
 struct SampledReport {
   int rank = 0;
-  bool trains = false;       // it has begun its second step, and has not finished
-  bool saves = false;        // it says that it copies a checkpoint or waits for storage
-  bool save_is_due = false;  // the job makes a checkpoint after its newest step
+  bool trains = false;  // it has begun its second step, and has not finished
+  // It says that it copies a checkpoint or waits for storage, or that it evaluates held-out text.
+  bool saves = false;
+  bool save_is_due = false;  // the job does so after its newest step
   int64_t step = 0;          // its newest completed step
   double quiet_seconds = 0;  // since it began or ended an instruction
 };

@@ -33,6 +33,7 @@
 #include "runtime/data/batches/loader.h"
 #include "runtime/data/dataset/dataset.h"
 #include "runtime/device/cpu_device.h"
+#include "runtime/job/evaluation.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/layout/groups.h"
 #include "runtime/layout/node_memory.h"
@@ -80,6 +81,34 @@ class StepEnds {
   std::condition_variable changed_;
   std::optional<std::pair<int64_t, absl::StatusOr<StepResult>>> ended_;  // not yet awaited
 };
+
+// Waits for the end of an engine's evaluation.
+class EvaluationEnd {
+ public:
+  RankEngine::EvaluationEnded Tell() {
+    return [this](int64_t /*step*/, absl::StatusOr<std::optional<double>> loss) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      ended_ = std::move(loss);
+      changed_.notify_one();
+    };
+  }
+  std::optional<double> Run(RankEngine* engine, int64_t step) {
+    EXPECT_EQ(engine->Evaluate(step), absl::OkStatus());
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return ended_.has_value(); });
+    const absl::StatusOr<std::optional<double>> loss = *std::exchange(ended_, std::nullopt);
+    EXPECT_TRUE(loss.ok()) << loss.status();
+    return loss.ok() ? *loss : std::nullopt;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<absl::StatusOr<std::optional<double>>> ended_;
+};
+
+// Tests that do not ask for evaluations have none.
+bool Evaluates(const JobSpec& spec) { return spec.train().has_eval_interval(); }
 
 absl::StatusOr<StepResult> RunStep(RankEngine* engine, StepEnds* ends, int64_t step) {
   for (const plan::Owner owner : {plan::Owner::kStage, plan::Owner::kShard}) {
@@ -164,6 +193,10 @@ void TestJob::StartLoader(base::SharedMemory* ring) {
                                             {.end_token = EndTokenOf(*dataset_),
                                              .sample_offset = options_.restore.sample_offset()})
                       .value();
+    if (Evaluates(options_.spec)) {
+      loader->PublishEvaluations(&dataset_->held_out(), job::EvaluationInterval(options_.spec),
+                                 job::EvaluationBatches(options_.spec));
+    }
     EXPECT_TRUE(loader->RunUntil(stop_, options_.spec.train().steps()).ok());
   });
 }
@@ -236,6 +269,8 @@ void TestJob::RunRank(int rank, RunResult* result) {
 }
 
 void TestJob::RunSteps(RankEngine* engine, StepEnds* ends, int rank, RunResult* result) {
+  EvaluationEnd evaluation;
+  engine->TellEvaluationEnds(evaluation.Tell());
   auto& records = result->records[static_cast<size_t>(rank)];
   const int64_t last_step = options_.spec.train().steps();
   records.reserve(static_cast<size_t>(last_step));
@@ -254,6 +289,10 @@ void TestJob::RunSteps(RankEngine* engine, StepEnds* ends, int rank, RunResult* 
     }
     ASSERT_TRUE(ended.ok()) << ended.status();
     records.push_back(ended->record);
+    if (Evaluates(options_.spec) && job::IsEvaluated(options_.spec, step)) {
+      const std::optional<double> loss = evaluation.Run(engine, step);
+      if (loss.has_value()) records.back().set_held_out_loss(*loss);
+    }
     if (ended->stop != StopFlag::kNone || snapshot_step > 0) break;
     if (options_.after_step == nullptr) continue;
     between_steps_->arrive_and_wait();

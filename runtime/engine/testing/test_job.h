@@ -84,7 +84,8 @@ struct RunResult {
   std::string checkpoint;  // directory of the checkpoint
 };
 
-// Runs every step and a snapshot at the end; fails the running test on any error.
+// Runs every step and a snapshot at the end; fails the running test on any error. Where the job
+// sets train.eval_interval, the records have the losses on held-out text.
 RunResult RunJob(const RunOptions& options);
 
 // Tensors of the checkpoint at the end of a run, by name.

@@ -5,10 +5,16 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
+#include "runtime/plan/build/evaluation_plan.h"
+#include "runtime/plan/build/step_plan.h"
 #include "runtime/plan/check/launch_order.h"
 
 namespace megascale::plan {
 namespace {
+
+absl::StatusOr<RankPlan> BuildRankPlan(const PlanOptions& options, int rank) {
+  return options.evaluates ? BuildEvaluationPlan(options, rank) : BuildTrainPlan(options, rank);
+}
 
 RankPlan InPlaceOf(RankPlan plan, int rank) {
   plan.rank = rank;
@@ -30,7 +36,7 @@ absl::StatusOr<std::vector<RankPlan>> BuildRolePlans(const PlanOptions& options,
   }
   std::vector<RankPlan> templates;
   for (int role = 0; role < roles.num_roles(); ++role) {
-    ASSIGN_OR_RETURN(RankPlan plan, BuildTrainPlan(options, roles.FirstRankOf(role)));
+    ASSIGN_OR_RETURN(RankPlan plan, BuildRankPlan(options, roles.FirstRankOf(role)));
     templates.push_back(std::move(plan));
   }
   return templates;

@@ -17,7 +17,8 @@
 
 namespace megascale::plan {
 
-// Builds the plan of each role, in order, for its first rank. Errors: those of BuildTrainPlan;
+// Builds the plan of each role, in order, for its first rank: of a training step, or with
+// PlanOptions::evaluates of an evaluation. Errors: those of BuildTrainPlan;
 // InvalidArgument - a role has ranks of several stages, whose instructions differ.
 absl::StatusOr<std::vector<RankPlan>> BuildRolePlans(const PlanOptions& options,
                                                      const RoleMap& roles);

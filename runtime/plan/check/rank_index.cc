@@ -10,7 +10,8 @@ RankIndex::RankIndex(const RankPlan& plan, const HappensBefore& order)
   for (size_t i = 0; i < plan.instructions.size(); ++i) {
     index_.emplace(plan.instructions[i].id.packed(), static_cast<int>(i));
     const InstructionId id = plan.instructions[i].id;
-    if (id.operation() == OpKind::kGatherParameters) {
+    if (id.operation() == OpKind::kGatherParameters ||
+        id.operation() == OpKind::kGatherForEvaluation) {
       int& num_buckets = num_buckets_[id.chunk()];
       num_buckets = std::max(num_buckets, id.bucket() + 1);
     }

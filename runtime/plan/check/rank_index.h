@@ -35,6 +35,8 @@ class RankIndex {
   bool IsMine(int chunk) const {
     return chunk < plan_.num_chunks && chunk % plan_.mesh.pipeline_size() == plan_.stage();
   }
+  bool HasFirstChunk() const { return plan_.stage() == 0; }
+  bool HasLastChunk() const { return IsMine(plan_.num_chunks - 1); }
   // Returns the number of a chunk's buckets, which is the number of its gathers, and at least one.
   int NumBuckets(int chunk) const;
   // The kind of instruction that completes a micro-batch's weight gradients.

@@ -18,7 +18,7 @@ class MemoryCheck {
   explicit MemoryCheck(const RankIndex& index) : index_(index), plan_(index.plan()) {}
 
   absl::Status Check() const {
-    RETURN_IF_ERROR(CheckGradientBuffers());
+    if (!plan_.evaluates) RETURN_IF_ERROR(CheckGradientBuffers());
     return CheckSlots();
   }
 
@@ -170,7 +170,8 @@ class MemoryCheck {
   absl::Status CheckSlot(const SlotOfChunk& slot, const SlotUsers& users) const {
     std::vector<std::pair<int, const std::vector<int>*>> turns;  // forward pass, instructions
     for (const auto& [microbatch, instructions] : users) {
-      const InstructionId forward(OpKind::kForward, slot.first, microbatch);
+      const InstructionId forward(plan_.evaluates ? OpKind::kEvaluate : OpKind::kForward,
+                                  slot.first, microbatch);
       turns.emplace_back(index_.IndexOf(forward), &instructions);
     }
     std::sort(turns.begin(), turns.end());

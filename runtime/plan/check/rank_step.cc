@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "runtime/base/status.h"
+#include "runtime/plan/check/instruction_place.h"
+#include "runtime/plan/check/rank_evaluation.h"
 
 namespace megascale::plan {
 namespace {
@@ -19,44 +21,17 @@ class StepCheck {
   }
 
  private:
-  // Checks that operations use chunks of this rank, and communicate in the right group.
+  // Checks each operation apart from the others.
   absl::Status CheckKinds() const {
     for (const Instruction& instruction : plan_.instructions) {
       const InstructionId id = instruction.id;
       const OpKind kind = instruction.kind();
-      const Operation& operation = OperationOf(kind);
-      if (id.chunk() == InstructionId::kNoChunk ? operation.per_chunk
-                                                : !index_.IsMine(id.chunk())) {
-        return Refuse(plan_, instruction, "is not of a chunk of stage ", plan_.stage());
-      }
-      const bool to_previous = operation.other_chunk < 0;
-      if (IsTransfer(kind) &&
-          (to_previous ? index_.IsFirst(id.chunk()) : index_.IsLast(id.chunk()))) {
-        return Refuse(plan_, instruction, "has no chunk at its other end");
-      }
+      RETURN_IF_ERROR(CheckPlace(index_, instruction));
       RETURN_IF_ERROR(CheckBuckets(instruction));
-      RETURN_IF_ERROR(CheckEnd(instruction));
       if (instruction.input_only != (index_.splits_backward() && kind == OpKind::kBackward)) {
         return Refuse(plan_, instruction, "gives the gradient of ",
                       instruction.input_only ? "its input alone" : "its weights too",
                       "; exactly a B that has its W apart gives that of its input alone");
-      }
-      const bool per_microbatch =
-          operation.per_microbatch == PerMicrobatch::kAlways ||
-          (operation.per_microbatch == PerMicrobatch::kIfGradientsAreSharded &&
-           plan_.shards_gradients);
-      const bool has_microbatch = id.microbatch() < plan_.num_microbatches;
-      if (per_microbatch != has_microbatch) {
-        return Refuse(plan_, instruction, "names no micro-batch of ", plan_.num_microbatches);
-      }
-      const GroupKind expected = MeetingIn(plan_.mesh, kind).group;
-      if (instruction.group != expected) {
-        return Refuse(plan_, instruction, "communicates in group \"",
-                      plan_.mesh.Name(instruction.group), "\"; expected \"",
-                      plan_.mesh.Name(expected), "\"");
-      }
-      if (operation.op_class == OpClass::kCollective && expected == GroupKind::kNone) {
-        return Refuse(plan_, instruction, "is a collective; this mesh has no group for it");
       }
       const bool has_buffer = instruction.gradient_buffer != kNoBuffer;
       if ((index_.AddsToGradients(id) || RankIndex::Reduces(kind)) != has_buffer) {
@@ -65,22 +40,6 @@ class StepCheck {
       }
     }
     return absl::OkStatus();
-  }
-
-  bool HasFirstChunk() const { return plan_.stage() == 0; }
-  bool HasLastChunk() const { return index_.IsMine(plan_.num_chunks - 1); }
-
-  // Checks that exchanges of a tied embedding are where both ends of the model need them.
-  absl::Status CheckEnd(const Instruction& instruction) const {
-    const Operation& operation = OperationOf(instruction.kind());
-    if (!operation.for_tied_ends) return absl::OkStatus();
-    if (!plan_.has_tied_ends) {
-      return Refuse(plan_, instruction, "is in a plan without tied ends of the model");
-    }
-    const bool is_at_last = IsTransfer(instruction.kind()) && operation.other_chunk < 0;
-    if (is_at_last ? HasLastChunk() : HasFirstChunk()) return absl::OkStatus();
-    return Refuse(plan_, instruction, "is on stage ", plan_.stage(), "; expected that of the ",
-                  is_at_last ? "last" : "first", " chunk");
   }
 
   absl::Status CheckBuckets(const Instruction& instruction) const {
@@ -236,8 +195,8 @@ class StepCheck {
   // all of its gradient is added to the embedding's once.
   absl::Status CheckTiedEnds() const {
     if (!plan_.has_tied_ends) return absl::OkStatus();
-    if (HasFirstChunk()) RETURN_IF_ERROR(CheckOwnerOfEmbedding());
-    if (!HasLastChunk()) return absl::OkStatus();
+    if (index_.HasFirstChunk()) RETURN_IF_ERROR(CheckOwnerOfEmbedding());
+    if (!index_.HasLastChunk()) return absl::OkStatus();
     for (int microbatch = 0; microbatch < plan_.num_microbatches; ++microbatch) {
       const InstructionId forward(OpKind::kForward, plan_.num_chunks - 1, microbatch);
       RETURN_IF_ERROR(index_.Needs(forward, InstructionId(OpKind::kReceiveEmbedding)));
@@ -275,6 +234,8 @@ class StepCheck {
 
 }  // namespace
 
-absl::Status CheckRankStep(const RankIndex& index) { return StepCheck(index).Check(); }
+absl::Status CheckRankStep(const RankIndex& index) {
+  return index.plan().evaluates ? CheckRankEvaluation(index) : StepCheck(index).Check();
+}
 
 }  // namespace megascale::plan

@@ -11,11 +11,11 @@ absl::Status CheckSameStep(const RankPlan& plan, const RankPlan& first) {
   if (plan.mesh != first.mesh || plan.num_chunks != first.num_chunks ||
       plan.num_microbatches != first.num_microbatches ||
       plan.shards_gradients != first.shards_gradients ||
-      plan.has_tied_ends != first.has_tied_ends) {
+      plan.has_tied_ends != first.has_tied_ends || plan.evaluates != first.evaluates) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", plan.rank,
                      " has another mesh, or other numbers of chunks or micro-batches, than rank ",
-                     first.rank, ", or one of them shards gradients or has tied ends"));
+                     first.rank, ", or one of them shards gradients, has tied ends or evaluates"));
   }
   return absl::OkStatus();
 }

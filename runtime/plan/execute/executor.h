@@ -48,6 +48,7 @@ namespace megascale::plan {
 struct StepContext {
   int64_t attempt = 0;
   int64_t step = 0;
+  int64_t batch = 0;  // of an evaluation of the weights after `step`
   bool operator==(const StepContext&) const = default;
 };
 

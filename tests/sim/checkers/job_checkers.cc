@@ -387,7 +387,8 @@ namespace {
 int64_t SumOfParts(const control::TimeAccount& account) {
   return account.kept_nanos() + account.queue_nanos() + account.start_nanos() +
          account.load_nanos() + account.checkpoint_nanos() + account.detection_nanos() +
-         account.decision_nanos() + account.recomputation_nanos() + account.degraded_nanos();
+         account.decision_nanos() + account.recomputation_nanos() + account.degraded_nanos() +
+         account.evaluation_nanos();
 }
 
 // Time that was lost stays lost.

@@ -1,0 +1,28 @@
+#include "runtime/job/evaluation.h"
+
+#include <algorithm>
+
+namespace megascale::job {
+namespace {
+
+constexpr int64_t kStepsPerBatch = 100;
+
+}  // namespace
+
+int64_t EvaluationInterval(const v1::JobSpec& spec) {
+  return spec.train().eval_interval();
+}
+
+int64_t EvaluationBatches(const v1::JobSpec& spec) {
+  const v1::TrainSpec& train = spec.train();
+  if (train.eval_batches() > 0) return train.eval_batches();
+  return std::clamp<int64_t>(train.steps() / kStepsPerBatch, 1, kEvaluationBatchesMax);
+}
+
+bool IsEvaluated(const v1::JobSpec& spec, int64_t step) {
+  const int64_t interval = EvaluationInterval(spec);
+  if (interval == 0 || step < 1) return false;
+  return step % interval == 0 || step == spec.train().steps();
+}
+
+}  // namespace megascale::job

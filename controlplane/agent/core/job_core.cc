@@ -52,6 +52,7 @@ void TakeFromBefore(v1::DesiredJob* before, v1::DesiredJob* job) {
   job->mutable_placements()->Swap(before->mutable_placements());
   job->mutable_secret()->swap(*before->mutable_secret());
   job->set_binds_address(before->binds_address());
+  job->set_evaluates(before->evaluates());
   job->mutable_checkpoint_directory()->swap(*before->mutable_checkpoint_directory());
   job->mutable_from_checkpoint()->swap(*before->mutable_from_checkpoint());
   job->mutable_allow_changed()->Swap(before->mutable_allow_changed());

@@ -171,6 +171,7 @@ v1::Hello MakeHello(const AgentOptions& options, const AgentKey& key) {
   hello.set_tests_exchange(true);
   hello.set_data_digests(true);
   hello.set_binds_address(true);
+  hello.set_evaluates(true);
   hello.set_node_id(options.node_id);
   hello.set_incarnation(RandomWord());
   hello.set_key(key.fingerprint);

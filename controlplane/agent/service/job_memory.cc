@@ -89,6 +89,7 @@ Introduction<link::v1::ToWorker> JobMemory::IntroduceWorker(const v1::DesiredJob
   assignment->set_node_id(node_id_);
   assignment->set_secret(job.secret());
   assignment->set_binds_address(job.binds_address());
+  assignment->set_evaluates(job.evaluates());
   *assignment->mutable_restore() = job.restore();
   assignment->set_socket_directory(socket_directory_);
   assignment->set_heartbeat_slot(local->heartbeat_slot);
@@ -136,6 +137,7 @@ Introduction<link::v1::ToHost> JobMemory::IntroduceHost(const v1::DesiredJob& jo
   assignment->set_take_over(job.take_over());
   assignment->set_owns_directory(job.owns_directory());
   assignment->set_ran_here(job.ran_here());
+  assignment->set_evaluates(job.evaluates());
   if (preflight_only) {
     assignment->set_has_memory(!snapshots_.empty());
     for (const v1::Placement& placement : job.placements()) {

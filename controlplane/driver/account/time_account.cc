@@ -20,7 +20,7 @@ struct Part {
 };
 
 // All parts of the wall time.
-constexpr std::array<Part, 9> kParts = {{
+constexpr std::array<Part, 10> kParts = {{
     {&TimeAccount::kept_nanos, &TimeAccount::set_kept_nanos},
     {&TimeAccount::queue_nanos, &TimeAccount::set_queue_nanos},
     {&TimeAccount::start_nanos, &TimeAccount::set_start_nanos},
@@ -30,6 +30,7 @@ constexpr std::array<Part, 9> kParts = {{
     {&TimeAccount::decision_nanos, &TimeAccount::set_decision_nanos},
     {&TimeAccount::recomputation_nanos, &TimeAccount::set_recomputation_nanos},
     {&TimeAccount::degraded_nanos, &TimeAccount::set_degraded_nanos},
+    {&TimeAccount::evaluation_nanos, &TimeAccount::set_evaluation_nanos},
 }};
 
 void SumUp(TimeAccount* account) {
@@ -57,6 +58,7 @@ constexpr const Part& kDetection = kParts[5];
 constexpr const Part& kDecision = kParts[6];
 constexpr const Part& kRecomputation = kParts[7];
 constexpr const Part& kDegraded = kParts[8];
+constexpr const Part& kEvaluation = kParts[9];
 
 // Drops marks that the last hour does not need, then those that lie closest to the one before.
 void PruneMarks(int64_t now, TimeBook* book) {
@@ -199,19 +201,22 @@ void CountSteps(const v1::StepsTaken& taken, TimeBook* book) {
   const int64_t now = std::max(taken.taken_unix_nanos(), book->as_of_unix_nanos());
   const int64_t nanos = now - book->as_of_unix_nanos();
   const int64_t stall = std::clamp<int64_t>(taken.checkpoint_nanos(), 0, nanos);
+  const int64_t evaluation = std::clamp<int64_t>(taken.evaluation_nanos(), 0, nanos - stall);
+  const int64_t steps = nanos - stall - evaluation;
   const int64_t num_steps = std::max<int64_t>(1, taken.num_steps());
   const int64_t mean = std::max<int64_t>(1, taken.step_nanos() / num_steps);
   const int64_t usual = book->usual_step_nanos();
   if (usual == 0 || (num_steps >= kUsualSteps && mean < usual)) book->set_usual_step_nanos(mean);
   int64_t degraded = 0;
   if (usual > 0 && static_cast<double>(mean) > kUsualFactor * static_cast<double>(usual)) {
-    degraded = static_cast<int64_t>(static_cast<double>(nanos - stall) *
+    degraded = static_cast<int64_t>(static_cast<double>(steps) *
                                     (1 - static_cast<double>(usual) / static_cast<double>(mean)));
   }
   TimeAccount* account = book->mutable_account();
   Add(stall, kCheckpoint, account);
   Add(degraded, kDegraded, account);
-  Add(nanos - stall - degraded, kKept, account);
+  Add(evaluation, kEvaluation, account);
+  Add(steps - degraded, kKept, account);
   SumUp(account);
   book->set_as_of_unix_nanos(now);
   book->set_kept_step(taken.step());

@@ -15,7 +15,8 @@ int64_t At(double seconds) { return kStart + static_cast<int64_t>(seconds * kSec
 int64_t SumOfParts(const TimeAccount& account) {
   return account.kept_nanos() + account.queue_nanos() + account.start_nanos() +
          account.load_nanos() + account.checkpoint_nanos() + account.detection_nanos() +
-         account.decision_nanos() + account.recomputation_nanos() + account.degraded_nanos();
+         account.decision_nanos() + account.recomputation_nanos() + account.degraded_nanos() +
+         account.evaluation_nanos();
 }
 
 class TimeAccountTest : public ::testing::Test {
@@ -31,6 +32,7 @@ class TimeAccountTest : public ::testing::Test {
     int64_t count = 0;
     double seconds_each = 1;
     double checkpoint_seconds = 0;
+    double evaluation_seconds = 0;
   };
   void Take(const Steps& steps, double at) {
     v1::StepsTaken taken;
@@ -38,6 +40,7 @@ class TimeAccountTest : public ::testing::Test {
     taken.set_num_steps(steps.count);
     taken.set_step_nanos(static_cast<int64_t>(steps.seconds_each * kSecond) * steps.count);
     taken.set_checkpoint_nanos(static_cast<int64_t>(steps.checkpoint_seconds * kSecond));
+    taken.set_evaluation_nanos(static_cast<int64_t>(steps.evaluation_seconds * kSecond));
     taken.set_taken_unix_nanos(At(at));
     CountSteps(taken, &book_);
   }
@@ -57,9 +60,9 @@ TEST_F(TimeAccountTest, EachPartGetsItsTimeInALifeWithOneFailure) {
   Enter(TimeBook::PHASE_START, 73);
   RollBack(40, &book_);
   Enter(TimeBook::PHASE_TRAIN, 74);
-  Take({.newest = 60, .count = 20}, 94);
-  Enter(TimeBook::PHASE_STORE, 94.5);
-  Enter(TimeBook::PHASE_ENDED, 96);
+  Take({.newest = 60, .count = 20, .evaluation_seconds = 4}, 98);
+  Enter(TimeBook::PHASE_STORE, 98.5);
+  Enter(TimeBook::PHASE_ENDED, 100);
   const TimeAccount account = Now(1000);
   EXPECT_EQ(account.queue_nanos(), 6 * kSecond);
   EXPECT_EQ(account.start_nanos(), 3 * kSecond);
@@ -69,7 +72,8 @@ TEST_F(TimeAccountTest, EachPartGetsItsTimeInALifeWithOneFailure) {
   EXPECT_EQ(account.decision_nanos(), 2 * kSecond);
   EXPECT_EQ(account.recomputation_nanos(), 11 * kSecond);  // ten steps, and the unfinished one
   EXPECT_EQ(account.kept_nanos(), 60 * kSecond);
-  EXPECT_EQ(account.wall_nanos(), 96 * kSecond);
+  EXPECT_EQ(account.evaluation_nanos(), 4 * kSecond);
+  EXPECT_EQ(account.wall_nanos(), 100 * kSecond);
   EXPECT_EQ(SumOfParts(account), account.wall_nanos());
 }
 

@@ -64,6 +64,7 @@ agent::DesiredJob AttemptOf(const JobRecord& job) {
   AddRuns(job, &desired);
   desired.set_secret(SecretOf(job));
   desired.set_binds_address(job.binds_address());
+  desired.set_evaluates(job.evaluates());
   desired.set_checkpoint_directory(CheckpointDirectory(job));
   desired.set_from_checkpoint(job.submitted().from_checkpoint());
   *desired.mutable_allow_changed() = job.submitted().allow_changed();

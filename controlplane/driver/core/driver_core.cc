@@ -39,6 +39,8 @@ bool Transition::Run() {
         return OnLoadingStarted(event_.loading_started());
       case Event::kStepsTaken:
         return OnStepsTaken(event_.steps_taken());
+      case Event::kHeldOutImproved:
+        return OnHeldOutImproved(event_.held_out_improved());
       case Event::kSuspectFound:
         return OnSuspectFound(event_.suspect_found());
       case Event::kTrainingStarted:
@@ -452,14 +454,22 @@ bool Transition::OnManifestWritten(const pb::ManifestWritten& written) {
   committed->rbegin()->set_committed_unix_nanos(event_.time_unix_nanos());
   std::stable_sort(committed->begin(), committed->end(),
                    [](const auto& a, const auto& b) { return a.step() < b.step(); });
-  const int keep = std::max(1, job->submitted().spec().checkpoint().keep());
-  if (committed->size() > keep) {
-    committed->erase(committed->begin(), committed->begin() + (committed->size() - keep));
-  }
+  KeepCheckpoints(job);
   ForgetUnread(manifest.step(), job);
   auto* finalize = job->mutable_finalize();
   finalize->erase(std::remove(finalize->begin(), finalize->end(), manifest.step()),
                   finalize->end());
+  return true;
+}
+
+bool Transition::OnHeldOutImproved(const pb::HeldOutImproved& improved) {
+  JobRecord* job = Current(improved.job_id(), improved.attempt());
+  if (job == nullptr) return false;
+  const bool is_lower =
+      !job->has_lowest_held_out() || improved.held_out().loss() < job->lowest_held_out().loss();
+  if (!is_lower) return false;
+  *job->mutable_lowest_held_out() = improved.held_out();
+  KeepCheckpoints(job);
   return true;
 }
 

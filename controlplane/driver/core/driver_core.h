@@ -50,7 +50,9 @@ namespace megascale::driver {
 //      ended because a rank got no answer from the machine of another rank, while both machines
 //      reach the driver, names both and counts as ended by machines, and later attempts avoid this
 //      link (failed_links.h).
-inline constexpr int kRules = 10;
+//  11: the ranks of an attempt evaluate held-out text if all its agents can; the checkpoint after
+//      the lowest loss on held-out text may be kept.
+inline constexpr int kRules = 11;
 
 // A restored copy of the log begins a new epoch (epoch.h), which adds this to the attempts of all
 // jobs: each later attempt has a greater number than every attempt that the lost part of the log

@@ -674,6 +674,28 @@ TEST_F(DriverCoreTest, RanksBindTheirProofsToAddressesIfAllAgentsOfTheAttemptCan
   }
 }
 
+TEST_F(DriverCoreTest, RanksEvaluateIfAllAgentsOfTheAttemptCan) {
+  const auto joined = [](const std::string& id, bool evaluates) {
+    Event event = Joined(id, "a", 2);
+    event.mutable_node_joined()->mutable_hello()->set_evaluates(evaluates);
+    return event;
+  };
+  for (const bool all : {false, true}) {
+    for (const std::string id : {"n0", "n1"}) Do(joined(id, all || id == "n0"));
+    Do(Submitted("j", SpecOf(2, 2, 30)));
+    EXPECT_EQ(DesiredFor(state_, "n0").jobs(0).evaluates(), all);
+    if (all) break;
+    Event cancelled;
+    cancelled.mutable_cancel_requested()->set_job_id("j");
+    Do(cancelled);
+    for (const std::string id : {"n0", "n1"}) Do(Fenced(1, id, {}));
+    Event forgotten;
+    forgotten.mutable_jobs_forgotten()->add_job_ids("j");
+    ASSERT_TRUE(Do(forgotten));
+    for (const std::string id : {"n0", "n1"}) Do(Lost(id, "a"));
+  }
+}
+
 TEST_F(DriverCoreTest, OlderRulesBindNoAddress) {
   Event older;
   older.mutable_driver_started()->set_rules(9);

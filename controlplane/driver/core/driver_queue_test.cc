@@ -1,4 +1,4 @@
-// The order in which jobs get slots; no job waits for ever.
+// The order in which jobs get slots; no job waits for ever. Which checkpoints a job keeps.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -636,6 +636,53 @@ TEST_F(DriverDecisionsTest, AreTheSameAsWhenEverythingIsLookedAtAfterEachEvent) 
   }
   EXPECT_GT(num_attempts, 100) << "jobs came into their stages";
   EXPECT_LT(kept_tries, all_tries);
+}
+
+// --- which checkpoints are kept --------------------------------------------------------------
+
+Event HeldOut(int64_t step, double loss) {
+  Event event;
+  event.mutable_held_out_improved()->set_job_id("j");
+  event.mutable_held_out_improved()->set_attempt(1);
+  event.mutable_held_out_improved()->mutable_held_out()->set_step(step);
+  event.mutable_held_out_improved()->mutable_held_out()->set_loss(loss);
+  return event;
+}
+
+std::vector<int64_t> Kept(const JobRecord& job) {
+  std::vector<int64_t> steps;
+  for (const auto& manifest : job.committed()) steps.push_back(manifest.step());
+  return steps;
+}
+
+TEST_F(DriverCoreTest, KeepsTheCheckpointAfterTheLowestLossOnHeldOutTextBesideTheLastOnes) {
+  job::v1::JobSpec spec = SpecOf(2, 2, 90);
+  spec.mutable_checkpoint()->set_keep_best(true);
+  Do(Submitted("j", spec));
+  for (const std::string id : {"n0", "n1"}) Do(Joined(id, "a", 2));
+  for (const std::string id : {"n0", "n1"}) Do(Passed("j", 1, id));
+  EXPECT_TRUE(Do(HeldOut(15, 3.0)));
+  for (const int64_t step : {10, 20, 30, 40, 50}) Do(Manifest(1, step));
+  EXPECT_EQ(Kept(job()), (std::vector<int64_t>{20, 40, 50})) << "20 is the first after step 15";
+  EXPECT_EQ(job().best_checkpoint().step(), 20);
+  EXPECT_FALSE(Do(HeldOut(45, 3.0))) << "not lower";
+  EXPECT_TRUE(Do(HeldOut(55, 2.5)));
+  EXPECT_EQ(Kept(job()), (std::vector<int64_t>{20, 40, 50})) << "there is none after step 55 yet";
+  for (const int64_t step : {60, 70, 80}) Do(Manifest(1, step));
+  EXPECT_EQ(Kept(job()), (std::vector<int64_t>{60, 70, 80}));
+  EXPECT_TRUE(Do(HeldOut(80, 2.0))) << "its checkpoint was committed first";
+  Do(Manifest(1, 90));
+  EXPECT_EQ(Kept(job()), (std::vector<int64_t>{80, 90}));
+  EXPECT_EQ(job().best_checkpoint().step(), 80);
+  EXPECT_EQ(job().lowest_held_out().loss(), 2.0);
+}
+
+TEST_F(DriverCoreTest, KeepsNoBestCheckpointUnlessTheJobAsksForIt) {
+  Run();
+  EXPECT_TRUE(Do(HeldOut(5, 3.0)));
+  for (const int64_t step : {10, 20, 29}) Do(Manifest(1, step));
+  EXPECT_EQ(Kept(job()), (std::vector<int64_t>{20, 29}));
+  EXPECT_FALSE(job().has_best_checkpoint());
 }
 
 }  // namespace

@@ -227,6 +227,37 @@ void ForgetUnread(int64_t committed_step, JobRecord* job) {
                 [&](const auto& one) { return one.checkpoint().step() <= committed_step; });
 }
 
+namespace {
+
+// The first checkpoint at or after the lowest loss replaces the one that was kept before. Until
+// there is one, that stays.
+void ChooseBest(JobRecord* job) {
+  if (!job->submitted().spec().checkpoint().keep_best() || !job->has_lowest_held_out()) return;
+  const int64_t lowest = job->lowest_held_out().step();
+  if (job->has_best_checkpoint() && job->best_checkpoint().step() >= lowest) return;
+  for (const agent::StoredManifest& manifest : job->committed()) {
+    if (manifest.step() < lowest) continue;
+    *job->mutable_best_checkpoint() = manifest;
+    return;
+  }
+}
+
+}  // namespace
+
+void KeepCheckpoints(JobRecord* job) {
+  ChooseBest(job);
+  auto* committed = job->mutable_committed();
+  const int keep = std::max(1, job->submitted().spec().checkpoint().keep());
+  const int num_older = std::max(0, committed->size() - keep);
+  const agent::StoredManifest& best = job->best_checkpoint();
+  const auto is_dropped = [&](const agent::StoredManifest& manifest) {
+    return !job->has_best_checkpoint() || manifest.step() != best.step() ||
+           manifest.attempt() != best.attempt();
+  };
+  const auto older = committed->begin() + num_older;
+  committed->erase(std::remove_if(committed->begin(), older, is_dropped), older);
+}
+
 void PutBackUnread(JobRecord* job) {
   auto* committed = job->mutable_committed();
   for (const pb::UnreadCheckpoint& unread : job->unread()) {

@@ -56,6 +56,10 @@ int64_t NumFailedReads(const JobRecord& job);
 // evidence of the earlier failure, and returns those nodes.
 std::set<std::string> NoteRead(JobRecord* job);
 
+// Drops checkpoints from job->committed() that the job no longer keeps (checkpoint.keep), and with
+// checkpoint.keep_best chooses job->best_checkpoint(), which it keeps as well.
+void KeepCheckpoints(JobRecord* job);
+
 // Drops the entries of job->unread() that a commit of `committed_step` makes superfluous.
 void ForgetUnread(int64_t committed_step, JobRecord* job);
 

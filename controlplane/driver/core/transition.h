@@ -61,6 +61,7 @@ class Transition {
   bool OnPreflightRefused(const v1::PreflightRefused& refused);
   bool OnLoadingStarted(const v1::LoadingStarted& started);
   bool OnStepsTaken(const v1::StepsTaken& taken);
+  bool OnHeldOutImproved(const v1::HeldOutImproved& improved);
   bool OnSuspectFound(const v1::SuspectFound& found);
   bool OnTrainingStarted(const v1::TrainingStarted& started);
   bool OnProgress(const v1::AttemptProgressed& progressed);

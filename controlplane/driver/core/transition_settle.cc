@@ -364,6 +364,7 @@ void Transition::StartAttempt(JobRecord* job, PlacementResult placement) {
   job->set_instruction_set(placement.instruction_set);
   *job->mutable_placements() = {placement.placements.begin(), placement.placements.end()};
   job->set_binds_address(state_.rules() >= 10 && AllBindAddresses(state_, NodesOf(*job)));
+  job->set_evaluates(state_.rules() >= 11 && AllEvaluate(state_, NodesOf(*job)));
   begun_on_.merge(NodesOf(placement));
   job->clear_ended();
   job->clear_fenced();

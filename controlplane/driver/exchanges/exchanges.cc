@@ -187,11 +187,25 @@ std::string GroupOf(const v1::Exchange& exchange) {
   return absl::StrCat(".exchange-", exchange.id());
 }
 
-bool AllBindAddresses(const v1::DriverState& state, const std::vector<std::string>& node_ids) {
+namespace {
+
+// `supports`: a field of Hello.
+bool AllSupport(const v1::DriverState& state, const std::vector<std::string>& node_ids,
+                bool (agent::Hello::*supports)() const) {
   return std::none_of(state.nodes().begin(), state.nodes().end(), [&](const v1::NodeRecord& node) {
-    return !node.hello().binds_address() &&
+    return !(node.hello().*supports)() &&
            std::binary_search(node_ids.begin(), node_ids.end(), node.hello().node_id());
   });
+}
+
+}  // namespace
+
+bool AllBindAddresses(const v1::DriverState& state, const std::vector<std::string>& node_ids) {
+  return AllSupport(state, node_ids, &agent::Hello::binds_address);
+}
+
+bool AllEvaluate(const v1::DriverState& state, const std::vector<std::string>& node_ids) {
+  return AllSupport(state, node_ids, &agent::Hello::evaluates);
 }
 
 agent::MachineTestRequest RequestOf(const v1::DriverState& state, const v1::Exchange& exchange,

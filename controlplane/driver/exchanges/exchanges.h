@@ -78,8 +78,10 @@ const v1::Exchange* FindExchange(const v1::DriverState& state, const v1::NodeRec
 // Returns the exchange's name in the store, ExchangeRequest.group. No job has this id.
 std::string GroupOf(const v1::Exchange& exchange);
 
-// Returns whether the agents of all these nodes, sorted by id, support DesiredJob.binds_address.
+// Return whether the agents of all these nodes, sorted by id, support DesiredJob.binds_address, and
+// DesiredJob.evaluates.
 bool AllBindAddresses(const v1::DriverState& state, const std::vector<std::string>& node_ids);
+bool AllEvaluate(const v1::DriverState& state, const std::vector<std::string>& node_ids);
 
 // Returns what the node's agent is asked to do. Requires: the node is a member.
 megascale::agent::v1::MachineTestRequest RequestOf(const v1::DriverState& state,

@@ -16,6 +16,7 @@
 #include "runtime/base/text/shortlist.h"
 #include "runtime/diagnose/measured_job.h"
 #include "runtime/diagnose/stall.h"
+#include "runtime/job/evaluation.h"
 #include "runtime/telemetry/doing.h"
 #include "runtime/timeline/measured_step.h"
 
@@ -136,14 +137,19 @@ std::vector<int> MachineOfWitnesses(const control::Job& job, int root,
   return machines;
 }
 
-// Returns whether the rank is to be believed that it saves a checkpoint: one is due, or most ranks
-// say the same.
+// Returns whether the rank is to be believed that it saves a checkpoint or evaluates: that is due,
+// or most ranks say the same.
 bool IsSaving(const control::Job& job, int rank) {
   const auto saves = [](const control::RankView& view) {
-    return megascale::telemetry::Saves(view.status());
+    return megascale::telemetry::Saves(view.status()) ||
+           megascale::telemetry::Evaluates(view.status());
   };
   const control::RankView& view = job.ranks(rank);
   if (!saves(view)) return false;
+  if (megascale::telemetry::Evaluates(view.status()) &&
+      job::IsEvaluated(job.spec(), view.status().step())) {
+    return true;
+  }
   if (megascale::telemetry::SaveIsDue(job.spec(), view.status().step())) return true;
   return 2 * std::count_if(job.ranks().begin(), job.ranks().end(), saves) > job.ranks_size();
 }

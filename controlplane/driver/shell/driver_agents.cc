@@ -2,6 +2,7 @@
 // job until the driver has it: step records, from reports to loss logs and what agents are told
 // about them; and lists of files.
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -164,6 +165,7 @@ void DriverShell::TakeSteps(const std::string& node_id, const agent::ActualState
     const int64_t newest = loss_logs_.Append(*job, actual.steps(), now);
     counts_.Count(*job, actual, newest, {now, log_clock_->Now(), monitor_.reports().awake()});
     monitor_.NoteStep(actual.job_id(), newest);
+    TakeHeldOut(*job, actual, newest);
     if (!actual.steps().empty()) publisher_->TouchSteps(actual.job_id());
     const LossLog* log = loss_logs_.Find(actual.job_id());
     if (job->submitted().spec().tensorboard() && log != nullptr) {
@@ -171,6 +173,30 @@ void DriverShell::TakeSteps(const std::string& node_id, const agent::ActualState
                                options_.clock->Wall());
     }
   }
+}
+
+// The lowest loss on held-out text is durable, because it decides which checkpoint is kept.
+void DriverShell::TakeHeldOut(const JobRecord& job, const agent::ActualJob& actual,
+                              int64_t newest) {
+  const bool has_lowest = job.has_lowest_held_out();
+  const megascale::telemetry::v1::StepRecord* lowest = nullptr;
+  for (const auto& step : actual.steps()) {
+    const bool counts = step.has_held_out_loss() && step.attempt() == job.attempt() &&
+                        step.step() <= newest && std::isfinite(step.held_out_loss());
+    if (!counts) continue;
+    const bool is_lower = lowest != nullptr
+                              ? step.held_out_loss() < lowest->held_out_loss()
+                              : !has_lowest || step.held_out_loss() < job.lowest_held_out().loss();
+    if (is_lower) lowest = &step;
+  }
+  if (lowest == nullptr) return;
+  Event event;
+  pb::HeldOutImproved* improved = event.mutable_held_out_improved();
+  improved->set_job_id(JobId(job));
+  improved->set_attempt(job.attempt());
+  improved->mutable_held_out()->set_step(lowest->step());
+  improved->mutable_held_out()->set_loss(lowest->held_out_loss());
+  Feed(std::move(event));
 }
 
 LossLog* DriverShell::LossLogOf(const JobRecord& job) {

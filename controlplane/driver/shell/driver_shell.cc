@@ -376,6 +376,7 @@ void DriverShell::SyncLossLogs(const std::set<std::string>& touched_jobs) {
   std::set<std::string> told;
   for (const Event& event : pending_) {
     if (event.has_steps_taken()) told.insert(event.steps_taken().job_id());
+    if (event.has_held_out_improved()) told.insert(event.held_out_improved().job_id());
     if (event.has_attempt_progressed()) told.insert(event.attempt_progressed().job_id());
     // Who sees the checkpoint sees its steps, even if the round has later ones.
     if (event.has_manifest_written()) told.insert(event.manifest_written().job_id());

@@ -194,6 +194,8 @@ class DriverShell {
   // Returns true if the report is of the agent that holds the node id, and of this epoch.
   bool Counts(const std::string& node_id, const megascale::agent::v1::ActualState& report) const;
   void TakeSteps(const std::string& node_id, const megascale::agent::v1::ActualState& report);
+  void TakeHeldOut(const JobRecord& job, const megascale::agent::v1::ActualJob& actual,
+                   int64_t newest);
   LossLog* LossLogOf(const JobRecord& job);
   // Writes job.json, soon, if it is missing. A failure is ignored.
   void Describe(const JobRecord& job);

@@ -601,6 +601,22 @@ TEST_F(DriverStepsTest, TheLastEvidenceOfJobsThatSucceededIsCollectedNewestFirst
 }
 
 // The spec has a checkpoint after every tenth step.
+TEST_F(DriverStepsTest, TheLossOnHeldOutTextIsShownAndTheLowestIsDurable) {
+  const auto report = [&](int64_t newest, double held_out) {
+    AddSteps("n0", newest);
+    JobOn("n0")->mutable_steps(static_cast<int>(newest) - 1)->set_held_out_loss(held_out);
+    Pass(absl::Seconds(1));
+  };
+  report(2, 3.5);
+  report(4, 3.0);
+  report(6, 3.25);
+  const control::Job seen = *shell_->view()->Job("j", clock_.Wall());
+  EXPECT_EQ(seen.held_out().step(), 6);
+  EXPECT_EQ(seen.held_out().loss(), 3.25);
+  EXPECT_EQ(seen.lowest_held_out().step(), 4);
+  EXPECT_EQ(job().lowest_held_out().loss(), 3.0);
+}
+
 TEST_F(DriverStepsTest, ASaveThatWasNotDueIsPartOfTheStep) {
   step_seconds_ = 0.5;
   checkpoint_seconds_ = 0.25;

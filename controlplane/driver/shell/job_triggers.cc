@@ -3,6 +3,7 @@
 #include <set>
 #include <utility>
 
+#include "runtime/job/evaluation.h"
 #include "runtime/layout/groups.h"
 #include "runtime/telemetry/doing.h"
 
@@ -26,11 +27,14 @@ std::vector<int> SampleOf(const JobRecord& job) {
 
 // A rank's first step of an attempt may take long: it counts from the second one.
 diagnose::SampledReport ReportOf(const JobRecord& job, const telemetry::RankStatus& status) {
+  const auto& spec = job.submitted().spec();
   const bool saves = megascale::telemetry::Saves(status);
+  const bool evaluates = megascale::telemetry::Evaluates(status);
   return {.rank = status.rank(),
           .trains = status.phase() == telemetry::PHASE_TRAINING || saves,
-          .saves = saves,
-          .save_is_due = megascale::telemetry::SaveIsDue(job.submitted().spec(), status.step()),
+          .saves = saves || evaluates,
+          .save_is_due = (saves && megascale::telemetry::SaveIsDue(spec, status.step())) ||
+                         (evaluates && job::IsEvaluated(spec, status.step())),
           .step = status.step(),
           .quiet_seconds = status.progress_age_seconds()};
 }

@@ -279,6 +279,15 @@ void AddTimes(const JobRecord& job, const JobSources& sources, control::Job* vie
   view->set_submitted_age_seconds(std::max(0.0, absl::ToDoubleSeconds(age)));
 }
 
+void ViewCheckpoint(const megascale::agent::v1::StoredManifest& manifest, absl::Time now,
+                    control::StoredCheckpoint* view) {
+  view->set_step(manifest.step());
+  view->set_attempt(manifest.attempt());
+  view->set_directory(manifest.directory());
+  const absl::Duration age = now - absl::FromUnixNanos(manifest.committed_unix_nanos());
+  view->set_age_seconds(std::max(0.0, absl::ToDoubleSeconds(age)));
+}
+
 // Without the loss log: what the attempt's ranks ended at, and what the time account counted. The
 // best step of an attempt is logged only once.
 int64_t LastKnownStep(const JobRecord& job) {
@@ -328,6 +337,10 @@ control::Job ViewJob(const JobRecord& job, const JobSources& sources) {
   if (sources.steps != nullptr && !sources.steps->empty()) {
     view.set_last_step(std::max(sources.steps->back().step(), job.restore().step()));
     *view.mutable_last_record() = sources.steps->back();
+    if (const auto* evaluated = sources.steps->newest_evaluated(); evaluated != nullptr) {
+      view.mutable_held_out()->set_step(evaluated->step());
+      view.mutable_held_out()->set_loss(evaluated->held_out_loss());
+    }
     view.set_tokens_per_second(TokensPerSecond(job, *sources.steps));
     if (!sources.is_summary) AddNumbers(*sources.steps, IsYoung(job, sources.now), &view);
   }
@@ -339,12 +352,11 @@ control::Job ViewJob(const JobRecord& job, const JobSources& sources) {
   }
   view.set_num_consequences(std::max<int64_t>(0, job.num_failures() - 1));
   if (EverCommitted(job)) {
-    const megascale::agent::v1::StoredManifest newest = NewestCheckpoint(job);
-    view.mutable_last_checkpoint()->set_step(newest.step());
-    view.mutable_last_checkpoint()->set_attempt(newest.attempt());
-    view.mutable_last_checkpoint()->set_directory(newest.directory());
-    const absl::Duration age = sources.now - absl::FromUnixNanos(newest.committed_unix_nanos());
-    view.mutable_last_checkpoint()->set_age_seconds(std::max(0.0, absl::ToDoubleSeconds(age)));
+    ViewCheckpoint(NewestCheckpoint(job), sources.now, view.mutable_last_checkpoint());
+  }
+  if (job.has_lowest_held_out()) *view.mutable_lowest_held_out() = job.lowest_held_out();
+  if (job.has_best_checkpoint()) {
+    ViewCheckpoint(job.best_checkpoint(), sources.now, view.mutable_best_checkpoint());
   }
   view.set_queue_position(sources.queue_position);
   view.set_num_ranks(job.placements_size());
@@ -391,6 +403,7 @@ control::Job WithoutAges(control::Job job) {
   job.clear_last_hour();
   job.clear_flops_ceiling_age_seconds();
   if (job.has_last_checkpoint()) job.mutable_last_checkpoint()->clear_age_seconds();
+  if (job.has_best_checkpoint()) job.mutable_best_checkpoint()->clear_age_seconds();
   if (job.has_storage_failure()) job.mutable_storage_failure()->clear_seconds();
   if (job.has_silent_keeper()) job.mutable_silent_keeper()->clear_seconds();
   for (auto& rank : *job.mutable_ranks()) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/job/evaluation.h"
 #include "runtime/telemetry/doing.h"
 
 namespace megascale::driver {
@@ -38,6 +39,10 @@ void StepCounts::Count(const JobRecord& job, const megascale::agent::v1::ActualJ
     const int64_t saved = Nanos(step.checkpoint_seconds());
     taken.set_step_nanos(taken.step_nanos() + Nanos(step.seconds()) + (has_saved ? 0 : saved));
     taken.set_checkpoint_nanos(taken.checkpoint_nanos() + (has_saved ? saved : 0));
+    const bool has_evaluated =
+        job.evaluates() && job::IsEvaluated(job.submitted().spec(), step.step());
+    const int64_t evaluated = has_evaluated ? Nanos(step.evaluation_seconds()) : 0;
+    taken.set_evaluation_nanos(taken.evaluation_nanos() + evaluated);
     taken.set_taken_unix_nanos(absl::ToUnixNanos(now.wall));
     counted.taken_at = now.awake;
     counted.counted_at = now.monotonic;
@@ -56,6 +61,7 @@ void StepCounts::Take(Counted* counted, absl::Duration now, std::vector<Event>* 
   counted->taken.set_num_steps(0);
   counted->taken.set_step_nanos(0);
   counted->taken.set_checkpoint_nanos(0);
+  counted->taken.set_evaluation_nanos(0);
   counted->logged = now;
   counted->logged_at = counted->counted_at;
 }

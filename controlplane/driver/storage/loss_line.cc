@@ -28,6 +28,7 @@ std::string ToLossLine(const StepRecord& record) {
   line["tokens"] = record.tokens();
   line["seconds"] = record.seconds();
   line["attempt"] = record.attempt();
+  if (record.has_held_out_loss()) line["held_out_loss"] = record.held_out_loss();
   return line.dump() + "\n";
 }
 
@@ -42,6 +43,9 @@ absl::StatusOr<StepRecord> FromLossLine(absl::string_view text) {
     record.set_tokens(line.at("tokens").get<int64_t>());
     record.set_seconds(Number(line.at("seconds")));
     record.set_attempt(line.at("attempt").get<int64_t>());
+    if (line.contains("held_out_loss")) {
+      record.set_held_out_loss(Number(line.at("held_out_loss")));
+    }
   } catch (const nlohmann::json::exception& error) {
     return absl::DataLossError(absl::StrCat("is not a step record (", error.what(), ")"));
   }

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/storage/loss_history.h"
+#include "controlplane/driver/storage/loss_line.h"
 #include "controlplane/driver/storage/tensorboard_log.h"
 #include "proto/tensorboard.pb.h"
 #include "runtime/base/fd.h"
@@ -68,6 +69,22 @@ TEST_F(LossLogTest, EachStepStandsOnceHoweverOftenItIsReported) {
   Add(log.get(), 6, 7, 1);  // 5 was not reported yet
   EXPECT_EQ(Steps(*log), "1/1 2/1 3/1 4/1");
   EXPECT_EQ(log->synced_step(), 4);
+}
+
+TEST_F(LossLogTest, TheLossOnHeldOutTextStandsInItsStepsLineAlone) {
+  telemetry::v1::StepRecord record;
+  record.set_step(1);
+  EXPECT_EQ(ToLossLine(record).find("held_out"), std::string::npos);
+  EXPECT_FALSE(FromLossLine(ToLossLine(record))->has_held_out_loss());
+  record.set_held_out_loss(1.0 / 3);
+  EXPECT_EQ(FromLossLine(ToLossLine(record))->held_out_loss(), 1.0 / 3);
+  const auto log = Open();
+  ASSERT_TRUE(log->Append(record).ok());
+  Add(log.get(), 2, 4, 1);
+  ASSERT_NE(log->recent().newest_evaluated(), nullptr);
+  EXPECT_EQ(log->recent().newest_evaluated()->step(), 1);
+  ASSERT_TRUE(log->CutTo(0, 2).ok());
+  EXPECT_EQ(log->recent().newest_evaluated(), nullptr) << "the step was rolled back";
 }
 
 TEST_F(LossLogTest, AcknowledgesOnlyWhatIsSynced) {

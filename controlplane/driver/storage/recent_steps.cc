@@ -19,11 +19,13 @@ void RecentSteps::Load(const StepRecord& record) {
   if (slot == blocks_.size() * kBlock) blocks_.push_back(std::make_shared<Block>());
   (*blocks_[slot / kBlock])[slot % kBlock] = record;
   ++size_;
+  if (record.has_held_out_loss()) newest_evaluated_ = std::make_shared<const StepRecord>(record);
   KeepNewest(kMax);
 }
 
 void RecentSteps::Clear() {
   blocks_.clear();
+  newest_evaluated_ = nullptr;
   begin_ = 0;
   size_ = 0;
 }

@@ -52,6 +52,10 @@ class RecentSteps {
   const_iterator begin() const { return {this, 0}; }
   const_iterator end() const { return {this, size_}; }
 
+  // Returns the newest record with a loss on held-out text; null: there is none. It may be older
+  // than the records.
+  const StepRecord* newest_evaluated() const { return newest_evaluated_.get(); }
+
   // Returns the records appended since `position` that are still here and were not cut, and moves
   // `position` to the end. A position of -1 returns no records. A reader that did not call this
   // between two cuts gets only what was appended after the first cut.
@@ -80,6 +84,7 @@ class RecentSteps {
   using Block = std::array<StepRecord, kBlock>;
 
   std::vector<std::shared_ptr<Block>> blocks_;
+  std::shared_ptr<const StepRecord> newest_evaluated_;
   size_t begin_ = 0;  // in the first block
   size_t size_ = 0;
   int64_t num_appended_ = 0;  // cut ones included

@@ -70,6 +70,7 @@ std::string StepEvents(const LossLog::StepRecord& record, absl::Time wall) {
     added->set_simple_value(static_cast<float>(value));
   };
   add("train/loss", record.loss());
+  if (record.has_held_out_loss()) add("held_out/loss", record.held_out_loss());
   add("train/grad_norm", record.grad_norm());
   add("train/learning_rate", record.lr());
   add("speed/step_seconds", record.seconds());

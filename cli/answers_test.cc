@@ -547,7 +547,8 @@ TEST_F(AnswersTest, NodesHaveColumnsForGpusWhereThereAreSome) {
 }
 
 TEST_F(AnswersTest, MetricsHaveColumnsForGpusWhereTheJobsMachinesHaveSome) {
-  constexpr char kColumns[] = "step,loss,grad_norm,lr,tokens,seconds,tokens_per_second,mfu,attempt";
+  constexpr char kColumns[] =
+      "step,loss,grad_norm,lr,tokens,seconds,tokens_per_second,mfu,attempt,held_out_loss";
   driver_.job.set_state(control::JOB_STATE_RUNNING);
   driver_.job.add_ranks()->set_node_id("n1");
   driver_.cluster.add_nodes()->set_node_id("n1");
@@ -563,10 +564,10 @@ TEST_F(AnswersTest, MetricsHaveColumnsForGpusWhereTheJobsMachinesHaveSome) {
                              ",gpu_busy_share,gpu_memory_used_bytes,gpu_memory_bytes,"
                              "gpu_temperature_celsius,gpu_power_watts,gpus_throttled,"
                              "gpu_corrected_errors,gpu_uncorrected_errors\n"
-                             "1,0,0,0,0,0,0,,0,,,,,,,,\n"
-                             "2,0,0,0,0,0,0,,0,,,,50,,0,,\n"
-                             "3,0,0,0,0,0,0,,0,,,,70,,0,,\n"
-                             "4,0,0,0,0,0,0,,0,,,,,,,,\n")))
+                             "1,0,0,0,0,0,0,,0,,,,,,,,,\n"
+                             "2,0,0,0,0,0,0,,0,,,,,50,,0,,\n"
+                             "3,0,0,0,0,0,0,,0,,,,,70,,0,,\n"
+                             "4,0,0,0,0,0,0,,0,,,,,,,,,\n")))
       << with.out;
   const Outcome json = Run("metrics known --from 3 -o json");
   EXPECT_TRUE(absl::StrContains(json.out, "\"gpu_temperature_celsius\":70.0,")) << json.out;

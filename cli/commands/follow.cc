@@ -100,7 +100,13 @@ class Follower {
       while (!result_.losses.empty() && result_.losses.back().step >= record.step()) {
         result_.losses.pop_back();
       }
+      while (!result_.held_out.empty() && result_.held_out.back().step >= record.step()) {
+        result_.held_out.pop_back();
+      }
       result_.losses.push_back({record.step(), record.loss()});
+      if (record.has_held_out_loss()) {
+        result_.held_out.push_back({record.step(), record.held_out_loss()});
+      }
     }
     SayNotes();
     if (options_.style == FollowStyle::kJson) PrintJson(message, JsonLayout::kOneLine);

@@ -38,8 +38,9 @@ struct FollowOptions {
 struct FollowResult {
   enum class End { kJobEnded, kInterrupted, kTimedOut, kOutputLost };
   End end = End::kJobEnded;
-  control::v1::Job job;            // newest state of the job
-  std::vector<CurvePoint> losses;  // of the steps seen, each once
+  control::v1::Job job;              // newest state of the job
+  std::vector<CurvePoint> losses;    // of the steps seen, each once
+  std::vector<CurvePoint> held_out;  // of those that were evaluated
 };
 
 // Shows the job until it ends or an option says to return. Errors: NotFound; Unavailable - the

@@ -62,18 +62,19 @@ std::string Number(double value) {
 }
 
 void PrintHeader(const std::vector<GpuValue>& gpus) {
-  std::printf("step,loss,grad_norm,lr,tokens,seconds,tokens_per_second,mfu,attempt");
+  std::printf("step,loss,grad_norm,lr,tokens,seconds,tokens_per_second,mfu,attempt,held_out_loss");
   for (const GpuValue& gpu : gpus) std::printf(",%s", std::string(gpu.name).c_str());
   std::printf("\n");
 }
 
 void PrintCsv(const Line& line) {
-  std::printf("%lld,%s,%s,%s,%lld,%s,%s,%s,%lld", static_cast<long long>(line.record.step()),
+  std::printf("%lld,%s,%s,%s,%lld,%s,%s,%s,%lld,%s", static_cast<long long>(line.record.step()),
               Number(line.record.loss()).c_str(), Number(line.record.grad_norm()).c_str(),
               Number(line.record.lr()).c_str(), static_cast<long long>(line.record.tokens()),
               Number(line.record.seconds()).c_str(), Number(line.tokens_per_second).c_str(),
               line.mfu > 0 ? Number(line.mfu).c_str() : "",
-              static_cast<long long>(line.record.attempt()));
+              static_cast<long long>(line.record.attempt()),
+              line.record.has_held_out_loss() ? Number(line.record.held_out_loss()).c_str() : "");
   for (const GpuValue& gpu : line.gpus) {
     std::printf(",%s", gpu.value.has_value() ? Number(*gpu.value).c_str() : "");
   }
@@ -93,6 +94,8 @@ void PrintJsonLine(const Line& line) {
                                  {"tokens_per_second", number(line.tokens_per_second)},
                                  {"mfu", line.mfu > 0 ? number(line.mfu) : nullptr},
                                  {"attempt", line.record.attempt()}};
+  json["held_out_loss"] =
+      line.record.has_held_out_loss() ? number(line.record.held_out_loss()) : nullptr;
   for (const GpuValue& gpu : line.gpus) {
     json[std::string(gpu.name)] = gpu.value.has_value() ? number(*gpu.value) : nullptr;
   }

@@ -24,6 +24,7 @@
 #include "runtime/base/process/resource_limit.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/shortlist.h"
+#include "runtime/job/evaluation.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/layout/rank_layout.h"
 #include "runtime/model/chunk_layout.h"
@@ -84,6 +85,8 @@ struct JobPlan {
   int ranks_per_machine = 0;                        // 0: one machine runs all ranks
   std::map<plan::GroupKind, simulate::Link> links;  // the slowest of each kind of group
   timeline::StepTime time;
+  std::vector<plan::RankPlan> evaluation;  // of a batch, as `stages`
+  int64_t evaluation_nanos = 0;            // of a batch
   Effort effort;
 };
 
@@ -191,7 +194,24 @@ absl::StatusOr<JobPlan> MakePlan(const PlanFlags& flags) {
     return costs.NanosOf(instruction, links.Of(stage, instruction));
   };
   ASSIGN_OR_RETURN(result.time, simulate::TimeStep(result.stages, duration));
+  plan::PlanOptions evaluation = options;
+  evaluation.evaluates = true;
+  ASSIGN_OR_RETURN(result.evaluation, plan::BuildRolePlans(evaluation));
+  RETURN_IF_ERROR(plan::ValidateRolePlans(result.evaluation));
+  ASSIGN_OR_RETURN(const timeline::StepTime batch, simulate::TimeStep(result.evaluation, duration));
+  result.evaluation_nanos = batch.end;
   return result;
+}
+
+// Returns how long an evaluation takes at most, and how often there is one; "": there is none.
+std::string EvaluationLine(const JobPlan& plan) {
+  const int64_t interval = job::EvaluationInterval(plan.spec);
+  if (interval == 0) return "";
+  const int64_t batches = job::EvaluationBatches(plan.spec);
+  return absl::StrFormat(
+      "every %d steps an evaluation of at most %d windows of held-out text takes at most %.4g s\n",
+      interval, batches * plan.spec.train().global_batch_size(),
+      static_cast<double>(batches) * static_cast<double>(plan.evaluation_nanos) / 1e9);
 }
 
 std::string Title(const JobPlan& plan) {
@@ -362,6 +382,7 @@ absl::Status PrintText(const JobPlan& plan, const PlanFlags& flags) {
       plan.options.mesh.world_size(), flags.flops_per_second,
       RatesOf(flags).memory_bytes_per_second, LinkRatesText(plan, flags).c_str(),
       static_cast<double>(plan.time.end) / 1e9, BubblePercent(plan));
+  std::printf("%s", EvaluationLine(plan).c_str());
   if (flags.measure) {
     std::printf("built in %s, validated in %s, at most %s of memory\n",
                 absl::FormatDuration(plan.effort.build).c_str(),
@@ -372,6 +393,12 @@ absl::Status PrintText(const JobPlan& plan, const PlanFlags& flags) {
     RETURN_IF_ERROR(PrintLayer(plan));
     for (const plan::RankPlan& stage : plan.stages) {
       std::printf("\n%s", plan::ToString(stage).c_str());
+    }
+    if (job::EvaluationInterval(plan.spec) > 0) {
+      std::printf("\nan evaluation, for each batch of windows\n");
+      for (const plan::RankPlan& stage : plan.evaluation) {
+        std::printf("\n%s", plan::ToString(stage).c_str());
+      }
     }
   }
   return absl::OkStatus();
@@ -393,6 +420,11 @@ absl::Status PrintJson(const JobPlan& plan, const PlanFlags& flags) {
   object.Add("gradient_bytes", *std::max_element(gradients.begin(), gradients.end()));
   object.Add("step_seconds", static_cast<double>(plan.time.end) / 1e9);
   object.Add("bubble_percent", BubblePercent(plan));
+  if (const int64_t interval = job::EvaluationInterval(plan.spec); interval > 0) {
+    object.Add("evaluation_interval", interval);
+    object.Add("evaluation_seconds", static_cast<double>(job::EvaluationBatches(plan.spec)) *
+                                         static_cast<double>(plan.evaluation_nanos) / 1e9);
+  }
   if (plan.ranks_per_machine > 0) {
     object.Add("ranks_per_machine", int64_t{plan.ranks_per_machine});
     object.Add("network_bytes_per_second", RatesOf(flags).network_bytes_per_second);

@@ -1,4 +1,6 @@
 // watch and wait: follow a job, with and without a view.
+#include <unistd.h>
+
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -8,8 +10,11 @@
 #include "cli/commands/commands.h"
 #include "cli/commands/follow.h"
 #include "cli/connection/connection.h"
+#include "cli/training_report/training_report.h"
 #include "cli/view/live_view.h"
+#include "cli/view/terminal.h"
 #include "runtime/base/status.h"
+#include "runtime/data/dataset/job_tokenizer.h"
 
 namespace megascale::cli {
 namespace {
@@ -37,7 +42,13 @@ int Watch(const WatchFlags& flags) {
   options.connection = flags.connection;
   const absl::StatusOr<FollowResult> result = Follow(flags, options);
   if (!result.ok()) return ReportCallError(result.status(), flags.connection);
-  if (result->end == FollowResult::End::kJobEnded) return ExitCodeOf(result->job);
+  if (result->end == FollowResult::End::kJobEnded) {
+    if (options.style == FollowStyle::kLive && DetectTerminal(STDOUT_FILENO).interactive) {
+      PrintCurve({result->losses, result->held_out},
+                 data::UsesTokenizer(result->job.spec().data()));
+    }
+    return ExitCodeOf(result->job);
+  }
   if (result->end == FollowResult::End::kOutputLost) return kExitFailed;  // FinishOutput says why
   PrintDetached(flags.job_id, flags.connection);
   return kExitGood;

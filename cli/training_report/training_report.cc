@@ -9,6 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "cli/command_line/report.h"
 #include "cli/view/live_view.h"
+#include "cli/view/overfitting.h"
 #include "cli/view/terminal.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
@@ -85,27 +86,39 @@ absl::StatusOr<TrainingReport> MakeTrainingReport(const control::v1::Job& job,
   return report;
 }
 
-std::vector<CurvePoint> LossesOf(const control::v1::Job& job, const std::vector<CurvePoint>& seen) {
+Losses LossesOf(const control::v1::Job& job, const std::vector<CurvePoint>& seen) {
   const std::string path = absl::StrCat(job.directory(), "/metrics.jsonl");
   const absl::StatusOr<std::string> text = base::ReadFile(path, kMetricsBytesMax);
-  if (!text.ok()) return seen;
-  std::vector<CurvePoint> losses;
+  if (!text.ok()) return {seen, {}};
+  Losses losses;
   for (const absl::string_view line :
        absl::StrSplit(absl::string_view(*text), '\n', absl::SkipEmpty())) {
     telemetry::v1::StepRecord record;
-    if (!checkpoint::FromJson(line, path, &record).ok()) return seen;
-    losses.push_back({record.step(), record.loss()});
+    if (!checkpoint::FromJson(line, path, &record).ok()) return {seen, {}};
+    losses.training.push_back({record.step(), record.loss()});
+    if (!record.has_held_out_loss()) continue;
+    losses.held_out.push_back({record.step(), record.held_out_loss()});
   }
   return losses;
 }
 
-void PrintCurve(const std::vector<CurvePoint>& losses, bool has_tokenizer) {
+void PrintCurve(const Losses& losses, bool has_tokenizer) {
   const Terminal terminal = DetectTerminal(STDOUT_FILENO);
   CurveOptions options;
   options.unicode = terminal.unicode;
   options.width = std::min(kCurveWidthMax, terminal.width - kLabelColumns);
-  std::printf("\ntraining loss, nats per %s, by step\n", has_tokenizer ? "token" : "byte");
-  for (const std::string& line : DrawCurve(losses, options)) std::printf("%s\n", line.c_str());
+  options.second = losses.held_out;
+  std::printf("\ntraining loss%s, nats per %s, by step\n",
+              losses.held_out.empty() ? ""
+              : options.unicode       ? ", and ○ loss on held-out text"
+                                      : ", and o loss on held-out text",
+              has_tokenizer ? "token" : "byte");
+  for (const std::string& line : DrawCurve(losses.training, options)) {
+    std::printf("%s\n", line.c_str());
+  }
+  const std::string overfitting =
+      OverfittingText(losses.training, losses.held_out, has_tokenizer ? "token" : "byte");
+  if (!overfitting.empty()) std::printf("\n%s\n", overfitting.c_str());
 }
 
 void PrintTrainingReport(const TrainingReport& report, const std::string& program) {

@@ -27,10 +27,16 @@ struct TrainingReport {
 absl::StatusOr<TrainingReport> MakeTrainingReport(const control::v1::Job& job,
                                                   EvaluateOptions options);
 
-// Returns the losses from metrics.jsonl in the job's folder, or `seen` if the file cannot be read.
-std::vector<CurvePoint> LossesOf(const control::v1::Job& job, const std::vector<CurvePoint>& seen);
+struct Losses {
+  std::vector<CurvePoint> training;
+  std::vector<CurvePoint> held_out;  // after the steps that were evaluated
+};
+// Returns the losses from metrics.jsonl in the job's folder; if the file cannot be read, the
+// training losses that were `seen`.
+Losses LossesOf(const control::v1::Job& job, const std::vector<CurvePoint>& seen);
 
-void PrintCurve(const std::vector<CurvePoint>& losses, bool has_tokenizer);
+// Draws both curves, and says by how much the model overfits (cli/view/overfitting.h).
+void PrintCurve(const Losses& losses, bool has_tokenizer);
 // Prints the report. `program`: how the user would type this program's name.
 void PrintTrainingReport(const TrainingReport& report, const std::string& program);
 void PrintTrainingReportJson(const control::v1::Job& job, const TrainingReport& report);

@@ -31,6 +31,7 @@ std::string LostText(const control::v1::TimeAccount& account) {
   add(account.decision_nanos(), "decision");
   add(account.recomputation_nanos(), "recomputation");
   add(account.degraded_nanos(), "degraded speed");
+  add(account.evaluation_nanos(), "evaluation");
   std::stable_sort(lost.begin(), lost.end(),
                    [](const auto& a, const auto& b) { return a.first > b.first; });
   std::string text;

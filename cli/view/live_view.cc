@@ -99,7 +99,7 @@ bool ShowsUtilisation(const Job& job) {
 }
 
 // Appends one line if there is room, else two.
-void AppendLoss(const Job& job, int width, std::vector<std::string>* lines) {
+void AppendLossLine(const Job& job, int width, std::vector<std::string>* lines) {
   const telemetry::v1::StepRecord& record = job.last_record();
   lines->push_back(absl::StrFormat("loss %.4f   gradient norm %.3f   lr %.2e", record.loss(),
                                    record.grad_norm(), record.lr()));
@@ -109,6 +109,23 @@ void AppendLoss(const Job& job, int width, std::vector<std::string>* lines) {
     absl::StrAppend(&lines->back(), "   ", rate);
   } else {
     lines->push_back(rate);
+  }
+}
+
+// Appends the losses on training and on held-out text.
+void AppendLoss(const Job& job, int width, std::vector<std::string>* lines) {
+  AppendLossLine(job, width, lines);
+  if (job.has_held_out()) {
+    std::string held_out = absl::StrFormat("held-out loss %.4f at step %d", job.held_out().loss(),
+                                           job.held_out().step());
+    if (job.has_lowest_held_out() && job.lowest_held_out().step() != job.held_out().step()) {
+      absl::StrAppendFormat(&held_out, ", lowest %.4f at step %d", job.lowest_held_out().loss(),
+                            job.lowest_held_out().step());
+    }
+    lines->push_back(std::move(held_out));
+  } else if (job.has_lowest_held_out()) {  // the newest is not known any more
+    lines->push_back(absl::StrFormat("lowest held-out loss %.4f at step %d",
+                                     job.lowest_held_out().loss(), job.lowest_held_out().step()));
   }
 }
 
@@ -325,6 +342,10 @@ std::vector<std::string> TextsToFailure(const Job& job, const Terminal& terminal
     texts.push_back(absl::StrCat("checkpoint of step ", job.last_checkpoint().step(), ", ",
                                  ShortDuration(age), " old, in ",
                                  job.last_checkpoint().directory()));
+  }
+  if (job.has_best_checkpoint() && job.best_checkpoint().step() != job.last_checkpoint().step()) {
+    texts.push_back(absl::StrCat("best checkpoint, of step ", job.best_checkpoint().step(), ", in ",
+                                 job.best_checkpoint().directory()));
   }
   if (job.has_storage_failure()) texts.push_back(StorageLine(job));
   if (!IsTerminal(job.state())) {

@@ -81,6 +81,23 @@ TEST(LiveViewTest, RendersARunningJob) {
       }));
 }
 
+TEST(LiveViewTest, ShowsTheLossOnHeldOutTextAndTheCheckpointThatIsKeptForTheLowest) {
+  Job job = RunningJob();
+  job.mutable_held_out()->set_step(200);
+  job.mutable_held_out()->set_loss(2.5);
+  job.mutable_lowest_held_out()->set_step(120);
+  job.mutable_lowest_held_out()->set_loss(2.25);
+  job.mutable_last_checkpoint()->set_step(200);
+  job.mutable_last_checkpoint()->set_directory("/c/step-200");
+  job.mutable_best_checkpoint()->set_step(140);
+  job.mutable_best_checkpoint()->set_directory("/c/step-140");
+  const Lines lines = RenderJob(job, Plain(120), 16);
+  EXPECT_EQ(Lines(lines.begin() + 3, lines.begin() + 6),
+            (Lines{"held-out loss 2.5000 at step 200, lowest 2.2500 at step 120",
+                   "checkpoint of step 200, 0s old, in /c/step-200",
+                   "best checkpoint, of step 140, in /c/step-140"}));
+}
+
 TEST(LiveViewTest, ShowsTheDevicesAndTheMemoryThatEachRankHasTaken) {
   Job job = RunningJob();
   const auto add = [&](const char* name, int num_ranks, int64_t memory) {

@@ -19,15 +19,24 @@ struct Bounds {
   double high = 0;
 };
 
-// The mean value in each dot column; NaN where no step falls.
+// Returns the bounds of steps of both curves, without values.
+Bounds StepBounds(const std::vector<CurvePoint>& points, const std::vector<CurvePoint>& others) {
+  Bounds bounds = {.first_step = std::numeric_limits<int64_t>::max(),
+                   .last_step = std::numeric_limits<int64_t>::min(),
+                   .low = std::numeric_limits<double>::infinity(),
+                   .high = -std::numeric_limits<double>::infinity()};
+  for (const auto* curve : {&points, &others}) {
+    for (const CurvePoint& point : *curve) {
+      bounds.first_step = std::min(bounds.first_step, point.step);
+      bounds.last_step = std::max(bounds.last_step, point.step);
+    }
+  }
+  return bounds;
+}
+
+// The mean value in each column; NaN where no step falls. Widens the bounds of values.
 std::vector<double> ColumnMeans(const std::vector<CurvePoint>& points, int num_columns,
                                 Bounds* bounds) {
-  bounds->first_step = std::numeric_limits<int64_t>::max();
-  bounds->last_step = std::numeric_limits<int64_t>::min();
-  for (const CurvePoint& point : points) {
-    bounds->first_step = std::min(bounds->first_step, point.step);
-    bounds->last_step = std::max(bounds->last_step, point.step);
-  }
   const double steps =
       std::max<double>(1, static_cast<double>(bounds->last_step - bounds->first_step));
   std::vector<double> means(num_columns, 0);
@@ -38,8 +47,6 @@ std::vector<double> ColumnMeans(const std::vector<CurvePoint>& points, int num_c
     means[column] += point.value;
     ++counts[column];
   }
-  bounds->low = std::numeric_limits<double>::infinity();
-  bounds->high = -std::numeric_limits<double>::infinity();
   for (int column = 0; column < num_columns; ++column) {
     means[column] = counts[column] == 0 ? std::nan("") : means[column] / counts[column];
     if (counts[column] == 0) continue;
@@ -73,7 +80,7 @@ class Canvas {
 
   void Set(int column, int row) {
     // Braille's dots: 1 4 / 2 5 / 3 6 / 7 8.
-    static constexpr unsigned char kBits[4][2] = {{1, 8}, {2, 16}, {4, 32}, {64, 128}};
+    static constexpr int kBits[4][2] = {{1, 8}, {2, 16}, {4, 32}, {64, 128}};
     if (braille_) {
       bits_[row / 4 * width_ + column / 2] |= kBits[row % 4][column % 2];
     } else {
@@ -81,11 +88,16 @@ class Canvas {
     }
   }
 
+  // Puts the sign of the second curve into a character.
+  void Mark(int column, int row) { bits_[row * width_ + column] = kMark; }
+
   std::string Row(int row) const {
     std::string text;
     for (int column = 0; column < width_; ++column) {
-      const unsigned char bits = bits_[row * width_ + column];
-      if (bits == 0) {
+      const int bits = bits_[row * width_ + column];
+      if (bits == kMark) {
+        text += braille_ ? "○" : "o";
+      } else if (bits == 0) {
         text += ' ';
       } else if (!braille_) {
         text += '*';
@@ -101,10 +113,12 @@ class Canvas {
   }
 
  private:
+  static constexpr int kMark = 1 << 8;
+
   const int width_;
   const int height_;
   const bool braille_;
-  std::vector<unsigned char> bits_;
+  std::vector<int> bits_;
 };
 
 void Draw(const std::vector<double>& means, const Bounds& bounds, Canvas* canvas) {
@@ -122,6 +136,24 @@ void Draw(const std::vector<double>& means, const Bounds& bounds, Canvas* canvas
   }
 }
 
+void MarkSecond(const std::vector<double>& means, const Bounds& bounds, int num_rows,
+                Canvas* canvas) {
+  const double range = bounds.high - bounds.low;
+  for (int column = 0; column < static_cast<int>(means.size()); ++column) {
+    if (std::isnan(means[column])) continue;
+    const double height = range > 0 ? (bounds.high - means[column]) / range : 0.5;
+    canvas->Mark(column, static_cast<int>(std::lround(height * (num_rows - 1))));
+  }
+}
+
+std::vector<CurvePoint> FiniteOf(const std::vector<CurvePoint>& points) {
+  std::vector<CurvePoint> finite;
+  for (const CurvePoint& point : points) {
+    if (std::isfinite(point.value)) finite.push_back(point);
+  }
+  return finite;
+}
+
 std::string ValueLabel(double value) { return absl::StrFormat("%*.4g", kLabelWidth, value); }
 
 std::string StepLabels(const Bounds& bounds, int width) {
@@ -137,18 +169,18 @@ std::string StepLabels(const Bounds& bounds, int width) {
 
 std::vector<std::string> DrawCurve(const std::vector<CurvePoint>& points,
                                    const CurveOptions& options) {
-  std::vector<CurvePoint> finite;
-  for (const CurvePoint& point : points) {
-    if (std::isfinite(point.value)) finite.push_back(point);
-  }
+  const std::vector<CurvePoint> finite = FiniteOf(points);
+  const std::vector<CurvePoint> others = FiniteOf(options.second);
   if (finite.empty()) return {"(no step was recorded)"};
   const int width = std::max(2, options.width);
   const int height = std::max(2, options.height);
   Canvas canvas(width, height, options.unicode);
-  Bounds bounds;
+  Bounds bounds = StepBounds(finite, others);
   std::vector<double> means = ColumnMeans(finite, canvas.dot_columns(), &bounds);
+  const std::vector<double> marks = ColumnMeans(others, width, &bounds);
   Bridge(&means);
   Draw(means, bounds, &canvas);
+  MarkSecond(marks, bounds, height, &canvas);
   const char* tick = options.unicode ? " ┤" : " +";
   const char* side = options.unicode ? " │" : " |";
   std::vector<std::string> lines;

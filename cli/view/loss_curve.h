@@ -24,6 +24,8 @@ struct CurveOptions {
   int width = 72;       // columns of the plot, without labels; >= 2
   int height = 12;      // rows of the plot; >= 2
   bool unicode = true;  // Braille dots and box lines; otherwise ASCII
+  // A second curve in the same picture, drawn in circles; empty: there is none.
+  std::vector<CurvePoint> second = {};
 };
 
 // Returns the lines from top to bottom. Points may be in any order. Steps that share a column are

@@ -64,7 +64,8 @@ json AccountJson(const control::v1::TimeAccount& account) {
           {"detection", seconds(account.detection_nanos())},
           {"decision", seconds(account.decision_nanos())},
           {"recomputation", seconds(account.recomputation_nanos())},
-          {"degraded", seconds(account.degraded_nanos())}};
+          {"degraded", seconds(account.degraded_nanos())},
+          {"evaluation", seconds(account.evaluation_nanos())}};
 }
 
 json SuspicionJson(const control::v1::Suspicion& suspicion) {
@@ -171,6 +172,7 @@ json JobSummary(const control::v1::Job& job) {
     summary["lr"] = Number(record.lr());
     summary["step_seconds"] = Number(record.seconds());
   }
+  if (job.has_held_out()) summary["held_out_loss"] = Number(job.held_out().loss());
   return summary;
 }
 
@@ -199,6 +201,14 @@ json JobDetails(const control::v1::Job& job, absl::Span<const ObservedFailure> f
                              {"age_seconds", job.last_checkpoint().age_seconds()},
                              {"directory", Text(job.last_checkpoint().directory())}};
   }
+  if (job.has_lowest_held_out()) {
+    details["lowest_held_out"] = {{"step", job.lowest_held_out().step()},
+                                  {"loss", Number(job.lowest_held_out().loss())}};
+  }
+  if (job.has_best_checkpoint()) {
+    details["best_checkpoint"] = {{"step", job.best_checkpoint().step()},
+                                  {"directory", Text(job.best_checkpoint().directory())}};
+  }
   details["failures"] = json::array();
   for (const ObservedFailure& failure : failures) {
     json line = CulpritJson(failure.culprit);
@@ -217,10 +227,10 @@ json StepColumns(const control::v1::Job& job, absl::Span<const telemetry::v1::St
   const double flops_per_token =
       job.tokens_per_second() > 0 ? job.model_flops_per_second() / job.tokens_per_second() : 0;
   const double mfu_per_token = job.flops_ceiling() > 0 ? flops_per_token / job.flops_ceiling() : 0;
-  json columns = {{"step", json::array()},      {"loss", json::array()},
-                  {"grad_norm", json::array()}, {"lr", json::array()},
-                  {"seconds", json::array()},   {"tokens_per_second", json::array()},
-                  {"mfu", json::array()},       {"attempt", json::array()}};
+  json columns = {
+      {"step", json::array()}, {"loss", json::array()},    {"grad_norm", json::array()},
+      {"lr", json::array()},   {"seconds", json::array()}, {"tokens_per_second", json::array()},
+      {"mfu", json::array()},  {"attempt", json::array()}, {"held_out_loss", json::array()}};
   for (const telemetry::v1::StepRecord& step : steps) {
     const double rate =
         step.seconds() > 0 ? static_cast<double>(step.tokens()) / step.seconds() : 0;
@@ -232,6 +242,8 @@ json StepColumns(const control::v1::Job& job, absl::Span<const telemetry::v1::St
     columns["tokens_per_second"].push_back(Number(rate));
     columns["mfu"].push_back(mfu_per_token > 0 ? Number(rate * mfu_per_token) : json(nullptr));
     columns["attempt"].push_back(step.attempt());
+    columns["held_out_loss"].push_back(step.has_held_out_loss() ? Number(step.held_out_loss())
+                                                                : json(nullptr));
   }
   return columns;
 }

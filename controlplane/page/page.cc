@@ -27,6 +27,7 @@
 #include "runtime/base/status.h"
 #include "runtime/base/stop_signal.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/job/evaluation.h"
 #include "runtime/layout/groups.h"
 #include "runtime/plan/mesh.h"
 
@@ -46,6 +47,8 @@ constexpr int64_t kTracedStepsMax = 50;
 constexpr absl::Duration kEvidenceAgeMax = absl::Seconds(1);
 constexpr size_t kEvidencesMax = 32;
 constexpr int64_t kPointsMax = 4000;
+// Evaluations that are read one by one for a curve.
+constexpr int64_t kEvaluatedMax = 200;
 constexpr size_t kJobsMax = 300;
 constexpr size_t kLogBytesMax = size_t{64} << 10;
 // A longer log is read only up to here: reading costs the agent and the network.
@@ -210,14 +213,36 @@ absl::StatusOr<json> Page::Impl::Details(const Request& request) {
   return JobDetails(job, FailuresOf(job.job_id()));
 }
 
+// Adds steps with an evaluation that a sample of a job's steps lacks, so that its curve is whole.
+absl::Status AddEvaluated(PageSource* source, const control::v1::Job& job,
+                          std::vector<telemetry::v1::StepRecord>* steps) {
+  const int64_t interval = job::EvaluationInterval(job.spec());
+  if (interval == 0 || steps->empty()) return absl::OkStatus();
+  const int64_t last = steps->back().step();
+  const int64_t stride = interval * std::max<int64_t>(1, last / interval / kEvaluatedMax);
+  const auto is_before = [](const auto& a, const auto& b) { return a.step() < b.step(); };
+  std::vector<telemetry::v1::StepRecord> missing;
+  for (int64_t step = stride; step < last; step += stride) {
+    telemetry::v1::StepRecord wanted;
+    wanted.set_step(step);
+    if (std::binary_search(steps->begin(), steps->end(), wanted, is_before)) continue;
+    ASSIGN_OR_RETURN(const auto found, source->Steps(job, step, 1));
+    if (!found.empty() && found[0].step() == step) missing.push_back(found[0]);
+  }
+  steps->insert(steps->end(), missing.begin(), missing.end());
+  std::stable_sort(steps->begin(), steps->end(), is_before);
+  return absl::OkStatus();
+}
+
 // With `after`: the steps after it; otherwise some steps of the whole log.
 absl::StatusOr<json> Page::Impl::Steps(const Request& request) {
   ASSIGN_OR_RETURN(const control::v1::Job job, JobOf(request));
   ASSIGN_OR_RETURN(const int64_t points, NumberOf(request, "points", 1000, kPointsMax));
   ASSIGN_OR_RETURN(const int64_t after, NumberOf(request, "after", 0, int64_t{1} << 62));
-  const auto steps = after > 0 ? options.source->Steps(job, after + 1, points)
-                               : options.source->SampleSteps(job, points);
+  auto steps = after > 0 ? options.source->Steps(job, after + 1, points)
+                         : options.source->SampleSteps(job, points);
   if (!steps.ok()) return steps.status();
+  if (after == 0) RETURN_IF_ERROR(AddEvaluated(options.source, job, &*steps));
   return StepColumns(job, *steps);
 }
 

@@ -63,6 +63,8 @@ struct JobGauge {
 
 bool Always(const control::v1::Job&) { return true; }
 bool HasRecord(const control::v1::Job& job) { return job.has_last_record(); }
+bool HasHeldOut(const control::v1::Job& job) { return job.has_held_out(); }
+bool HasLowest(const control::v1::Job& job) { return job.has_lowest_held_out(); }
 bool HasCheckpoint(const control::v1::Job& job) { return job.has_last_checkpoint(); }
 bool Trains(const control::v1::Job& job) { return job.state() == control::v1::JOB_STATE_RUNNING; }
 
@@ -80,6 +82,12 @@ const std::vector<JobGauge>& JobGauges() {
        [](const auto& job) { return static_cast<double>(job.ranks_size()); }},
       {"megascale_job_loss", MetricType::Gauge, "Mean loss of the newest step, in nats per token.",
        HasRecord, [](const auto& job) { return job.last_record().loss(); }},
+      {"megascale_job_held_out_loss", MetricType::Gauge,
+       "Mean loss on held-out text in the newest evaluation, in nats per token.", HasHeldOut,
+       [](const auto& job) { return job.held_out().loss(); }},
+      {"megascale_job_held_out_loss_lowest", MetricType::Gauge,
+       "Lowest loss on held-out text of all evaluations, in nats per token.", HasLowest,
+       [](const auto& job) { return job.lowest_held_out().loss(); }},
       {"megascale_job_gradient_norm", MetricType::Gauge,
        "Gradient norm of the newest step, before clipping.", HasRecord,
        [](const auto& job) { return job.last_record().grad_norm(); }},

@@ -433,6 +433,9 @@ std::vector<std::string> Cluster::LossLog(const std::string& job_id) const {
     char bits[64];
     std::snprintf(bits, sizeof(bits), "%a %a", record.loss(), record.grad_norm());
     records.push_back(absl::StrCat(record.step(), " ", bits));
+    if (!record.has_held_out_loss()) continue;
+    std::snprintf(bits, sizeof(bits), " held out %a", record.held_out_loss());
+    records.back() += bits;
   }
   return records;
 }

@@ -102,6 +102,35 @@ class LocalTest : public ::testing::Test {
   std::vector<pid_t> processes_;
 };
 
+// Returns the number after "KEY": in a line of JSON.
+double NumberOf(const std::string& json, const std::string& key) {
+  const size_t at = json.find(absl::StrCat("\"", key, "\":"));
+  EXPECT_NE(at, std::string::npos) << json;
+  return at == std::string::npos ? 0 : std::stod(json.substr(at + key.size() + 3));
+}
+
+// `evaluate` of the checkpoint that is kept for the lowest loss on held-out text finds that loss.
+void ExpectBestCheckpointHasItsLoss(const std::string& job) {
+  int64_t best = 0;
+  double lowest = 0;
+  int num_evaluations = 0;
+  const std::string log = base::ReadFile(job + "/metrics.jsonl", 1 << 20).value();
+  for (const absl::string_view line : absl::StrSplit(log, '\n', absl::SkipEmpty())) {
+    if (line.find("held_out_loss") == absl::string_view::npos) continue;
+    const double loss = NumberOf(std::string(line), "held_out_loss");
+    if (num_evaluations++ > 0 && loss >= lowest) continue;
+    lowest = loss;
+    best = static_cast<int64_t>(NumberOf(std::string(line), "step"));
+  }
+  EXPECT_EQ(num_evaluations, 10);
+  const std::string checkpoint = absl::StrFormat("%s/checkpoints/step-%08d-attempt-1", job, best);
+  // An evaluation has one batch of windows.
+  const CommandResult evaluated = e2e::Run(
+      {Program(), "evaluate", "--checkpoint", checkpoint, "--windows", "16", "-o", "json"});
+  ASSERT_EQ(evaluated.exit_code, 0) << evaluated.err;
+  EXPECT_NEAR(NumberOf(evaluated.out, "loss"), lowest, 1e-4);
+}
+
 TEST_F(LocalTest, TrainsAndTellsWhatItMade) {
   const std::map<std::string, std::string> environment = {
       {"NO_COLOR", "1"},
@@ -112,13 +141,17 @@ TEST_F(LocalTest, TrainsAndTellsWhatItMade) {
     return e2e::Run({"/bin/sh", "-c", absl::StrCat("cd ", directory_, " && ", line)}, environment);
   };
   const CommandResult result = run_here(
-      "megascale local job.yaml --agents 2 --state-dir state --set train.steps=30 "
+      "megascale local job.yaml --agents 2 --state-dir state --job-id j --set train.steps=30 "
+      "--set train.eval_interval=3 --set checkpoint.keep_best=true --set checkpoint.interval=3 "
       "--held-out-windows 3");
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
   EXPECT_THAT(result.out, HasSubstr("on 2 agents with 2 slots each"));
   EXPECT_THAT(result.out, HasSubstr("\nmeasuring the model on held-out text\n3 of "));
   EXPECT_THAT(result.out, HasSubstr("bits per byte"));
+  EXPECT_THAT(result.out, HasSubstr("loss on held-out text, nats per byte, by step"));
+  EXPECT_THAT(result.out, HasSubstr("than on training text"));
   EXPECT_THAT(result.out, HasSubstr("step-00000030-attempt-1"));
+  ExpectBestCheckpointHasItsLoss(directory_ + "/state/jobs/j");
   const std::vector<std::string> parts = absl::StrSplit(result.out, "\nnext:\n");
   ASSERT_EQ(parts.size(), 2u) << result.out;
   const std::vector<std::string> next = absl::StrSplit(parts[1], '\n', absl::SkipEmpty());
@@ -147,13 +180,6 @@ TEST_F(LocalTest, WhileItMeasuresHeldOutTextATerminalShowsHowMuchIsLeft) {
   ASSERT_NE(measuring, std::string::npos) << result.out;
   EXPECT_THAT(result.out.substr(measuring),
               testing::ContainsRegex("held-out text: [0-9,]+ of [0-9,]+ windows, [0-9a-z.]+ left"));
-}
-
-// Returns the number after "KEY": in a line of JSON.
-double NumberOf(const std::string& json, const std::string& key) {
-  const size_t at = json.find(absl::StrCat("\"", key, "\":"));
-  EXPECT_NE(at, std::string::npos) << json;
-  return at == std::string::npos ? 0 : std::stod(json.substr(at + key.size() + 3));
 }
 
 TEST_F(LocalTest, LearnsATokenizerAndKeepsItWithEveryCheckpoint) {

@@ -178,7 +178,8 @@ TEST_F(PageTest, ShowsARunningJobAndItsMetricsGoElsewhere) {
   EXPECT_EQ(csv.exit_code, 0) << csv.err;
   const std::vector<std::string> lines = absl::StrSplit(csv.out, '\n', absl::SkipEmpty());
   ASSERT_EQ(lines.size(), num_steps + 1);
-  EXPECT_EQ(lines[0], "step,loss,grad_norm,lr,tokens,seconds,tokens_per_second,mfu,attempt");
+  EXPECT_EQ(lines[0],
+            "step,loss,grad_norm,lr,tokens,seconds,tokens_per_second,mfu,attempt,held_out_loss");
   const CommandResult last = cluster_.Megascale(
       {"metrics", "shown", "-o", "json", "--follow", "--from", absl::StrCat(num_steps)});
   EXPECT_EQ(json::parse(last.out)["step"], num_steps) << last.out << last.err;

@@ -54,6 +54,10 @@ telemetry::v1::StepRecord RecordOf(int64_t step) {
   record.set_tokens(1'048'576);
   record.set_seconds(0.93 + 0.03 * noise + (step == 150 ? 1.4 : 0));
   record.set_attempt(step <= 150 ? 1 : 2);
+  // It overfits from step 100 on.
+  if (step % 25 == 0) {
+    record.set_held_out_loss(2.3 + 6.4 * std::exp(-s / 45) + 0.004 * std::max(0.0, s - 100));
+  }
   return record;
 }
 
@@ -108,6 +112,13 @@ void TestFleet::AddRunningJob(const TestFleetOptions& options) {
   running.set_attempt_reason("RankExited");
   running.set_last_step(options.last_step);
   *running.mutable_last_record() = RecordOf(options.last_step);
+  for (int64_t step = 25; step <= options.last_step; step += 25) {
+    const double loss = RecordOf(step).held_out_loss();
+    running.mutable_held_out()->set_step(step);
+    running.mutable_held_out()->set_loss(loss);
+    if (running.has_lowest_held_out() && running.lowest_held_out().loss() <= loss) continue;
+    *running.mutable_lowest_held_out() = running.held_out();
+  }
   running.set_tokens_per_second(1'048'576 / 0.93);
   running.set_flops_ceiling(kFlopsCeiling);
   running.set_model_flops_per_second(0.553 * kFlopsCeiling);
@@ -128,7 +139,8 @@ void TestFleet::AddRunningJob(const TestFleetOptions& options) {
   account->set_detection_nanos(1 * kStepNanos);
   account->set_decision_nanos(2 * kStepNanos);
   account->set_recomputation_nanos(40 * kStepNanos);
-  account->set_degraded_nanos(5 * kStepNanos);
+  account->set_degraded_nanos(4 * kStepNanos);
+  account->set_evaluation_nanos(1 * kStepNanos);
   *running.mutable_last_hour() = *account;
   control::v1::NumberWarning* jump = running.add_number_warnings();
   jump->set_kind(control::v1::NumberWarning::KIND_LOSS_JUMP);

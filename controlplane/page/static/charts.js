@@ -102,6 +102,7 @@ function mediansOf(points, reach) {
 
 // A curve over steps, drawn by dygraphs: drag zooms, a double click ends it. The arrow keys walk
 // along the curve. `restarts`: steps with which an attempt began. `place`: says an x in words.
+// `second`: {name, ys}, another curve with points at some of the steps.
 // `tick`, `tickX`: the same on the axes. dygraphs makes its labels out of HTML, so it gets numbers
 // alone: the ticks' words come from numbers, and titles stay outside of it.
 function lineChart({
@@ -114,10 +115,13 @@ function lineChart({
   tick: showTick = format.short,
   tickX = format.integer,
   fromZero,
-  isSmoothed = true
+  isSmoothed = true,
+  second = null
 }) {
   const points = xs.map((x, i) => [x, ys[i]]).filter(([, y]) => y !== null && isFinite(y));
-  const newest = points.length ? show(points[points.length - 1][1]) : '–';
+  const others = second ? xs.map((x, i) => [x, second.ys[i]]).filter(([, y]) => y !== null && isFinite(y)) : [];
+  const newest = (points.length ? show(points[points.length - 1][1]) : '–') +
+      (others.length ? `, ${second.name} ${show(others[others.length - 1][1])}` : '');
   const value = h('span', {}, newest);
   const chart = h('section', {class: 'chart'}, h('h3', {}, title, value));
   if (points.length < 2) {
@@ -137,17 +141,30 @@ function lineChart({
   let graph = null, at = points.length - 1;
   const say = index => {
     at = Math.max(0, Math.min(points.length - 1, index));
-    value.textContent = `${place(points[at][0])}: ${show(points[at][1])}`;
+    const other = others.filter(([x]) => x <= points[at][0]).at(-1);
+    value.textContent = `${place(points[at][0])}: ${show(points[at][1])}` +
+        (other ? `, ${second.name} ${show(other[1])}` : '');
   };
   const clear = () => {
     value.textContent = newest;
   };
   const accent = colorOf('accent');
+  const hasOther = others.length > 0;
+  const labels = ['x', 'value'].concat(smooth ? ['median'] : [], hasOther ? ['second'] : []);
+  const colors = (smooth ? [accent + '73', accent] : [accent]).concat(hasOther ? [colorOf('second')] : []);
+  const otherAt = new Map(others);
+  const rows = points.map(([x, y], i) => [x, y].concat(smooth ? [smooth[i][1]] : [],
+      hasOther ? [otherAt.has(x) ? otherAt.get(x) : null] : []));
   const options = {
-    labels: ['x', 'value', 'median'].slice(0, smooth ? 3 : 2),
-    colors: smooth ? [accent + '73', accent] : [accent],
-    series: {value: {strokeWidth: smooth ? 1 : 1.5}, median: {strokeWidth: 1.5}},
-    valueRange: rangeOf(points, fromZero),
+    labels,
+    colors,
+    connectSeparatedPoints: true,
+    series: {
+      value: {strokeWidth: smooth ? 1 : 1.5},
+      median: {strokeWidth: 1.5},
+      second: {strokeWidth: 2, drawPoints: true, pointSize: 3}
+    },
+    valueRange: rangeOf(points.concat(others), fromZero),
     axes: {
       x: {axisLabelFormatter: x => (Number.isInteger(x) ? tickX(x) : ''), pixelsPerLabel: 50, drawGrid: false},
       y: {axisLabelFormatter: y => showTick(y), pixelsPerLabel: 34, axisLabelWidth: 46}
@@ -180,7 +197,7 @@ function lineChart({
   // It is drawn once it has a size, and given up when it leaves the page.
   const size = new ResizeObserver(() => {
     if (plot.isConnected && !graph) {
-      graph = new Dygraph(plot, points.map(([x, y], i) => (smooth ? [x, y, smooth[i][1]] : [x, y])), options);
+      graph = new Dygraph(plot, rows, options);
     } else if (plot.isConnected) {
       graph.resize();
     } else {
@@ -232,7 +249,7 @@ const ACCOUNT = [
   ['kept', 'steps that count'], ['queue', 'queue'], ['start', 'start'], ['load', 'loading weights'],
   ['checkpoint', 'checkpoints'], ['detection', 'until a failure was noticed'],
   ['decision', 'until a new attempt'], ['recomputation', 'computing steps again'],
-  ['degraded', 'slower than usual']
+  ['degraded', 'slower than usual'], ['evaluation', 'evaluations']
 ];
 
 // A bar of the parts of a job's time, and a table of them. `spans`: pairs [words, account].

@@ -196,10 +196,11 @@ function overview(id) {
   function drawCharts() {
     if (charts.contains(document.activeElement) || charts.matches(':hover')) return;
     const restarts = columns.step.filter((step, i) => i > 0 && columns.attempt[i] !== columns.attempt[i - 1]);
-    const chart = (title, name, show, fromZero, tick) =>
-        lineChart({title, xs: columns.step, ys: columns[name], restarts, show, fromZero, tick});
+    const chart = (title, name, show, fromZero, tick, second) =>
+        lineChart({title, xs: columns.step, ys: columns[name], restarts, show, fromZero, tick, second});
     charts.replaceChildren(
-        chart('Loss, nats per token', 'loss', v => format.number(v, 4)),
+        chart('Loss, nats per token', 'loss', v => format.number(v, 4), false, undefined,
+              {name: 'held-out', ys: columns.held_out_loss}),
         chart('Tokens per second', 'tokens_per_second', v => format.integer(v), true),
         columns.mfu.some(v => v !== null) ?
             chart('MFU', 'mfu', v => format.percent(v), true, v => Math.round(100 * v) + ' %') :
@@ -219,6 +220,9 @@ function overview(id) {
       figures.replaceChildren(
           figure(`${format.integer(job.step)} / ${format.integer(job.steps)}`, 'step', 'figure-step'),
           figure(format.number(job.loss, 4), 'loss', 'figure-loss'),
+          ...(job.held_out_loss === undefined ? [] : [
+            figure(format.number(job.held_out_loss, 4), 'held-out loss', 'figure-held-out')
+          ]),
           figure(format.integer(job.tokens_per_second), 'tokens per second', 'figure-rate'),
           figure(job.mfu ? format.percent(job.mfu) : '–', 'MFU', 'figure-mfu'),
           figure(format.duration(job.step_seconds), 'step time', 'figure-seconds'),
@@ -239,6 +243,13 @@ function overview(id) {
           job.flops_ceiling ? format.number(job.flops_ceiling / 1e9, 4) + ' GFLOP/s' : '–'
         ]
       ];
+      if (job.lowest_held_out)
+        rows.push([
+          'lowest held-out loss',
+          `${format.number(job.lowest_held_out.loss, 4)} at step ${job.lowest_held_out.step}` +
+              (job.best_checkpoint ? `; best checkpoint: step ${job.best_checkpoint.step}: ${
+                                         job.best_checkpoint.directory}` : '')
+        ]);
       if (job.checkpoint)
         rows.push([
           'last checkpoint',

@@ -7,6 +7,7 @@
 #include <functional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -129,6 +130,26 @@ TEST(EvaluationPlan, WhatDoesNotWaitForItsInputIsRefused) {
                           }),
                 HasSubstr(needed));
   }
+}
+
+// In another order the sum would have other bits than the norm's order gives.
+TEST(EvaluationPlan, LossesThatAreNotAddedUpInTheOrderOfTheNormAreRefused) {
+  const PlanOptions options = {
+      .mesh = Mesh::Create({.data = 2, .pipeline = 2, .tensor = 2}).value(), .num_microbatches = 3};
+  for (const auto& [first, refusal] : {std::pair(3, "rank 0: END uses what ENT makes"),
+                                       std::pair(2, "rank 0: EN uses what END makes")}) {
+    std::vector<RankPlan> plans = BuildAll(options);
+    for (RankPlan& plan : plans) {
+      Instruction& one = *(plan.instructions.end() - first);
+      Instruction& next = *(plan.instructions.end() - first + 1);
+      std::swap(one, next);
+      std::swap(one.depends_on, next.depends_on);
+    }
+    EXPECT_THAT(std::string(ValidatePlans(plans).message()), HasSubstr(refusal));
+  }
+  std::vector<RankPlan> plans = BuildAll(options);
+  for (RankPlan& plan : plans) plan.instructions.pop_back();
+  EXPECT_THAT(std::string(ValidatePlans(plans).message()), HasSubstr("EN is missing"));
 }
 
 TEST(EvaluationPlan, HasNoInstructionOfAStepNorAStepOneOfAnEvaluation) {

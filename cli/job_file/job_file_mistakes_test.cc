@@ -386,7 +386,7 @@ TEST(JobFileMistakesTest, RulesBetweenFieldsNameThePlaceAndTheSum) {
       {"optimizer:\n  warmup_steps: 11\n",
        "job.yaml:2:17: optimizer.warmup_steps: 11 is more than train.steps = 10"},
       {"optimizer: {schedule: wsd, decay_steps: 11}\n",
-       "job.yaml:1:40: optimizer.decay_steps: 11 is more than the steps behind the warm-up, "
+       "job.yaml:1:41: optimizer.decay_steps: 11 is more than the steps behind the warm-up, "
        "train.steps - optimizer.warmup_steps = 10"},
       {"optimizer: {min_lr: 1}\n",
        "job.yaml:1:21: optimizer.min_lr: 1 is more than optimizer.lr = 0.0003"},

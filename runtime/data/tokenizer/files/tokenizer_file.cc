@@ -136,9 +136,8 @@ absl::StatusOr<std::string> TokenizerOfCheckpoint(const std::string& checkpoint)
 }
 
 absl::StatusOr<LoadedTokenizer> LoadTokenizerWithFiles(const std::string& path) {
-  if (!IsFolder(path)) return Load(path, "");
   ASSIGN_OR_RETURN(const std::string file, FindTokenizerFile(path));
-  return Load(file, path);
+  return Load(file, IsFolder(path) ? path : "");
 }
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& path) {

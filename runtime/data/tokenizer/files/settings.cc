@@ -398,7 +398,7 @@ class SettingsReader {
     }
     auto& special = settings_.special;
     for (size_t i = num_single; i < special.size(); ++i) special[i].is_of_list = true;
-    // Of tokens with the same text, the first one counts.
+    // The first one of the tokens with the same text counts.
     std::set<std::string> seen;
     std::erase_if(
         special, [&](const NamedToken& named) { return !seen.insert(named.token.content).second; });

@@ -4,8 +4,11 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "runtime/base/clock.h"
@@ -23,6 +26,8 @@ constexpr absl::Duration kAskAgain = absl::Milliseconds(100);
 constexpr int kHealSeconds = 150;
 constexpr int64_t kStepsToBeHealed = 3;
 constexpr int64_t kStartsWithoutStore = 8;
+// From the start of the agents to the return of their file system.
+constexpr absl::Duration kStorageAway = absl::Seconds(3);
 
 absl::Duration Now() { return base::RealClock().Monotonic(); }
 
@@ -61,10 +66,13 @@ void ChaosRun::StartAll() {
     cluster_.StartAgent(i, kSlots);
     probes_.emplace_back(cluster_.agent_pid(i));
   }
+  disk_ = cluster_.directory() + "/disk";
+  std::filesystem::create_directory(disk_);
   std::vector<std::string> fields = JobFields(job_);
+  fields.push_back("checkpoint.directory=" + disk_);
   if (redis_.has_value()) fields.push_back("store=" + redis_->unix_url());
   cluster_.Submit(kJobId, fields);
-  checkpoints_ = cluster_.checkpoints(kJobId);
+  checkpoints_ = absl::StrCat(disk_, "/", kJobId);
 }
 
 Report ChaosRun::Run(int num_faults, CalmRun* calm) {
@@ -131,6 +139,7 @@ void ChaosRun::Inject(const Fault& fault) {
   control::v1::Job before;
   report.aimed = false;
   int64_t openers = 0;
+  Prepare(fault);
   const int tries = IsAtAStart(fault.aim) ? kStarts : 1;
   for (int i = 0; i < tries && !report.aimed; ++i) {
     before = Job();
@@ -256,6 +265,8 @@ bool ChaosRun::IsNow(const Fault& fault) {
 pid_t ChaosRun::PidOf(const Strike& strike) {
   switch (strike.blow.victim) {
     case Victim::kStore:
+    case Victim::kStorage:
+    case Victim::kDirectory:
       return 0;
     case Victim::kDriver:
       return cluster_.driver_pid();
@@ -274,7 +285,8 @@ pid_t ChaosRun::PidOf(const Strike& strike) {
 }
 
 bool ChaosRun::IsThere(const Strike& strike) {
-  if (strike.blow.victim == Victim::kStore) return true;
+  if (strike.blow.victim == Victim::kStore || strike.blow.victim == Victim::kDirectory) return true;
+  if (strike.blow.victim == Victim::kStorage) return std::filesystem::exists(checkpoints_);
   const pid_t pid = PidOf(strike);
   return pid > 0 && e2e::IsAlive(pid);
 }
@@ -288,8 +300,69 @@ void ChaosRun::HitStore(const Strike& strike, std::vector<Aftermath>* aftermath)
   }
 }
 
+// A job that has not run yet neither waits for its storage nor owns its checkpoint directory.
+void ChaosRun::Prepare(const Fault& fault) {
+  const auto hits = [&](Victim victim) {
+    return std::any_of(fault.strikes.begin(), fault.strikes.end(),
+                       [&](const Strike& strike) { return strike.blow.victim == victim; });
+  };
+  if (!hits(Victim::kStorage) && !hits(Victim::kDirectory)) return;
+  e2e::WaitUntil([&] { return IsTerminal(Job()) || Job().last_step() > 0; }, kAimSeconds);
+  if (!hits(Victim::kDirectory)) return;
+  other_.emplace();
+  other_->StartDriver();
+  other_->StartAgent(0, kNumRanks);
+}
+
+// A power cut: the agents are back before the file system is. Where it was mounted, an empty folder
+// is left, in which nothing may be made.
+void ChaosRun::HitStorage(const Strike& strike, std::vector<Aftermath>* aftermath) {
+  const std::string path = strike.of_data ? cluster_.directory() + "/text" : disk_;
+  const std::string away = path + ".away";
+  for (int i = 0; i < kNumAgents; ++i) {
+    ::kill(cluster_.agent_pid(i), SIGKILL);
+  }
+  std::filesystem::rename(path, away);
+  if (!strike.of_data) std::filesystem::create_directory(path);
+  const absl::Duration back = Now() + strike.absence;
+  for (int i = 0; i < kNumAgents; ++i) {
+    Strike agent = strike;
+    agent.blow.victim = Victim::kAgent;
+    agent.agent = i;
+    aftermath->push_back({back, [this, agent] { Reap(agent); }});
+  }
+  aftermath->push_back({back + kStorageAway, [this, path, away] {
+                          std::error_code error;
+                          std::filesystem::remove(path, error);
+                          if (error) Problem(absl::StrCat(path, ": ", error.message()));
+                          std::filesystem::rename(away, path, error);
+                          if (error) Problem(absl::StrCat(away, ": ", error.message()));
+                        }});
+}
+
+// The claim is refused, and the job that owns the directory trains on.
+void ChaosRun::HitDirectory(std::vector<Aftermath>* aftermath) {
+  std::vector<std::string> fields = JobFields(job_);
+  fields.push_back("checkpoint.directory=" + disk_);
+  other_->Submit(kJobId, fields);
+  aftermath->push_back({Now(), [this] {
+                          other_->WaitForEnd(kJobId);
+                          const control::v1::Job refused = other_->Status(kJobId);
+                          const bool of_owner = absl::StrContains(
+                              refused.message(), "belongs to job chaos of the driver's log ");
+                          if (refused.reason() != "Refused" || !of_owner) {
+                            Problem(absl::StrCat("another driver's job was not refused: ",
+                                                 control::v1::JobState_Name(refused.state()), " ",
+                                                 refused.message()));
+                          }
+                          other_.reset();
+                        }});
+}
+
 void ChaosRun::Hit(const Strike& strike, std::vector<Aftermath>* aftermath) {
   if (strike.blow.victim == Victim::kStore) return HitStore(strike, aftermath);
+  if (strike.blow.victim == Victim::kStorage) return HitStorage(strike, aftermath);
+  if (strike.blow.victim == Victim::kDirectory) return HitDirectory(aftermath);
   const pid_t pid = PidOf(strike);
   if (pid <= 0 || !e2e::IsAlive(pid)) return;  // the first strike's consequence
   const bool is_child =
@@ -377,7 +450,9 @@ void ChaosRun::Judge(const Fault& fault, int64_t openers, FaultReport* report) {
   for (const Strike& strike : fault.strikes) {
     if (IsSurvived(fault)) break;
     // While the store is away, every start fails.
-    most += strike.blow.victim == Victim::kStore ? kStartsWithoutStore : 1;
+    most += strike.blow.victim == Victim::kStore     ? kStartsWithoutStore
+            : strike.blow.victim == Victim::kStorage ? kNumAgents
+                                                     : 1;
   }
   if (recoveries > most) {
     Problem(absl::StrCat(where, ": ", recoveries, " recoveries, at most ", most,

@@ -62,6 +62,10 @@ class ChaosRun {
   bool IsNow(const Fault& fault);
   void Hit(const Strike& strike, std::vector<Aftermath>* aftermath);
   void HitStore(const Strike& strike, std::vector<Aftermath>* aftermath);
+  void HitStorage(const Strike& strike, std::vector<Aftermath>* aftermath);
+  void HitDirectory(std::vector<Aftermath>* aftermath);
+  // Starts what the strikes need, and waits until the job has what they take from it.
+  void Prepare(const Fault& fault);
   pid_t PidOf(const Strike& strike);
   bool IsThere(const Strike& strike);  // true if its victim exists
   void Reap(const Strike& strike);
@@ -81,9 +85,11 @@ class ChaosRun {
   std::optional<comm::TestRedisServer> redis_;  // set: the rendezvous store
   e2e::Cluster cluster_;
   std::vector<AgentProbe> probes_;  // by agent
+  std::string disk_;                // where a file system with the checkpoints could be mounted
   std::string checkpoints_;
-  int64_t attempt_with_sockets_ = 0;  // the newest such attempt before the present fault
-  std::vector<pid_t> to_end_;         // victims of the present fault that must end
+  std::optional<e2e::Cluster> other_;  // has the driver that claims the checkpoint directory
+  int64_t attempt_with_sockets_ = 0;   // the newest such attempt before the present fault
+  std::vector<pid_t> to_end_;          // victims of the present fault that must end
 };
 
 // Returns one line for people: "fault 2: SIGKILL to rank 3 inside a collective …".

@@ -17,6 +17,17 @@ constexpr absl::Duration kLongestAbsence = absl::Seconds(2);
 constexpr absl::Duration kShortPause = absl::Seconds(2);
 constexpr absl::Duration kLongPause = absl::Seconds(9);
 
+// What is hit is not one process.
+std::string OfMany(const Strike& strike) {
+  if (strike.blow.victim == Victim::kDirectory) return "another driver's claim of the checkpoints";
+  return absl::StrCat("SIGKILL to all agents, and the file system of the ",
+                      strike.of_data ? "data" : "checkpoints", " is away");
+}
+
+bool IsOfMany(const Strike& strike) {
+  return strike.blow.victim == Victim::kStorage || strike.blow.victim == Victim::kDirectory;
+}
+
 std::string SignalName(int signal) {
   switch (signal) {
     case SIGKILL:
@@ -31,6 +42,7 @@ std::string SignalName(int signal) {
 bool IsSameProcess(const Strike& a, const Strike& b) {
   if (a.blow.victim != b.blow.victim) return false;
   if (a.blow.victim == Victim::kDriver || a.blow.victim == Victim::kStore) return true;
+  if (a.blow.victim == Victim::kStorage || a.blow.victim == Victim::kDirectory) return true;
   return a.blow.victim == Victim::kWorker ? a.rank == b.rank : a.agent == b.agent;
 }
 
@@ -66,6 +78,8 @@ const std::vector<Blow>& AllBlows() {
       {Victim::kStore, SIGSTOP, kShortPause},
       {Victim::kStore, SIGTERM, absl::ZeroDuration()},
       {Victim::kWorker, SIGSTOP, absl::InfiniteDuration(), true},
+      {Victim::kStorage, SIGKILL, absl::ZeroDuration()},
+      {Victim::kDirectory, 0, absl::ZeroDuration()},
   };
   return *blows;
 }
@@ -83,6 +97,7 @@ std::vector<Fault> DrawFaults(uint64_t seed, int count, int num_ranks, int num_a
       strike.blow = blow;
       strike.rank = draw.Pick(num_ranks);
       strike.agent = draw.Pick(num_agents);
+      strike.of_data = strike.rank % 2 == 1;
       strike.absence = kLongestAbsence * draw.Pick(1000) / 1000;
       if (!fault.strikes.empty() && IsSameProcess(fault.strikes[0], strike)) return;
       fault.strikes.push_back(strike);
@@ -158,6 +173,7 @@ std::string Describe(Aim aim) {
 }
 
 std::string Describe(const Strike& strike) {
+  if (IsOfMany(strike)) return OfMany(strike);
   const Blow& blow = strike.blow;
   std::string text = absl::StrCat(SignalName(blow.signal), " to ");
   switch (blow.victim) {
@@ -175,6 +191,9 @@ std::string Describe(const Strike& strike) {
       break;
     case Victim::kStore:
       absl::StrAppend(&text, "the store");
+      break;
+    case Victim::kStorage:
+    case Victim::kDirectory:
       break;
   }
   if (blow.signal == SIGSTOP && blow.pause < absl::InfiniteDuration()) {
@@ -197,7 +216,7 @@ bool IsSurvived(const Fault& fault) {
   return std::all_of(fault.strikes.begin(), fault.strikes.end(), [](const Strike& strike) {
     const Blow& blow = strike.blow;
     return blow.victim == Victim::kHost || blow.victim == Victim::kDriver ||
-           blow.victim == Victim::kStore ||
+           blow.victim == Victim::kStore || blow.victim == Victim::kDirectory ||
            (blow.victim == Victim::kAgent && blow.signal == SIGSTOP && blow.pause <= kShortPause);
   });
 }

@@ -30,7 +30,16 @@ enum class Aim {
 };
 inline constexpr int kNumAims = 12;
 
-enum class Victim { kWorker, kHost, kAgent, kDriver, kStore };  // kStore: redis-server
+enum class Victim {
+  kWorker,
+  kHost,
+  kAgent,
+  kDriver,
+  kStore,    // redis-server
+  kStorage,  // the file system of the checkpoints or of the data is away while all agents restart
+  // The job's checkpoint directory: a job of the same name, of another driver's log, wants it.
+  kDirectory,
+};
 
 struct Blow {
   Victim victim;
@@ -46,8 +55,9 @@ const std::vector<Blow>& AllBlows();
 
 struct Strike {
   Blow blow;
-  int rank = 0;   // the worker's rank
-  int agent = 0;  // the index of the host or agent
+  int rank = 0;          // the worker's rank
+  int agent = 0;         // the index of the host or agent
+  bool of_data = false;  // storage: the file system of the data, and not that of the checkpoints
   // Time until an agent, driver or store that ended is started again.
   absl::Duration absence = absl::ZeroDuration();
   absl::Duration delay = absl::ZeroDuration();  // after the fault's first strike
@@ -66,7 +76,7 @@ enum class Setting {
 };
 
 // What a soak runs: every pair of a moment and a blow at least once.
-inline constexpr uint64_t kSoakSeeds = 68;
+inline constexpr uint64_t kSoakSeeds = 76;
 inline constexpr int kFaultsPerSeed = 3;
 
 // Returns the setting in which the faults of a seed can happen, by turns: one that strikes the

@@ -28,6 +28,7 @@
 #include "runtime/base/process/termination.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/numerics.h"
+#include "runtime/checkpoint/writer.h"
 #include "runtime/job/data_digest.h"
 #include "runtime/telemetry/heartbeat.h"
 
@@ -233,6 +234,28 @@ int Serve(Link* link, HostAssignment assignment, const device::Description& devi
   std::_Exit(0);
 }
 
+// Deletes checkpoints of a job that is about to end. Neither its data nor its device matters.
+int ServeRetention(Link* link, const HostAssignment& assignment) {
+  for (;;) {
+    ToHost message;
+    if (!link->Receive(&message, absl::InfiniteDuration()).ok()) return 0;
+    const auto& retain = message.retain();
+    if (retain.committed().empty()) continue;
+    const absl::Status status = checkpoint::ApplyRetention(
+        assignment.checkpoint_directory(), {{retain.committed().begin(), retain.committed().end()},
+                                            retain.attempt(),
+                                            assignment.owner()});
+    FromHost report;
+    if (!status.ok()) {
+      base::LogWarning(absl::StrCat("storage: ", status.message()));
+      report.mutable_storage_error()->set_message(std::string(status.message()));
+      (void)link->Send(report);
+    }
+    *report.mutable_retained()->mutable_newest() = *retain.committed().rbegin();
+    (void)link->Send(report);
+  }
+}
+
 }  // namespace
 
 int RunHost(int link_fd, const MakeDevice& make_device) {
@@ -247,6 +270,7 @@ int RunHost(int link_fd, const MakeDevice& make_device) {
     return 1;
   }
   const HostAssignment& assignment = first.assignment();
+  if (assignment.retain_only()) return ServeRetention(&link, assignment);
   // Serving a job needs the device's name alone; the preflight all devices' memory.
   const int first_rank = assignment.preflight_only() ? 0 : assignment.local_ranks_size() - 1;
   const auto device = Describe(make_device, assignment, first_rank);

@@ -201,6 +201,7 @@ absl::Status OwnDirectory(const HostAssignment& assignment, Preflight* result) {
   const std::string& directory = assignment.checkpoint_directory();
   if (!assignment.has_owner()) return base::MakeDirectories(directory);  // an older driver
   if (assignment.nonce().empty() || assignment.nonce_node_id() == assignment.node_id()) {
+    if (!assignment.has_data()) result->set_newest_attempt(checkpoint::NewestAttemptIn(directory));
     const auto said = checkpoint::ClaimDirectory({.directory = directory,
                                                   .owner = assignment.owner(),
                                                   .ran_before = assignment.has_data(),
@@ -327,8 +328,6 @@ absl::Status Check(const HostAssignment& assignment, const device::Description& 
 
 // How long storage that is away is left alone before the next look.
 constexpr absl::Duration kAwayPause = absl::Seconds(1);
-// How long a machine waits before it says so to the driver.
-constexpr absl::Duration kAwayShort = absl::Seconds(20);
 
 // If the job has run before, its files were there. They may come back.
 absl::Status CheckPatiently(const HostAssignment& assignment, const device::Description& device,
@@ -352,7 +351,8 @@ absl::Status CheckPatiently(const HostAssignment& assignment, const device::Desc
     waits.set_progress(waits.progress() + 1);
     waits.set_message(text);
     if (options.on_progress) options.on_progress(waits);
-    if (options.on_away && waited >= kAwayShort) options.on_away(std::string(status.message()));
+    if (options.on_away && waited >= options.away_short)
+      options.on_away(std::string(status.message()));
     absl::SleepFor(kAwayPause);
   }
 }

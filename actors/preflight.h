@@ -26,6 +26,7 @@ struct PreflightOptions {
   // Called while the preflight waits for storage, once it has waited for so long that the job may
   // be better off on other machines, if there are some; may be empty.
   std::function<void(const std::string& why)> on_away = {};
+  absl::Duration away_short = absl::Seconds(20);  // how long it waits before on_away
   // Asks again how much memory of the devices is free. Processes of an earlier attempt may still be
   // freeing their memory, so the preflight refuses a job for lack of free memory only after
   // free_bytes_patience. Empty: it does not ask again.

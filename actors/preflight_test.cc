@@ -286,6 +286,35 @@ TEST_F(PreflightTest, AJobThatHasRunWaitsUntilItsStorageIsBack) {
   EXPECT_EQ(base::ErrnoOf(gone.status()), ENOENT) << gone.status();
 }
 
+// The driver may place the job elsewhere then.
+TEST_F(PreflightTest, StorageThatIsAwayForLongIsSaidToTheDriver) {
+  HostAssignment assignment = AssignmentOf("n0");
+  assignment.mutable_spec()->mutable_fault()->mutable_checkpoint_timeout()->set_seconds(1);
+  assignment.set_ran_here(true);
+  std::filesystem::remove(directory_ + "/text");
+  std::vector<std::string> said;
+  const auto say = [&](const std::string& why) { said.push_back(why); };
+  EXPECT_FALSE(RunPreflight(assignment, kCpu, {.on_away = say}).ok());
+  EXPECT_TRUE(said.empty()) << "not before 20 s";
+  EXPECT_FALSE(
+      RunPreflight(assignment, kCpu, {.on_away = say, .away_short = absl::ZeroDuration()}).ok());
+  ASSERT_FALSE(said.empty());
+  EXPECT_TRUE(absl::StrContains(said[0], directory_ + "/text")) << said[0];
+}
+
+TEST_F(PreflightTest, TheFirstPreflightFindsTheAttemptsThatTheDirectoryHasHad) {
+  HostAssignment assignment = AssignmentOf("n0");
+  assignment.mutable_owner()->set_job_id("toy");
+  assignment.mutable_owner()->set_log_id("10c0");
+  EXPECT_EQ(Run(assignment).newest_attempt(), 0);
+  const std::string& directory = assignment.checkpoint_directory();
+  std::filesystem::create_directories(directory + "/step-00000010-attempt-3");
+  std::filesystem::create_directories(directory + "/taken-over-1234/step-00000010-attempt-7");
+  EXPECT_EQ(Run(assignment).newest_attempt(), 7);
+  *assignment.mutable_data() = Run(assignment).data();
+  EXPECT_EQ(Run(assignment).newest_attempt(), 0) << "they are the job's own";
+}
+
 TEST_F(PreflightTest, MoreThreadsThanCoresIsAWarning) {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   const Preflight passed = Run(AssignmentOf("n0", cores + 1));

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
+#include "runtime/checkpoint/owner.h"
 #include "runtime/comm/communicator.h"
 #include "runtime/device/hang.h"
 
@@ -95,6 +96,7 @@ std::vector<WorkerAction> WorkerCore::OnLoaded(const absl::Status& status,
   if (!status.ok()) {
     RankFailure failure = FailureOf(status);
     failure.set_at_restore(absl::IsDataLoss(status));
+    failure.set_of_another_run(checkpoint::IsOfAnotherRun(status));
     return Fail(std::move(failure));
   }
   std::vector<WorkerAction> actions;

@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/status.h"
+#include "runtime/checkpoint/owner.h"
 #include "runtime/comm/communicator.h"
 #include "runtime/device/testing/strict_device.h"
 #include "runtime/engine/testing/test_job.h"
@@ -208,6 +209,12 @@ TEST(WorkerCoreTest, ACheckpointThatCannotBeReadIsToldFromDamageDuringTraining) 
   const auto unread = loading.OnLoaded(absl::DataLossError("shard x"), "");
   ASSERT_EQ(unread.size(), 1u);
   EXPECT_TRUE(unread[0].failure.at_restore());
+  EXPECT_FALSE(unread[0].failure.of_another_run());
+  agent::v1::RestorePoint restore;
+  restore.mutable_owner()->set_job_id("j");
+  WorkerCore deceived({.first_step = 10, .last_step = 20});
+  const auto others = deceived.OnLoaded(checkpoint::CheckIsCommitted({}, restore), "");
+  EXPECT_TRUE(others[0].failure.at_restore() && others[0].failure.of_another_run());
   WorkerCore crowded({.first_step = 10, .last_step = 20});
   EXPECT_FALSE(crowded.OnLoaded(absl::ResourceExhaustedError("x"), "")[0].failure.at_restore());
   WorkerCore training({.first_step = 10, .last_step = 20});

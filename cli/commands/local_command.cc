@@ -167,7 +167,6 @@ class LocalRun {
     ConnectionFlags connection;
     connection.address = cluster_->driver_address();
     ASSIGN_OR_RETURN(client_, Connect(connection));
-    if (live()) PrintStart();
     // After one signal the driver still gets the job, so that Follow cancels it: a submit without
     // an answer may be in the driver's log, and the job would run in the next run.
     const auto must_end = [this] { return interrupt_.Count() > 1; };
@@ -181,6 +180,7 @@ class LocalRun {
     if (IsTerminal(job->state()) && IsOlder(*job, base::RealClock().Monotonic() - began_at)) {
       return EndedBefore(*job);
     }
+    if (live()) PrintStart();
     PrintPage();
     return absl::OkStatus();
   }

@@ -74,7 +74,7 @@ void PrintJobs(const control::v1::ListJobsResponse& response, const ConnectionFl
                     ShortDuration(absl::Seconds(job.submitted_age_seconds())),
                     CompleteCommands(job.message(), flags)});
   }
-  std::printf("%s", FitTable(std::move(rows), OutputWidth(), LongText::kCut).c_str());
+  std::printf("%s", FitTable(std::move(rows), OutputWidth(), LongText::kWrapped).c_str());
 }
 
 void PrintCluster(const control::v1::GetClusterResponse& cluster) {

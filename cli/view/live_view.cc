@@ -302,8 +302,8 @@ std::string RateText(const Job& job) {
                           100 * job.model_flops_per_second() / job.flops_ceiling(),
                           job.flops_ceiling() / 1e9);
     if (job.flops_ceiling_age_seconds() > 0) {
-      absl::StrAppend(&text, ", measured ",
-                      ShortDuration(absl::Seconds(job.flops_ceiling_age_seconds())), " ago");
+      absl::StrAppend(&text, " (measured ",
+                      ShortDuration(absl::Seconds(job.flops_ceiling_age_seconds())), " ago)");
     }
   }
   return text;

@@ -23,7 +23,7 @@ bool IsTerminal(control::v1::JobState state);
 // Returns state, reason and message in one line: "PENDING (WaitingForSlots): needs 1 slot, …".
 std::string StateLine(const control::v1::Job& job);
 
-// Returns "31,204 tokens/s, MFU 41.2 % of 430 GFLOP/s, measured 3h05m ago"; "": the tokens/s
+// Returns "31,204 tokens/s, MFU 41.2 % of 430 GFLOP/s (measured 3h05m ago)"; "": the tokens/s
 // are not known yet. Without an age the FLOP/s are those of the devices' data sheets.
 std::string RateText(const control::v1::Job& job);
 

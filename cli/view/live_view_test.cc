@@ -147,9 +147,9 @@ TEST(LiveViewTest, ShowsTheAgeOfTheMeasurementThatMfuIsGivenAgainst) {
   job.set_flops_ceiling_age_seconds(3 * 3600 + 300);
   EXPECT_EQ(RenderJob(job, Plain(120), 16)[2],
             "loss 1.9123   gradient norm 0.420   lr 1.80e-03   31,204 tokens/s, MFU 41.2 % of 430 "
-            "GFLOP/s, measured 3h05m ago");
+            "GFLOP/s (measured 3h05m ago)");
   const std::string plain = absl::StrJoin(PlainLog().Update(job, absl::Minutes(1)), "\n");
-  EXPECT_TRUE(absl::StrContains(plain, "MFU 41.2 % of 430 GFLOP/s, measured 3h05m ago")) << plain;
+  EXPECT_TRUE(absl::StrContains(plain, "MFU 41.2 % of 430 GFLOP/s (measured 3h05m ago)")) << plain;
   job.clear_model_flops_per_second();
   EXPECT_EQ(RenderJob(job, Plain(120), 16)[2],
             "loss 1.9123   gradient norm 0.420   lr 1.80e-03   31,204 tokens/s");

@@ -2,10 +2,12 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
 #include <system_error>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -22,6 +24,8 @@ namespace {
 
 constexpr size_t kOwnerBytesMax = 64 << 10;
 constexpr int kCopiesMax = 100;  // of one checkpoint, in the folder to which a take-over moves
+constexpr char kTakenOver[] = "taken-over-";  // begins the name of a folder of moved checkpoints
+constexpr char kOfAnotherRun[] = ": is the checkpoint of another run";
 constexpr char kHowToTake[] =
     "choose another checkpoint.directory or job id, or take it over with --take-over";
 
@@ -122,7 +126,7 @@ absl::StatusOr<int> MoveAside(const DirectoryClaim& claim, const std::string& as
 absl::StatusOr<std::vector<std::string>> TakeOver(const DirectoryClaim& claim,
                                                   const std::string& before) {
   const std::string aside =
-      absl::StrCat(claim.directory, "/taken-over-", base::Sha256Hex(before).substr(0, 8));
+      absl::StrCat(claim.directory, "/", kTakenOver, base::Sha256Hex(before).substr(0, 8));
   ASSIGN_OR_RETURN(int moved, MoveAside(claim, aside));
   RETURN_IF_ERROR(
       base::WriteFileDurably(OwnerPath(claim.directory), ToJson(claim.owner, JsonStyle::kPretty)));
@@ -221,11 +225,34 @@ absl::Status CheckIsCommitted(const v1::Manifest& manifest,
     return absl::OkStatus();
   }
   return absl::DataLossError(absl::StrCat(
-      restore.directory(), ": is the checkpoint of another run (",
+      restore.directory(), kOfAnotherRun, " (",
       manifest.has_owner() ? Describe(manifest.owner())
                            : absl::StrCat("job ", manifest.job_id(), ", no owner"),
       ", step ", manifest.step(), ", attempt ", manifest.attempt(), "); expected ",
       Describe(restore.owner()), ", step ", restore.step(), ", attempt ", restore.attempt()));
+}
+
+// Ranks of several machines exchange such errors as text.
+bool IsOfAnotherRun(const absl::Status& status) {
+  return absl::IsDataLoss(status) && absl::StrContains(status.message(), kOfAnotherRun);
+}
+
+int64_t NewestAttemptIn(const std::string& directory) {
+  std::vector<std::string> folders = {directory};
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
+       entry.increment(error)) {
+    if (absl::StartsWith(entry->path().filename().string(), kTakenOver)) {
+      folders.push_back(entry->path().string());
+    }
+  }
+  int64_t newest = 0;
+  for (const std::string& folder : folders) {
+    const auto found = ListStepDirectories(folder);
+    if (!found.ok()) continue;
+    for (const auto& id : *found) newest = std::max<int64_t>(newest, id.attempt());
+  }
+  return newest;
 }
 
 absl::Status CheckPlace(const std::string& step_directory, const v1::Manifest& manifest) {

@@ -5,6 +5,7 @@
 // deletes or restores checkpoints checks it first. Threads: plain functions. Blocking: storage.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,13 @@ struct DirectoryClaim {
 // line with what to do; NotFound with its errno - what was there is missing: storage is away; else
 // those of the file system.
 absl::StatusOr<std::vector<std::string>> ClaimDirectory(const DirectoryClaim& claim);
+
+// Returns whether CheckIsCommitted made this error, perhaps on another machine.
+bool IsOfAnotherRun(const absl::Status& status);
+
+// Returns the highest attempt in the names of the checkpoints in the directory, and of those that
+// take-overs moved; 0: there is none.
+int64_t NewestAttemptIn(const std::string& directory);
 
 // Returns OK if the manifest is that of the checkpoint which the job's driver committed. Without
 // restore.owner the restore point may be another job's, so nothing is checked. Errors: DataLoss -

@@ -202,6 +202,8 @@ TEST_F(OwnerTest, ARestorePointMustBeWhatTheLogCommitted) {
   *manifest.mutable_owner() = kOther;
   const absl::Status others = CheckIsCommitted(manifest, restore);
   EXPECT_TRUE(absl::IsDataLoss(others));
+  EXPECT_TRUE(IsOfAnotherRun(others));
+  EXPECT_FALSE(IsOfAnotherRun(absl::DataLossError("shard x: its SHA-256 is wrong")));
   EXPECT_TRUE(StrContains(others.message(),
                           "is the checkpoint of another run (job demo of the "
                           "driver's log ffff"));

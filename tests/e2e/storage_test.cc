@@ -174,6 +174,14 @@ class StorageTest : public ::testing::Test {
     ASSERT_TRUE(WaitUntil([&] { return cluster_.Status("job").has_last_checkpoint(); }, 60));
   }
 
+  int NumComplete(const std::string& job_id) const {
+    int complete = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(cluster_.checkpoints(job_id))) {
+      complete += std::filesystem::exists(entry.path() / "manifest.json") ? 1 : 0;
+    }
+    return complete;
+  }
+
   std::vector<std::string> mounted_;
   Cluster cluster_;
 };
@@ -427,6 +435,32 @@ TEST_F(StorageTest, AJobWaitsForStorageThatIsAwayAndMakesNothingAnewOnTheBareMou
   EXPECT_EQ(digest.out, cluster_.Digest("calm") + "\n");
 }
 
+TEST_F(StorageTest, AJobWaitsForAFileSystemThatIsReadOnlyWhenItsAgentStarts) {
+  const std::string disk = MountDisk("disk", "24m");
+  const auto remount = [&](uint64_t flags) {
+    return ::mount("none", disk.c_str(), nullptr, MS_REMOUNT | flags, nullptr);
+  };
+  cluster_.StartAgent(0, 4);
+  cluster_.Submit("job", {"checkpoint.directory=" + disk});
+  ASSERT_TRUE(WaitUntil([&] { return cluster_.Status("job").has_last_checkpoint(); }, 60));
+  cluster_.KillAgent(0);
+  // Until the processes are gone, a file may be open.
+  ASSERT_TRUE(WaitUntil([&] { return remount(MS_RDONLY) == 0; }, 60));
+  cluster_.StartAgent(0, 4);
+  ASSERT_TRUE(WaitUntil(
+      [&] {
+        const std::string message = cluster_.Status("job").message();
+        return message.find("waits for storage (") != std::string::npos &&
+               message.find("Read-only file system") != std::string::npos;
+      },
+      60))
+      << cluster_.Status("job").message();
+  ASSERT_EQ(remount(0), 0);
+  EXPECT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED)
+      << cluster_.Status("job").message();
+  EXPECT_EQ(cluster_.Status("job").attempt(), 2);
+}
+
 TEST_F(StorageTest, ADirectoryOfAnotherDriversJobIsRefusedAndTakenOverOnlyOnRequest) {
   const std::string disk = cluster_.directory() + "/disk";
   std::filesystem::create_directory(disk);
@@ -453,15 +487,18 @@ TEST_F(StorageTest, ADirectoryOfAnotherDriversJobIsRefusedAndTakenOverOnlyOnRequ
     EXPECT_NE(refused.find(part), std::string::npos) << part << " is not in " << refused;
   }
   EXPECT_EQ(cluster_.Megascale({"checkpoint", "digest", disk + "/job"}).out, mine);
-  // A job whose directory is that of another job, whatever the two are called.
-  cluster_.Submit("victim");
-  ASSERT_EQ(cluster_.WaitForEnd("victim"), control::v1::JOB_STATE_SUCCEEDED);
-  cluster_.Submit("checkpoints", {absl::StrCat("checkpoint.directory=", cluster_.state_directory(),
-                                               "/jobs/victim")});
-  EXPECT_EQ(cluster_.WaitForEnd("checkpoints"), control::v1::JOB_STATE_FAILED);
-  EXPECT_NE(cluster_.Status("checkpoints").message().find("belongs to job victim of the driver's"),
-            std::string::npos)
-      << cluster_.Status("checkpoints").message();
+  // A job whose directory is that of another job, which has none yet, or the driver's own.
+  for (const char* within : {"/jobs/victim", "/log", ""}) {
+    const std::string inside = cluster_.state_directory() + within;
+    const CommandResult submitted =
+        cluster_.Megascale({"submit", cluster_.directory() + "/job.yaml", "--job-id", "checkpoints",
+                            "--set", "checkpoint.directory=" + inside});
+    EXPECT_NE(submitted.exit_code, 0) << inside;
+    EXPECT_NE(submitted.err.find(absl::StrCat("checkpoint.directory: ", inside,
+                                              " lies in the driver's state directory ")),
+              std::string::npos)
+        << submitted.err;
+  }
 
   std::vector<std::string> take = again;
   take.emplace_back("--take-over");
@@ -509,12 +546,23 @@ TEST_F(StorageTest, ACancelledJobKeepsAsManyCheckpointsAsItMay) {
     ASSERT_TRUE(WaitUntil([&] { return cluster_.Status(id).last_checkpoint().step() > 20; }, 60));
     ASSERT_EQ(cluster_.Megascale({"cancel", id}).exit_code, 0);
     EXPECT_EQ(cluster_.WaitForEnd(id), control::v1::JOB_STATE_CANCELLED);
-    int complete = 0;
-    for (const auto& entry : std::filesystem::directory_iterator(cluster_.checkpoints(id))) {
-      complete += std::filesystem::exists(entry.path() / "manifest.json") ? 1 : 0;
-    }
-    EXPECT_EQ(complete, 2) << id;
+    EXPECT_EQ(NumComplete(id), 2) << id;
   }
+}
+
+// No process of it runs: the other machine deletes.
+TEST_F(StorageTest, AJobThatIsCancelledWhileItWaitsKeepsAsManyCheckpointsAsItMay) {
+  cluster_.StartAgent(0, 2);
+  cluster_.StartAgent(1, 2);
+  cluster_.Submit("job", {"train.steps=1000000", "checkpoint.interval=1", "checkpoint.keep=2"});
+  ASSERT_TRUE(WaitUntil([&] { return cluster_.Status("job").last_checkpoint().step() > 20; }, 60));
+  cluster_.KillAgent(0);
+  ASSERT_TRUE(WaitUntil([&] { return cluster_.Status("job").reason() == "WaitingForSlots"; }, 60));
+  ASSERT_EQ(cluster_.Megascale({"cancel", "job"}).exit_code, 0);
+  EXPECT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_CANCELLED);
+  EXPECT_EQ(NumComplete("job"), 2) << cluster_.Status("job").message();
+  EXPECT_EQ(cluster_.Status("job").message().find("may be left"), std::string::npos)
+      << cluster_.Status("job").message();
 }
 
 }  // namespace

@@ -562,6 +562,31 @@ TEST_F(AgentCoreTest, AReportThatIsTooLargeToBeSentSaysSo) {
   EXPECT_EQ(core_.Report({}, whole.ByteSizeLong()).too_large_bytes(), 0);
 }
 
+// The job is about to end, and nothing of it runs any more.
+TEST_F(AgentCoreTest, OnOrderAHostDeletesCheckpointsAndDoesNothingElse) {
+  Run();
+  Hold(0, 1, 20);
+  End(1, Exited(1));  // the job's host failed before
+  Want(DesiredJob::PHASE_HOLD, 1);
+  Apply();
+  for (const int64_t process : {2, 3}) End(process, Ours());
+  Settle();
+  DesiredJob* job = Want(DesiredJob::PHASE_RETAIN, 1);
+  job->add_committed()->set_step(10);
+  EXPECT_THAT(Apply(), IsEmpty()) << "another agent deletes";
+  job->set_delete_checkpoints(true);
+  desired_.set_version(++version_);
+  EXPECT_THAT(Apply(), ElementsAre("start host as 4", "tell 4 retain 1"));
+  link::v1::FromHost message;
+  *message.mutable_retained()->mutable_newest() = job->committed(0);
+  core_.OnHostMessage(4, message);
+  EXPECT_EQ(Job().retained().step(), 10);
+  EXPECT_EQ(Job().num_processes(), 1);
+  desired_.clear_jobs();
+  desired_.set_version(++version_);
+  EXPECT_THAT(Apply(), ElementsAre("kill 4"));
+}
+
 TEST_F(AgentCoreTest, WhatIsKnownOfEpochsIsThatOfTheNewestDesiredState) {
   EXPECT_EQ(core_.known().epoch(), 0);
   Want(DesiredJob::PHASE_RUN, 1);

@@ -91,6 +91,9 @@ void JobCore::SetDesired(const v1::DesiredJob& desired, absl::Duration now) {
     desired_.set_phase(before.phase());
     *desired_.mutable_restore() = before.restore();
   }
+  if (InPhase(v1::DesiredJob::PHASE_RETAIN) && before.phase() != desired_.phase()) {
+    ForgetHost();  // another process, with another task
+  }
   const bool stops = InPhase(v1::DesiredJob::PHASE_STOP);
   if (!stops || !same_attempt) stop_since_.reset();
   if (desired.as_before()) {
@@ -339,6 +342,8 @@ void JobCore::Reconcile(absl::Duration now, int64_t* last_process_id,
       return ReconcileRun(now, last_process_id, actions);
     case v1::DesiredJob::PHASE_STOP:
       return ReconcileStop(now, last_process_id, actions);
+    case v1::DesiredJob::PHASE_RETAIN:
+      return ReconcileRetain(now, last_process_id, actions);
     default:
       return;
   }
@@ -352,17 +357,21 @@ void JobCore::Adopt() {
   preflight_.reset();
   files_.Clear();
   store_check_sent_ = store_checked_ = false;
-  host_starts_ = host_failures_ = 0;
-  host_start_after_ = -absl::InfiniteDuration();
-  host_failure_.reset();
-  storage_error_.clear();
+  ForgetHost();
   warnings_.clear();
-  retained_.reset();
   // The driver has fenced the older attempts: their uncommitted checkpoints will never be
   // committed, and the steps after the restore point are taken again.
   std::erase_if(shards_, [&](const auto& shard) { return std::get<0>(shard) < attempt_; });
   std::erase_if(manifests_, [&](const auto& manifest) { return manifest.first.first < attempt_; });
   steps_.erase(steps_.upper_bound(desired_.restore().step()), steps_.end());
+}
+
+void JobCore::ForgetHost() {
+  host_starts_ = host_failures_ = 0;
+  host_start_after_ = -absl::InfiniteDuration();
+  host_failure_.reset();
+  storage_error_.clear();
+  retained_.reset();
 }
 
 void JobCore::ReconcilePreflight(absl::Duration now, int64_t* last_process_id,
@@ -428,6 +437,17 @@ void JobCore::ReconcileStop(absl::Duration now, int64_t* last_process_id,
   TellHost(actions);
 }
 
+void JobCore::ReconcileRetain(absl::Duration now, int64_t* last_process_id,
+                              std::vector<Action>* actions) {
+  const bool is_other = std::any_of(processes_.begin(), processes_.end(),
+                                    [](const auto& item) { return !item.second.retain_only; });
+  if (is_other || !desired_.delete_checkpoints()) return KillAll(actions);
+  StartHost(now, last_process_id, actions);
+  if (Process* host = HostProcess(); host != nullptr && !host->killed) {
+    TellRetention(host, actions);
+  }
+}
+
 void JobCore::StartHost(absl::Duration now, int64_t* last_process_id,
                         std::vector<Action>* actions) {
   if (HostProcess() != nullptr || host_failure_.has_value() || now < host_start_after_) return;
@@ -440,6 +460,7 @@ void JobCore::Start(int rank, int64_t* last_process_id, std::vector<Action>* act
   process.id = ++*last_process_id;
   process.rank = rank;
   process.preflight_only = InPhase(v1::DesiredJob::PHASE_PREFLIGHT);
+  process.retain_only = InPhase(v1::DesiredJob::PHASE_RETAIN);
   processes_[process.id] = process;
   actions->push_back(StartProcess{process.id, rank, process.preflight_only, &desired_});
 }
@@ -466,6 +487,10 @@ void JobCore::TellHost(std::vector<Action>* actions) {
     *send.message.mutable_finalize() = id;
     actions->push_back(std::move(send));
   }
+  TellRetention(host, actions);
+}
+
+void JobCore::TellRetention(Process* host, std::vector<Action>* actions) {
   if (!desired_.delete_checkpoints() || desired_.committed().empty()) return;
   SendToHost send{host->id, {}};
   *send.message.mutable_retain()->mutable_committed() = desired_.committed();
@@ -508,6 +533,8 @@ bool JobCore::WantsHost() const {
       return !LocalRanks().empty();
     case v1::DesiredJob::PHASE_STOP:
       return launched_;
+    case v1::DesiredJob::PHASE_RETAIN:
+      return desired_.delete_checkpoints();
     default:
       return false;
   }

@@ -88,6 +88,7 @@ class JobCore {
     int64_t id = 0;
     int rank = 0;
     bool preflight_only = false;
+    bool retain_only = false;
     int pid = 0;
     bool killed = false;   // killed because it is not wanted or did not stop in time
     bool overdue = false;  // it did not stop in time
@@ -123,11 +124,15 @@ class JobCore {
                           std::vector<Action>* actions);
   void ReconcileRun(absl::Duration now, int64_t* last_process_id, std::vector<Action>* actions);
   void ReconcileStop(absl::Duration now, int64_t* last_process_id, std::vector<Action>* actions);
+  void ReconcileRetain(absl::Duration now, int64_t* last_process_id, std::vector<Action>* actions);
+  // Forgets how the host processes of the attempt before, or of the phase before, ended.
+  void ForgetHost();
   bool WantsHost() const;
   bool HostIsDue() const;  // no host process runs, and one must start now or after its backoff
   void StartHost(absl::Duration now, int64_t* last_process_id, std::vector<Action>* actions);
   void Start(int rank, int64_t* last_process_id, std::vector<Action>* actions);
   void TellHost(std::vector<Action>* actions);
+  void TellRetention(Process* host, std::vector<Action>* actions);
 
   // Takes a completed step. Returns true if the driver should hear of it soon.
   bool OnStep(const telemetry::v1::StepRecord& record, Process* process);

@@ -214,7 +214,8 @@ absl::Status AgentLoop::TakeExits() {
       continue;
     }
     base::LogInfo(absl::StrCat(Describe(child->name()), " (process ", exited.pid, ") ",
-                               launch::DescribeExit(exited.status)));
+                               exited.killed ? "was ended, as it was no longer wanted"
+                                             : launch::DescribeExit(exited.status)));
     ProcessEnd end;
     end.status = exited.status;
     end.killed = exited.killed;

@@ -138,6 +138,10 @@ Introduction<link::v1::ToHost> JobMemory::IntroduceHost(const v1::DesiredJob& jo
   assignment->set_owns_directory(job.owns_directory());
   assignment->set_ran_here(job.ran_here());
   assignment->set_evaluates(job.evaluates());
+  if (job.phase() == v1::DesiredJob::PHASE_RETAIN) {
+    assignment->set_retain_only(true);
+    return introduction;
+  }
   if (preflight_only) {
     assignment->set_has_memory(!snapshots_.empty());
     for (const v1::Placement& placement : job.placements()) {

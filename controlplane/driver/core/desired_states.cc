@@ -22,6 +22,7 @@ agent::DesiredJob::Phase PhaseOf(pb::Stage stage) {
     case pb::STAGE_STOP:
     case pb::STAGE_LEAVE:
       return agent::DesiredJob::PHASE_STOP;
+    case pb::STAGE_RETAIN:  // the agent that deletes is told so
     case pb::STAGE_FENCE:
     case pb::STAGE_BACKOFF:
     case pb::STAGE_WAIT_FOR_SLOTS:
@@ -143,7 +144,8 @@ std::set<std::string> DesiredParts::Update(const IndexedState& state,
     const int place = state.index().PlaceOf(job_id);
     if (place < 0 || !HoldsSlots(state.state().jobs(place))) {
       parts_.erase(job_id);
-    } else if (Refresh(state.state().jobs(place))) {
+    } else if (Refresh(state.state().jobs(place)) ||
+               state.state().jobs(place).stage() == pb::STAGE_RETAIN) {  // which node retains
       const std::vector<std::string>& of_job = state.index().NodesAt(place);
       nodes.insert(of_job.begin(), of_job.end());
     }
@@ -194,6 +196,10 @@ std::vector<const JobRecord*> DesiredStates::JobsOf(const NodeRecord& node) cons
   return jobs;
 }
 
+bool DesiredStates::Retains(const JobRecord& job, const std::string& node_id) const {
+  return job.stage() == pb::STAGE_RETAIN && RetainingNodeOf(state_, job) == node_id;
+}
+
 std::string DesiredStates::Fingerprint(const std::string& node_id) const {
   const NodeRecord* node = FindNode(state_, node_id);
   if (node == nullptr) return "";
@@ -206,6 +212,7 @@ std::string DesiredStates::Fingerprint(const std::string& node_id) const {
     const DesiredParts::Part& part = parts_.Of(*job);
     absl::StrAppend(&print, " ", part.print);
     if (node_id == NodeOfRank(*job, 0)) absl::StrAppend(&print, "+", part.first_print);
+    if (Retains(*job, node_id)) absl::StrAppend(&print, " retains");
   }
   return print;
 }
@@ -244,6 +251,9 @@ agent::DesiredState DesiredStates::For(const std::string& node_id,
       *job->mutable_restore()->mutable_owner() = OwnerOf(state_, *record);
     }
     if (node_id == NodeOfRank(*record, 0)) AddFirst(*record, job);
+    if (!Retains(*record, node_id)) continue;
+    job->set_phase(agent::DesiredJob::PHASE_RETAIN);
+    job->set_delete_checkpoints(true);
   }
   return desired;
 }

@@ -67,6 +67,8 @@ class DesiredStates {
  private:
   // Returns the jobs that the agent is told of.
   std::vector<const JobRecord*> JobsOf(const NodeRecord& node) const;
+  // Whether the node's host process deletes the checkpoints of this job, which is about to end.
+  bool Retains(const JobRecord& job, const std::string& node_id) const;
   bool WantsTest(const NodeRecord& node) const;
 
   const DriverState& state_;

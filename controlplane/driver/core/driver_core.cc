@@ -161,10 +161,36 @@ void Transition::SetStatus(JobRecord* job, control::JobState job_state, const st
 
 void Transition::End(JobRecord* job, control::JobState job_state, const std::string& reason,
                      const std::string& message) {
-  Enter(job, pb::STAGE_ENDED);
   PutBackUnread(job);
+  pb::Ending* ending = job->mutable_ending();
+  ending->set_state(job_state);
+  ending->set_reason(reason);
+  ending->set_message(message);
+  if (!LeavesCheckpoints(state_, *job)) return Finish(job);
+  if (job->stage() == pb::STAGE_FENCE && AllFenced(state_, *job) &&
+      !RetainingNodeOf(state_, *job).empty()) {
+    job->clear_finalize();
+    Enter(job, pb::STAGE_RETAIN);
+    return SetStatus(job, job->state(), reason,
+                     absl::StrCat(message, "; waits for older checkpoints to be deleted"));
+  }
+  Finish(job, "no agent of the job could be told to delete them");
+}
+
+void Transition::SettleRetain(JobRecord* job) {
+  if (RetainingNodeOf(state_, *job).empty()) Finish(job, "the agents that could delete them left");
+}
+
+void Transition::Finish(JobRecord* job, const std::string& why) {
+  const pb::Ending ending = job->ending();
+  job->clear_ending();
+  Enter(job, pb::STAGE_ENDED);
   job->clear_refusing();
-  SetStatus(job, job_state, reason, message);
+  const std::string left =
+      why.empty() ? ""
+                  : absl::StrCat("; checkpoints older than step ", job->committed(0).step(),
+                                 " may be left in ", CheckpointDirectory(*job), ": ", why);
+  SetStatus(job, ending.state(), ending.reason(), absl::StrCat(ending.message(), left));
   job->set_ended_unix_nanos(event_.time_unix_nanos());
   job->clear_finalize();
 }
@@ -267,7 +293,7 @@ bool Transition::OnPreflightPassed(const pb::PreflightPassed& passed) {
 bool Transition::OnPreflightRefused(const pb::PreflightRefused& refused) {
   JobRecord* job = Current(refused.job_id(), refused.attempt());
   if (job == nullptr || job->stage() != pb::STAGE_PREFLIGHT) return false;
-  const PreflightRefusal refusal = {refused.node_id(), refused.message()};
+  const PreflightRefusal refusal = {refused.node_id(), refused.message(), refused.storage_away()};
   if (state_.rules() >= 4 && job->has_restore()) {
     RefuseNode(job, refusal);
   } else {
@@ -341,6 +367,7 @@ bool Transition::OnRankFailed(const pb::RankFailed& failed) {
   // Otherwise it has another cause, such as the rendezvous store.
   found.set_at_restore(failed.failure().at_restore() &&
                        failed.failure().failure_class() == telemetry::FAILURE_CLASS_CORRUPT);
+  found.set_of_another_run(found.at_restore() && failed.failure().of_another_run());
   found.set_signal(failed.failure().signal());
   Culprit& culprit = *found.mutable_culprit();
   culprit.set_node_id(failed.node_id());
@@ -537,8 +564,15 @@ bool Transition::OnRetentionEnded(const pb::RetentionEnded& ended) {
       NewestCommittedStep(*job) != ended.step() || (WritesManifest(*job) && !ended.timed_out())) {
     return false;
   }
+  const bool all_deleted = !ended.timed_out() && ended.error().empty();
+  if (state_.rules() >= 10 && all_deleted) job->set_retained_step(ended.step());
   if (job->stage() == pb::STAGE_STOP) Enter(job, pb::STAGE_FENCE);
   if (job->stage() == pb::STAGE_RUN) Complete(job);
+  if (job->stage() == pb::STAGE_RETAIN) {
+    Finish(job, all_deleted         ? ""
+                : ended.timed_out() ? "their deletion took too long"
+                                    : ended.error());
+  }
   return true;
 }
 

@@ -342,7 +342,26 @@ bool HasFinished(const JobRecord& job) {
 
 }  // namespace
 
+bool LeavesCheckpoints(const DriverState& state, const JobRecord& job) {
+  const int keep = std::max(1, job.submitted().spec().checkpoint().keep());
+  return state.rules() >= 10 && job.committed_size() >= keep &&
+         job.retained_step() != NewestCommittedStep(job);
+}
+
+std::string RetainingNodeOf(const DriverState& state, const JobRecord& job) {
+  std::vector<std::string> nodes = {NodeOfRank(job, 0)};
+  const std::vector<std::string> all = NodesOf(job);
+  nodes.insert(nodes.end(), all.begin(), all.end());
+  for (const std::string& node_id : nodes) {
+    const NodeRecord* node = FindNode(state, node_id);
+    // An older agent does not know the order.
+    if (node != nullptr && TakesRanks(*node) && node->hello().binds_address()) return node_id;
+  }
+  return "";
+}
+
 bool WaitsForRetention(const DriverState& state, const JobRecord& job) {
+  if (job.stage() == pb::STAGE_RETAIN) return true;
   if (job.host_failed() || (!HasFinished(job) && !HasStopped(state, job))) return false;
   const std::string node_id = NodeOfRank(job, 0);
   const NodeRecord* node = FindNode(state, node_id);

@@ -135,10 +135,18 @@ bool WaitsForFinalCheckpoint(const JobRecord& job);
 // was asked to stop has ended well at that step; 0: there is nothing to wait for.
 int64_t StepBeingStored(const DriverState& state, const JobRecord& job);
 
-// True when only the deletion of older checkpoints is left to do: every rank ended, well unless the
-// job was cancelled, the last checkpoint is committed, no host process has failed, and the node of
-// rank 0, whose host deletes, lives.
+// True when only the deletion of older checkpoints is left to do: the job is in STAGE_RETAIN; or
+// every rank ended, well unless the job was cancelled, the last checkpoint is committed, no host
+// process has failed, and the node of rank 0, whose host deletes, lives.
 bool WaitsForRetention(const DriverState& state, const JobRecord& job);
+
+// True when the job may have more checkpoints on storage than it is to keep once it has ended: its
+// newest commit made older ones superfluous, and no host has said that it deleted them.
+bool LeavesCheckpoints(const DriverState& state, const JobRecord& job);
+
+// Returns the node whose host process deletes the checkpoints of a job that ended elsewhere than at
+// a step's end: one of its nodes that live and take ranks, first that of rank 0; empty: none can.
+std::string RetainingNodeOf(const DriverState& state, const JobRecord& job);
 
 // True while the host of rank 0 still has to write the manifest of a checkpoint, which then is the
 // newest one.

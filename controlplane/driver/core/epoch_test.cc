@@ -53,8 +53,10 @@ TEST_F(EpochTest, ARestoredLogFencesEveryAttemptAndStartsTheNext) {
   EXPECT_GE(fenced, kAttemptsOfAnEpoch) << "the lost part of the log may have begun attempt 2";
   Do(Fenced(fenced, "n0", {}));
   Do(Fenced(fenced, "n1", {}));
-  EXPECT_EQ(job().stage(), v1::STAGE_RUN);
+  EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT) << "storage may be away";
   EXPECT_EQ(job().attempt(), fenced + 1);
+  for (const char* node_id : {"n0", "n1"}) Do(Passed("j", fenced + 1, node_id));
+  EXPECT_EQ(job().stage(), v1::STAGE_RUN);
   EXPECT_EQ(job().restore().step(), 10);
   EXPECT_EQ(job().attempts_without_progress(), 0) << "restoring is no failure";
 }
@@ -69,7 +71,7 @@ TEST_F(EpochTest, AMachineThatTheCopyDoesNotKnowTheJobOnConfirmsTheFenceToo) {
   Do(Fenced(fenced, "n1", {}));
   EXPECT_EQ(job().stage(), v1::STAGE_FENCE);
   Do(Fenced(fenced, "n2", {}));
-  EXPECT_EQ(job().stage(), v1::STAGE_RUN);
+  EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
 }
 
 TEST_F(EpochTest, OneEventOfEachMachineFencesAllJobsOfTheEpoch) {
@@ -83,7 +85,7 @@ TEST_F(EpochTest, OneEventOfEachMachineFencesAllJobsOfTheEpoch) {
   EXPECT_FALSE(Do(EpochFenced("n1", state_.epoch() - 1))) << "of the epoch before";
   EXPECT_EQ(job().stage(), v1::STAGE_FENCE);
   EXPECT_TRUE(Do(EpochFenced("n1", state_.epoch())));
-  EXPECT_EQ(job().stage(), v1::STAGE_RUN);
+  EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
   EXPECT_EQ(FindJob(state_, "k")->stage(), v1::STAGE_QUEUED);
 }
 

@@ -11,7 +11,6 @@
 #include "controlplane/driver/core/recovery.h"
 #include "controlplane/driver/core/restore_order.h"
 #include "controlplane/driver/exchanges/exchanges.h"
-#include "controlplane/driver/exchanges/failed_links.h"
 #include "runtime/base/text/shortlist.h"
 #include "runtime/job/job_spec.h"
 
@@ -26,6 +25,13 @@ struct FreeSlots {
 
   bool empty() const { return active.empty() && spare.empty(); }
   size_t size() const { return active.size() + spare.size(); }
+  bool Has(const std::string& node_id) const {
+    const auto has = [&](const Slots& slots) {
+      const auto it = slots.find(node_id);
+      return it != slots.end() && it->second > 0;
+    };
+    return has(active) || has(spare);
+  }
   void Erase(const std::string& node_id) {
     active.erase(node_id);
     spare.erase(node_id);
@@ -156,20 +162,63 @@ FreeSlots Without(FreeSlots free, const std::set<std::string>& avoided) {
 // exchange bytes with each other.
 class PlacerAroundLinks {
  public:
-  PlacerAroundLinks(const JobRecord& job, NodePairs failed)
-      : job_(job), failed_(std::move(failed)) {}
+  PlacerAroundLinks(const JobRecord& job, const NodePairs& failed) : job_(job), failed_(failed) {
+    for (const auto& [one, other] : failed_) {
+      apart_[one].insert(other);
+      apart_[other].insert(one);
+    }
+  }
 
   bool has_links() const { return !failed_.empty(); }
 
-  // As PlaceGroups. Looks at each way to leave out one end of each link that is in the way, at most
-  // kTriesMax ways.
+  // As PlaceGroups. Looks at each way to leave out one end of each link that is in the way. If
+  // there are more than kTriesMax ways, keeps as many nodes as a greedy choice finds, from each of
+  // kFirstsMax nodes on.
   std::vector<std::string> Place(const FreeSlots& free) {
     num_tries_ = 0;
-    return Try(free);
+    std::vector<std::string> nodes = Try(free);
+    if (!nodes.empty() || num_tries_ <= kTriesMax) return nodes;
+    int num_firsts = 0;
+    for (const auto& [first, others] : apart_) {
+      if (!free.Has(first)) continue;
+      if (++num_firsts > kFirstsMax) break;
+      nodes = PlaceGroups(job_, Without(free, LeftOut(first, free)));
+      if (!nodes.empty()) return nodes;
+    }
+    return {};
   }
 
  private:
   static constexpr int kTriesMax = 256;
+  static constexpr int kFirstsMax = 64;
+
+  // Chooses `first`, then again and again the node with the fewest failed links to nodes that may
+  // still be chosen. Returns the nodes at failed links that are not chosen.
+  std::set<std::string> LeftOut(const std::string& first, const FreeSlots& free) const {
+    std::set<std::string> left_out;
+    std::map<std::string, size_t> open;  // with the number of their links to open ones
+    for (const auto& [node_id, others] : apart_) {
+      if (!free.Has(node_id)) continue;
+      open[node_id] = static_cast<size_t>(std::count_if(
+          others.begin(), others.end(), [&](const std::string& other) { return free.Has(other); }));
+    }
+    std::string chosen = first;
+    while (!open.empty()) {
+      open.erase(chosen);
+      for (const std::string& other : apart_.at(chosen)) {
+        if (open.erase(other) == 0) continue;
+        left_out.insert(other);
+        for (const std::string& next : apart_.at(other)) {
+          if (const auto it = open.find(next); it != open.end()) --it->second;
+        }
+      }
+      const auto least =
+          std::min_element(open.begin(), open.end(),
+                           [](const auto& a, const auto& b) { return a.second < b.second; });
+      if (least != open.end()) chosen = least->first;
+    }
+    return left_out;
+  }
 
   std::vector<std::string> Try(const FreeSlots& free) {
     if (++num_tries_ > kTriesMax) return {};
@@ -202,7 +251,8 @@ class PlacerAroundLinks {
   }
 
   const JobRecord& job_;
-  const NodePairs failed_;
+  const NodePairs& failed_;
+  std::map<std::string, std::set<std::string>> apart_;  // the failed links of each node
   int num_tries_ = 0;
 };
 
@@ -333,7 +383,7 @@ bool NeedsMoreThanThereIs(const DriverState& state, const JobRecord& job) {
   });
 }
 
-PlacementResult PlaceJob(const DriverState& state, const JobRecord& job,
+PlacementResult PlaceJob(const DriverState& state, const JobRecord& job, const NodePairs& failed,
                          const std::set<std::string>& givers) {
   std::set<std::string> avoided = NodesThatCannotRead(state, job);
   avoided.merge(NodesThatFailedOften(job));
@@ -341,7 +391,7 @@ PlacementResult PlaceJob(const DriverState& state, const JobRecord& job,
   const std::vector<Kind> kinds = KindsFor(state, job);
   PlacementResult result;
   FreeSlots best;
-  PlacerAroundLinks around_links(job, FailedPairs(state));
+  PlacerAroundLinks around_links(job, failed);
   // Over a failed link an attempt fails for certain, so these are used last.
   for (const auto& [avoids, avoids_links] : {std::pair(true, true), std::pair(false, true),
                                              std::pair(true, false), std::pair(false, false)}) {

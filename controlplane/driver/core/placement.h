@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "controlplane/driver/core/driver_state.h"
+#include "controlplane/driver/exchanges/failed_links.h"
 
 namespace megascale::driver {
 
@@ -25,8 +26,9 @@ struct PlacementResult {
 // consecutive ranks. Tensor-parallel peers share a node. The slots of other jobs are not free,
 // except for those of the jobs in `givers`. Nodes that could not read the job's checkpoint
 // (restore_order.h) get ranks only if the other nodes have no room, and so do both ends of a link
-// that failed (failed_links.h).
-PlacementResult PlaceJob(const DriverState& state, const JobRecord& job,
+// that failed. `failed`: FailedPairs (failed_links.h). Cost: bounded, whatever links failed, so
+// that a placement around many links may be overlooked.
+PlacementResult PlaceJob(const DriverState& state, const JobRecord& job, const NodePairs& failed,
                          const std::set<std::string>& givers = {});
 
 // Returns the nodes that get no rank now, because they have not passed a test yet or are being

@@ -192,6 +192,7 @@ bool MayBlameNode(const Culprit& cause) {
 
 bool CouldBeOfMachine(const JobRecord& job) {
   const Culprit& culprit = job.culprit();
+  if (!job.failures().empty() && job.failures(0).of_another_run()) return false;
   switch (culprit.failure_class()) {
     case telemetry::FAILURE_CLASS_CORRUPT:
     case telemetry::FAILURE_CLASS_DIVERGED:

@@ -80,6 +80,10 @@ std::string WordsOfNode(const pb::UnreadCheckpoint& unread, const std::string& n
 }
 
 std::string WordsOf(const pb::UnreadCheckpoint& unread) {
+  if (unread.of_another_run() && !unread.reads().empty()) {
+    return absl::StrCat("step ", unread.checkpoint().step(), ": ",
+                        unread.reads().rbegin()->error());
+  }
   std::vector<std::string> places;
   const std::set<std::string> nodes = NodesUnread(unread);
   for (const std::string& node_id : nodes) places.push_back(WordsOfNode(unread, node_id));
@@ -119,6 +123,10 @@ bool CouldNotReadMemory(const JobRecord& job) {
   return FailedAtRestore(job, agent::RestorePoint::SOURCE_MEMORY);
 }
 
+void AskForPreflights(JobRecord* job) {
+  for (auto& preflight : *job->mutable_preflights()) preflight.set_again(true);
+}
+
 bool CouldNotUseStorage(const JobRecord& job) {
   const bool host_failed =
       job.culprit().rank() < 0 &&
@@ -144,6 +152,7 @@ void NoteFailedRead(JobRecord* job) {
     }
   }
   unread->set_num_attempts(unread->num_attempts() + 1);
+  if (job->failures(0).of_another_run()) unread->set_of_another_run(true);
   for (const pb::Failure& failure : job->failures()) {
     if (!failure.at_restore()) continue;
     if (unread->reads_size() >= kFailuresMax) unread->mutable_reads()->DeleteSubrange(0, 1);
@@ -157,9 +166,12 @@ void NoteFailedRead(JobRecord* job) {
 
 std::string NextRead(const DriverState& state, JobRecord* job) {
   pb::UnreadCheckpoint* unread = FindUnread(job, job->restore().directory());
-  if (unread->num_attempts() < kReadsOnSameNodes) return "it is read again";
+  if (!unread->of_another_run() && unread->num_attempts() < kReadsOnSameNodes) {
+    return "it is read again";
+  }
   const std::set<std::string> nodes = NodesUnread(*unread);
-  if (unread->num_attempts() < kReadsMax && HasRoomWithout(state, *job, nodes)) {
+  if (!unread->of_another_run() && unread->num_attempts() < kReadsMax &&
+      HasRoomWithout(state, *job, nodes)) {
     return absl::StrCat("it is read again on other nodes than ", NodeList(nodes));
   }
   SetAside(unread, job);

@@ -1,5 +1,6 @@
 // The order in which a job tries checkpoints when it cannot read one: the same checkpoint again;
-// the same one on other machines, if they have room; then every older one in the same way. If a job
+// the same one on other machines, if they have room; then every older one in the same way. One that
+// is another run's is tried once, because no machine reads it better. If a job
 // has committed a checkpoint but can read none, it does not fall back to initial weights. It ends,
 // and its message says what it tried and how to continue. Unreadable checkpoints stay on storage,
 // because another machine may be able to read them. Pure.
@@ -28,6 +29,9 @@ bool CouldNotReadMemory(const JobRecord& job);
 // True when the newest attempt could not read its checkpoint, or its host process could not read
 // the data: storage may be away.
 bool CouldNotUseStorage(const JobRecord& job);
+
+// Lets the next attempt begin with a preflight on all its nodes, which waits for storage.
+void AskForPreflights(JobRecord* job);
 
 // Forgets the snapshots in memory, so that the next attempt reads from storage.
 void StepOverMemory(JobRecord* job);

@@ -5,6 +5,7 @@
 // from the events. Private to this folder.
 #pragma once
 
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "controlplane/driver/core/recovery.h"
 #include "controlplane/driver/core/restore_order.h"
 #include "controlplane/driver/exchanges/exchanges.h"
+#include "controlplane/driver/exchanges/failed_links.h"
 #include "proto/control.pb.h"
 
 namespace megascale::driver {
@@ -28,6 +30,7 @@ std::set<std::string> NodesOf(const PlacementResult& placement);
 struct PreflightRefusal {
   std::string node_id;  // the node that differs; empty: no single node is at fault
   std::string message;  // for people; empty: the job may start
+  bool storage_away = false;
 };
 
 // Applies one event. Every handler returns false when it refuses the event.
@@ -90,7 +93,7 @@ class Transition {
   // Notes the span of time around the event in which the ages of the waiting jobs lead to the same
   // decisions as now.
   void NoteAges();
-  // As PlaceJob, and counts the call.
+  // As PlaceJob, and counts the call. No link fails while jobs are placed.
   PlacementResult TryToPlace(const JobRecord& job, const std::set<std::string>& givers = {});
   // Places jobs that wait for slots as drivers with rules 1 did. A log of schema 1 has only such
   // events, and rocksdb_log.cc upgrades it by replaying them, so this stays for as long as that
@@ -153,6 +156,9 @@ class Transition {
                      v1::Failure* found) const;
   // Keeps the links that failed in the job's newest attempt.
   void NoteFailedLinks(const JobRecord& job);
+  // Ends the job as job->ending() says. `why`: why it may keep more checkpoints than it should.
+  void Finish(JobRecord* job, const std::string& why = "");
+  void SettleRetain(JobRecord* job);
   void Refuse(JobRecord* job, const PreflightRefusal& refusal);
   // Handles a refusal of an attempt after the job's first one: the node is at fault, not the job.
   void RefuseNode(JobRecord* job, const PreflightRefusal& refusal);
@@ -240,7 +246,8 @@ class Transition {
   bool stages_changed_ = false;
   // What the placement of waiting jobs keeps:
   bool attempt_begun_ = false;
-  std::set<std::string> begun_on_;  // nodes of attempts that this event began
+  std::optional<NodePairs> failed_pairs_;  // of state_; unset: not asked for yet
+  std::set<std::string> begun_on_;         // nodes of attempts that this event began
   JobIndex::Change change_ = JobIndex::Change::kSlots;
   JobIndex::Placed placed_;
 };

@@ -108,6 +108,7 @@ void Transition::RefuseNode(JobRecord* job, const PreflightRefusal& refusal) {
   refusing->set_incarnation(node->hello().incarnation());
   refusing->set_message(refusal.message);
   if (state_.rules() >= 7) refusing->set_attempt(job->attempt());
+  refusing->set_storage_away(refusal.storage_away);
   pb::Failure found;
   found.mutable_culprit()->set_node_id(refusal.node_id);
   found.mutable_culprit()->set_rank(-1);
@@ -136,7 +137,11 @@ void Transition::AfterRefusal(JobRecord* job) {
       std::none_of(job->preflights().begin(), job->preflights().end(),
                    [&](const auto& preflight) { return refusing.count(preflight.node_id()) > 0; });
   const bool may_work_elsewhere = only_new || HasRoomWithout(state_, *job, refusing);
-  if (NumParties(refusing) < kRefusingPartiesMax && may_work_elsewhere) {
+  std::set<std::string> for_good = refusing;
+  for (const auto& entry : job->refusing()) {
+    if (entry.storage_away()) for_good.erase(entry.node_id());
+  }
+  if (NumParties(for_good) < kRefusingPartiesMax && may_work_elsewhere) {
     return Enter(job, pb::STAGE_WAIT_FOR_SLOTS);
   }
   const std::vector<std::string> nodes(refusing.begin(), refusing.end());
@@ -311,7 +316,13 @@ void Transition::BeginEpoch() {
   }
   for (JobRecord& job : *state_.mutable_jobs()) {
     if (IsTerminal(job)) continue;
+    if (job.stage() == pb::STAGE_RETAIN) {  // nothing of it runs but the deletion
+      Finish(&job, "the driver's log was restored from a copy");
+      continue;
+    }
     job.set_attempt(job.attempt() + kAttemptsOfAnEpoch);
+    // Storage may be away, and the copy does not know what became of the checkpoints.
+    if (state_.rules() >= 10) AskForPreflights(&job);
     // A queued job may have run after the copy was made. It is queued again once it is fenced.
     if (!HoldsSlots(job) && state_.rules() < 5) continue;
     job.clear_fenced();

@@ -11,6 +11,7 @@
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/transition.h"
 #include "controlplane/driver/exchanges/failed_links.h"
+#include "runtime/base/repeated.h"
 #include "runtime/base/text/shortlist.h"
 #include "runtime/job/data_digest.h"
 
@@ -89,7 +90,8 @@ std::set<std::string> NodesOf(const PlacementResult& placement) {
 
 PlacementResult Transition::TryToPlace(const JobRecord& job, const std::set<std::string>& givers) {
   index_.NotePlacementTry();
-  return PlaceJob(state_, job, givers);
+  if (!failed_pairs_.has_value()) failed_pairs_ = FailedPairs(state_);
+  return PlaceJob(state_, job, *failed_pairs_, givers);
 }
 
 JobIndex::Places Transition::Waiting() const {
@@ -118,6 +120,7 @@ void Transition::SettleStage(JobRecord* job) {
   if (job->stage() == pb::STAGE_STOP) SettleStop(job);
   if (job->stage() == pb::STAGE_LEAVE) SettleLeave(job);
   if (job->stage() == pb::STAGE_FENCE) SettleFence(job);
+  if (job->stage() == pb::STAGE_RETAIN) SettleRetain(job);
 }
 
 namespace {
@@ -342,14 +345,6 @@ bool Transition::TryQueued(JobRecord* job) {
   return true;
 }
 
-namespace {
-
-void AskForPreflights(JobRecord* job) {
-  for (auto& preflight : *job->mutable_preflights()) preflight.set_again(true);
-}
-
-}  // namespace
-
 void Transition::StartAttempt(JobRecord* job, PlacementResult placement) {
   const agent::RestorePoint restore = ChooseRestore(state_.rules(), *job, placement.placements);
   const std::vector<std::string> before = NodesOf(*job);
@@ -401,6 +396,13 @@ void Transition::StartRun(JobRecord* job, const agent::RestorePoint& restore) {
 }
 
 namespace {
+
+// Checkpoints of the job have other names than those that the directory has had before.
+void GoOnAbove(JobRecord* job) {
+  for (const auto& passed : job->preflights()) {
+    job->set_attempt(std::max(job->attempt(), passed.preflight().newest_attempt() + 1));
+  }
+}
 
 // Returns the first reason to refuse the job. Requires: every node passed its own preflight.
 PreflightRefusal JudgePreflights(const JobRecord& job) {
@@ -465,6 +467,7 @@ void Transition::SettlePreflight(JobRecord* job) {
     job->set_first_step(job->preflights(0).preflight().first_step());
     job->set_sample_offset(job->preflights(0).preflight().sample_offset());
   }
+  if (state_.rules() >= 10) GoOnAbove(job);
   StartRun(job, ChooseRestore(state_.rules(), *job,
                               {job->placements().begin(), job->placements().end()}));
 }
@@ -561,6 +564,8 @@ void Transition::AfterFailure(JobRecord* job) {
   const Culprit& culprit = job->culprit();
   if (HasAllSteps(*job)) return Complete(job);
   if (WasRefusedByNode(*job)) return AfterRefusal(job);
+  // The storage of these machines may be back by now.
+  base::EraseIf(job->mutable_refusing(), [](const auto& node) { return node.storage_away(); });
   const bool older_rules = state_.rules() < 3;
   if (!IsRetried(culprit.failure_class()) || (older_rules && CannotStartByRules2(*job))) {
     TestAfterFailure(*job);

@@ -24,8 +24,13 @@ namespace control = megascale::control::v1;
 namespace pb = megascale::driver::v1;
 namespace telemetry = megascale::telemetry::v1;
 
-// How many machines a job leaves because their storage is away.
+// How many machines a job leaves because their storage is away, although it has run there before.
 constexpr size_t kMovesForStorageMax = 2;
+
+bool RanOn(const JobRecord& job, const std::string& node_id) {
+  return std::any_of(job.preflights().begin(), job.preflights().end(),
+                     [&](const auto& passed) { return passed.node_id() == node_id; });
+}
 
 // Returns NodeFenced if the node has reconciled a desired state without processes of the job, and
 // has none left.
@@ -78,6 +83,7 @@ void AddManifests(const JobRecord& job, const std::string& node_id, const agent:
 constexpr size_t kFailureBytesMax = 8 << 10;  // with the last lines of a log
 constexpr size_t kPreflightBytesMax = 1 << 10;
 constexpr int kWarningsMax = 16;
+constexpr int64_t kAttemptMax = 1'000'000'000'000;  // what others left is never that long
 constexpr double kAgeSecondsMax = 24 * 3600;
 
 // Returns the text with its lines, each printable.
@@ -93,6 +99,7 @@ agent::Preflight CheckedPreflight(const agent::Preflight& reported) {
   agent::Preflight preflight = reported;
   preflight.DiscardUnknownFields();
   preflight.set_message(base::Printable(reported.message(), kPreflightBytesMax));
+  preflight.set_newest_attempt(std::clamp<int64_t>(reported.newest_attempt(), 0, kAttemptMax));
   base::KeepNewest(kWarningsMax, preflight.mutable_warnings());
   for (std::string& warning : *preflight.mutable_warnings()) {
     warning = base::Printable(warning, kPreflightBytesMax);
@@ -500,10 +507,7 @@ void ReportedEvents::AddProgress(const JobRecord& job, std::vector<Event>* event
 
 void ReportedEvents::AddStorageAway(const DriverState& state, const JobRecord& job,
                                     const AgentReports& reports, std::vector<Event>* events) const {
-  if (job.stage() != pb::STAGE_PREFLIGHT || !job.has_restore() ||
-      RefusingNodesOf(state, job).size() >= kMovesForStorageMax) {
-    return;
-  }
+  if (job.stage() != pb::STAGE_PREFLIGHT || !job.has_restore()) return;
   std::set<std::string> away;
   std::string why;
   for (const std::string& node_id : NodesOf(job)) {
@@ -513,12 +517,17 @@ void ReportedEvents::AddStorageAway(const DriverState& state, const JobRecord& j
     away.insert(node_id);
   }
   if (away.empty() || !HasRoomWithout(state, job, away)) return;
+  // Where the job never ran, storage may be missing for good.
+  const auto is_new = std::find_if(
+      away.begin(), away.end(), [&](const std::string& node_id) { return !RanOn(job, node_id); });
+  if (is_new == away.end() && RefusingNodesOf(state, job).size() >= kMovesForStorageMax) return;
   Event event;
   auto* refused = event.mutable_preflight_refused();
   refused->set_job_id(JobId(job));
   refused->set_attempt(job.attempt());
-  refused->set_node_id(*away.begin());
+  refused->set_node_id(is_new == away.end() ? *away.begin() : *is_new);
   refused->set_message(why);
+  refused->set_storage_away(true);
   events->push_back(std::move(event));
 }
 
@@ -526,7 +535,9 @@ void ReportedEvents::AddRetentionEnded(const DriverState& state, const JobRecord
                                        const AgentReports& reports,
                                        std::vector<Event>* events) const {
   if (!WaitsForRetention(state, job) || WritesManifest(job)) return;
-  const agent::ActualJob* actual = reports.ReportOfAttempt(NodeOfRank(job, 0), job);
+  const bool retains = job.stage() == pb::STAGE_RETAIN;
+  const agent::ActualJob* actual =
+      reports.ReportOfAttempt(retains ? RetainingNodeOf(state, job) : NodeOfRank(job, 0), job);
   const auto& newest = *job.committed().rbegin();
   if (actual == nullptr || actual->retained().attempt() != newest.attempt() ||
       actual->retained().step() != newest.step()) {
@@ -537,6 +548,7 @@ void ReportedEvents::AddRetentionEnded(const DriverState& state, const JobRecord
   ended->set_job_id(JobId(job));
   ended->set_attempt(job.attempt());
   ended->set_step(newest.step());
+  ended->set_error(base::Printable(actual->storage_error(), kPreflightBytesMax));
   events->push_back(std::move(event));
 }
 

@@ -83,6 +83,38 @@ TEST_F(ReportedEventsTest, APreflightIsCutAndMadePrintableBeforeItIsLogged) {
   EXPECT_LE(events[0].ByteSizeLong(), size_t{2} << 10);
 }
 
+// n2 to n4 have no storage, and the job never ran there.
+TEST_F(ReportedEventsTest, EveryNewMachineWhoseStorageIsAwayIsLeftIfThereIsRoomElsewhere) {
+  Event started;
+  started.mutable_driver_started()->set_rules(kRules);
+  Apply(started, &state_);
+  Train();
+  for (const char* node_id : {"n2", "n3", "n4", "n5"}) Hello(node_id, "a");
+  reports_.clear();
+  Apply(Lost("n1", "a"), &state_);
+  const auto fence = [&] {
+    for (const std::string& node_id : NodesOf(job())) {
+      Apply(Fenced(job().attempt(), node_id, {}), &state_);
+    }
+    Event elapsed;
+    elapsed.mutable_backoff_elapsed()->set_job_id("j");
+    elapsed.mutable_backoff_elapsed()->set_attempt(job().attempt());
+    Apply(elapsed, &state_);
+  };
+  fence();
+  for (const std::string bad : {"n2", "n3", "n4"}) {
+    ASSERT_EQ(job().stage(), pb::STAGE_PREFLIGHT);
+    ASSERT_EQ(NodesOf(job()), (std::vector<std::string>{"n0", bad}));
+    JobOn(bad)->set_storage_error("/data is away");
+    Report(bad, reports_[bad]);
+    const std::vector<Event> events = Tick();
+    ASSERT_TRUE(!events.empty() && events[0].preflight_refused().storage_away()) << bad;
+    EXPECT_EQ(events[0].preflight_refused().node_id(), bad);
+    fence();
+  }
+  EXPECT_EQ(NodesOf(job()), (std::vector<std::string>{"n0", "n5"})) << job().message();
+}
+
 TEST(NewNodesTest, ACertificateMakesABoundedNumberAnHour) {
   NewNodes nodes(2);
   absl::Duration now = absl::Hours(100);

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/service/driver_server.h"
@@ -68,15 +70,40 @@ TEST_F(StrangersTest, OptionsOutOfRangeAreRefusedWithTheirNames) {
   EXPECT_EQ(Refusal(), "--join: unknown value 'all'; expected any or known");
 }
 
-// It asks the store again and again, and reads no answer.
-TEST_F(StrangersTest, TheStreamOfAnAgentThatDoesNotReadIsEnded) {
-  Restart();
-  FakeAgentStream stream(channel_, "a");
+// 1,000 questions to the store, whose answers have about 1.4 MiB.
+agent::AgentUp Questions() {
   agent::AgentUp up;
   for (int i = 0; i < 1000; ++i) {
     agent::StoreRequest* request = up.mutable_store()->add_requests();
     request->set_request_id(std::string(1000, 'x'));
   }
+  return up;
+}
+
+// Each of them stays below the limit of one agent.
+TEST_F(StrangersTest, TheAnswersToAllAgentsThatDoNotReadAreBoundedTogether) {
+  constexpr int kAgents = 12;
+  Restart();
+  const agent::AgentUp up = Questions();
+  std::vector<std::unique_ptr<FakeAgentStream>> streams;
+  for (int i = 0; i < kAgents; ++i) {
+    streams.push_back(std::make_unique<FakeAgentStream>(channel_, "a", absl::StrCat("n", i)));
+  }
+  bool ended = false;
+  for (int i = 0; i < 10; ++i) {
+    for (const auto& stream : streams) ended = !stream->TryWrite(up) || ended;
+  }
+  for (int i = 0; i < 1000 && !ended; ++i) {
+    for (const auto& stream : streams) ended = !stream->TryReport() || ended;
+  }
+  EXPECT_TRUE(ended) << "160 MiB wait";
+}
+
+// It asks the store again and again, and reads no answer.
+TEST_F(StrangersTest, TheStreamOfAnAgentThatDoesNotReadIsEnded) {
+  Restart();
+  FakeAgentStream stream(channel_, "a");
+  const agent::AgentUp up = Questions();
   // Each answer is longer than its question. At most 16 MiB of answers wait.
   bool ended = false;
   for (int i = 0; i < 1000 && !ended; ++i) ended = !stream.TryWrite(up);

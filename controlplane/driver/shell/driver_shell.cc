@@ -10,6 +10,7 @@
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/epoch.h"
 #include "controlplane/driver/exchanges/exchanges.h"
+#include "controlplane/driver/storage/state_check.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/job/job_spec.h"
@@ -131,6 +132,7 @@ absl::Status DriverShell::Submit(pb::JobSubmitted submit) {
   job::UpgradeJobSpec(submit.mutable_spec());
   ASSIGN_OR_RETURN(const bool is_new, IsNewSubmit(indexed(), submit));
   if (!is_new) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckOutsideState(submit, options_.state_directory));
   if (options_.files->Exists(absl::StrCat(submit.directory(), "/", kForgottenFile))) {
     return absl::AlreadyExistsError(absl::StrCat(
         "job id ", submit.job_id(), ": ", submit.directory(),

@@ -1,5 +1,6 @@
 #include "controlplane/driver/storage/state_check.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <set>
 #include <system_error>
@@ -30,6 +31,27 @@ absl::Status CheckJobFolders(const std::string& state_directory, EventLog* log) 
         "give another --state-dir"));
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckOutsideState(const v1::JobSubmitted& submit, const std::string& state_directory) {
+  const std::string& given = submit.spec().checkpoint().directory();
+  if (given.empty()) return absl::OkStatus();
+  std::error_code error;
+  const auto real = [&](const std::string& path) {
+    const std::filesystem::path resolved = std::filesystem::weakly_canonical(path, error);
+    return error ? std::filesystem::path(path).lexically_normal() : resolved;
+  };
+  const std::filesystem::path directory = real(absl::StrCat(given, "/", submit.job_id()));
+  const std::filesystem::path state = real(state_directory);
+  const auto differs =
+      std::mismatch(state.begin(), state.end(), directory.begin(), directory.end());
+  if (differs.first != state.end()) return absl::OkStatus();
+  if (directory == state / "jobs" / submit.job_id() / "checkpoints") return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("checkpoint.directory: ", base::Printable(given),
+                   " lies in the driver's state directory ", state_directory,
+                   ", where it keeps its log and the folders of jobs; choose another "
+                   "directory, or leave the field out"));
 }
 
 }  // namespace megascale::driver

@@ -17,4 +17,9 @@ namespace megascale::driver {
 // to do; and those of EventLog::ReadAll.
 absl::Status CheckJobFolders(const std::string& state_directory, EventLog* log);
 
+// Checks that the job, which a user submits, keeps its checkpoints outside the driver's state, or
+// in its own default place there. Symlinks and `..` are resolved on the driver's machine. Errors:
+// InvalidArgument.
+absl::Status CheckOutsideState(const v1::JobSubmitted& submit, const std::string& state_directory);
+
 }  // namespace megascale::driver

@@ -199,7 +199,7 @@ class Encoder {
 
 absl::StatusOr<FolderLock> FolderLock::Take(const std::string& folder,
                                             const std::function<void()>& on_wait) {
-  RETURN_IF_ERROR(base::MakeDirectories(folder));
+  RETURN_IF_ERROR(base::Annotate(base::MakeDirectories(folder), "data.token_cache"));
   const std::string path = absl::StrCat(folder, "/lock");
   base::UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!fd.valid()) return base::ErrnoStatus(errno, path);

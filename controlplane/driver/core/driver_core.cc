@@ -178,6 +178,7 @@ void Transition::End(JobRecord* job, control::JobState job_state, const std::str
 }
 
 void Transition::SettleRetain(JobRecord* job) {
+  Touch(*job);  // another node may have to delete now
   if (RetainingNodeOf(state_, *job).empty()) Finish(job, "the agents that could delete them left");
 }
 

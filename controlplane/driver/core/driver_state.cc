@@ -355,7 +355,9 @@ std::string RetainingNodeOf(const DriverState& state, const JobRecord& job) {
   for (const std::string& node_id : nodes) {
     const NodeRecord* node = FindNode(state, node_id);
     // An older agent does not know the order.
-    if (node != nullptr && TakesRanks(*node) && node->hello().binds_address()) return node_id;
+    if (node == nullptr || !TakesRanks(*node) || !node->hello().binds_address()) continue;
+    // The agent that ran the attempt: another one may have to be tested first.
+    if (IsFenced(job, node_id) && !IsTestDue(*node)) return node_id;
   }
   return "";
 }

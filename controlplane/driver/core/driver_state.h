@@ -145,7 +145,8 @@ bool WaitsForRetention(const DriverState& state, const JobRecord& job);
 bool LeavesCheckpoints(const DriverState& state, const JobRecord& job);
 
 // Returns the node whose host process deletes the checkpoints of a job that ended elsewhere than at
-// a step's end: one of its nodes that live and take ranks, first that of rank 0; empty: none can.
+// a step's end: one of its nodes that live and take ranks, first that of rank 0, with the agent
+// that ran the attempt and no test to make; empty: none can.
 std::string RetainingNodeOf(const DriverState& state, const JobRecord& job);
 
 // True while the host of rank 0 still has to write the manifest of a checkpoint, which then is the

@@ -516,7 +516,9 @@ void StorageChecker::OnState(const DriverState& before, const DriverState& after
   for (const JobRecord& job : after.jobs()) {
     const JobRecord* old = driver::FindJob(before, driver::JobId(job));
     if (old == nullptr || driver::IsTerminal(*old) || !driver::IsTerminal(job)) continue;
-    const bool limit_passed = job.reason() == "StorageFailed";
+    // The message of a cancelled job says why checkpoints may be left.
+    const bool limit_passed =
+        job.reason() == "StorageFailed" || job.state() == control::JOB_STATE_CANCELLED;
     if (!job.has_data() || limit_passed || !absl::StrContains(job.message(), "is not mounted")) {
       continue;
     }

@@ -84,6 +84,18 @@ class NotingStore : public comm::Store {
     if (!absl::IsDeadlineExceeded(value.status())) (void)Note(value.status());
     return value;
   }
+  absl::StatusOr<std::vector<std::string>> WaitAll(const std::vector<std::string>& keys,
+                                                   absl::Duration timeout) override {
+    absl::StatusOr<std::vector<std::string>> values = store_.WaitAll(keys, timeout);
+    if (!absl::IsDeadlineExceeded(values.status())) (void)Note(values.status());
+    return values;
+  }
+  absl::StatusOr<std::vector<std::optional<std::string>>> GetAll(
+      const std::vector<std::string>& keys) override {
+    absl::StatusOr<std::vector<std::optional<std::string>>> values = store_.GetAll(keys);
+    (void)Note(values.status());
+    return values;
+  }
   bool has_failed() const { return has_failed_; }
 
  private:

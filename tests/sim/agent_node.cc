@@ -264,6 +264,7 @@ void AgentNode::Connect() {
     if (!up() || incarnation != num_incarnations_) return;
     taken_ = true;
     Later(absl::ZeroDuration(), [this, desired = desired]() mutable {
+      forwarder_->SetDriverTakesManyKeys(desired.store_many_keys());
       if (identity_.is_old) {
         for (auto& job : *desired.mutable_jobs()) job.clear_step_duty();
       }

@@ -133,6 +133,7 @@ void Network::Connection::SendDesired(const agent::DesiredState& desired) {
   waiting_ = desired;
   if (network_.world_.old_driver) {
     for (auto& job : *waiting_->mutable_jobs()) job.clear_step_duty();
+    waiting_->clear_store_many_keys();
   }
   if (leaves_soon) return;
   network_.world_.timeline.After(absl::Microseconds(100),
@@ -164,10 +165,18 @@ void Network::Connection::Leave() {
 }
 
 void Network::Connection::Reply(const agent::StoreReply& reply) {
-  network_.world_.timeline.After(network_.Delay(), [self = shared_from_this(), reply] {
-    if (!self->network_.Passes(*self)) return self->network_.BreakSoon(self, kLateMax);
-    if (self->events_.on_store) self->events_.on_store(reply);
-  });
+  World& world = network_.world_;
+  if (world.storm && world.rng.Chance(0.01)) {
+    world.Break({node_id_, Harm::kAway}, "an answer of the store is lost, its connection breaks");
+    return network_.BreakSoon(shared_from_this(), kLateMax);
+  }
+  const int copies = world.storm && world.rng.Chance(0.02) ? 2 : 1;
+  for (int copy = 0; copy < copies; ++copy) {
+    world.timeline.After(network_.Delay(), [self = shared_from_this(), reply] {
+      if (!self->network_.Passes(*self)) return self->network_.BreakSoon(self, kLateMax);
+      if (self->events_.on_store) self->events_.on_store(reply);
+    });
+  }
 }
 
 void Network::Connection::Close(const absl::Status& why) {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/base/check.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/communicator.h"
 #include "runtime/job/evaluation.h"
@@ -35,6 +36,8 @@ constexpr int kStoragePatience = 10;
 // The errors of runtime/comm after a peer's end: in Fabric::Connect, and in a call.
 absl::Status HungUp() { return absl::UnavailableError("a peer hung up while ranks connected"); }
 absl::Status Gone() { return absl::AbortedError("a peer is gone"); }
+
+std::string AddressOf(int rank) { return absl::StrCat("the address of rank ", rank); }
 
 }  // namespace
 
@@ -348,17 +351,14 @@ void WorkerProcess::Perform(const actors::WorkerAction& action) {
 
 // --- the store --------------------------------------------------------------------------------
 
-void WorkerProcess::Ask(agent::StoreRequest::Operation operation, int rank) {
+void WorkerProcess::Ask(agent::StoreRequest request) {
+  request.set_request_id(absl::StrCat("rank-", name().rank, "/",
+                                      agent::StoreRequest::Operation_Name(request.operation())));
+  request.set_job_id(name().job_id);
+  request.set_attempt(name().attempt);
+  num_awaited_[request.request_id()] = request.keys_size();
   link::v1::FromWorker message;
-  agent::StoreRequest* request = message.mutable_store();
-  // Counted over all ranks, because the processes of two agents may have the same number.
-  request->set_request_id(absl::StrCat("rank-", name().rank, "/", operation, "/", rank));
-  request->set_operation(operation);
-  request->set_job_id(name().job_id);
-  request->set_attempt(name().attempt);
-  request->set_key(absl::StrCat("address/", rank));
-  request->set_value("address");
-  asked_.insert(request->request_id());
+  *message.mutable_store() = std::move(request);
   options_.report(message);
 }
 
@@ -378,24 +378,37 @@ std::vector<int> WorkerProcess::Unreached() const {
 
 // As runtime/comm/host/connect does.
 void WorkerProcess::Meet() {
-  Ask(agent::StoreRequest::OPERATION_SET, name().rank);
+  agent::StoreRequest set;
+  set.set_operation(agent::StoreRequest::OPERATION_SET);
+  set.set_key(absl::StrCat("address/", name().rank));
+  set.set_value(AddressOf(name().rank));
+  Ask(set);
+  agent::StoreRequest wait;
+  wait.set_operation(agent::StoreRequest::OPERATION_WAIT);
   for (int rank = name().rank + 1; rank < world_size(); ++rank) {
-    Ask(agent::StoreRequest::OPERATION_WAIT, rank);
+    wait.add_keys(absl::StrCat("address/", rank));
   }
+  if (!wait.keys().empty()) Ask(wait);
   After(deadlines().wait, [this] {
-    if (asked_.empty()) return;
-    asked_.clear();
+    if (num_awaited_.empty()) return;
+    num_awaited_.clear();
     OnJoined(absl::DeadlineExceededError(kNotMet));
   });
 }
 
 void WorkerProcess::OnStoreReply(const agent::StoreReply& reply) {
-  if (!runs() || asked_.erase(reply.request_id()) == 0) return;
+  if (!runs()) return;
+  const auto awaited = num_awaited_.extract(reply.request_id());
+  if (awaited.empty()) return;  // it came twice, or too late
   if (reply.code() != 0) {
-    asked_.clear();
+    num_awaited_.clear();
     return OnJoined(absl::Status(static_cast<absl::StatusCode>(reply.code()), reply.message()));
   }
-  if (asked_.empty()) collective_.Join(shared_from_this());
+  CHECK_EQ(reply.values_size(), awaited.mapped()) << reply.request_id();
+  for (int i = 0; i < reply.values_size(); ++i) {
+    CHECK_EQ(reply.values(i), AddressOf(name().rank + 1 + i)) << reply.request_id();
+  }
+  if (num_awaited_.empty()) collective_.Join(shared_from_this());
 }
 
 // --- state ------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -114,7 +113,7 @@ class WorkerProcess : public std::enable_shared_from_this<WorkerProcess> {
   void Perform(const actors::WorkerAction& action);
   // Publishes the rank's address at the store, waits for those of the ranks after it, then joins.
   void Meet();
-  void Ask(agent::StoreRequest::Operation operation, int rank);
+  void Ask(agent::StoreRequest request);
   void Load();
   bool CannotRead(const std::string& node_id) const;  // the machine cannot read the checkpoint now
   bool NobodyReads() const;                           // no machine of the job can
@@ -133,7 +132,7 @@ class WorkerProcess : public std::enable_shared_from_this<WorkerProcess> {
   bool alive_ = true;
   bool hung_ = false;
   bool hangs_soon_ = false;
-  std::set<std::string> asked_;               // requests to the store that are not answered
+  std::map<std::string, int> num_awaited_;    // values, by the store's request that has no answer
   std::optional<absl::Duration> dead_since_;  // since when its timer thread is stopped
   absl::Duration progressed_at_;
 };

@@ -160,7 +160,10 @@ absl::Status AgentLoop::TakeStream() {
   }
   for (const v1::AgentDown& message : events.messages) {
     if (message.message_case() == v1::AgentDown::MESSAGE_NOT_SET) WarnOfUnknown();
-    if (message.has_desired()) OnDesired(message.desired());
+    if (message.has_desired()) {
+      stores_.SetDriverTakesManyKeys(message.desired().store_many_keys());
+      OnDesired(message.desired());
+    }
     for (const v1::StoreReply& reply : message.store().replies()) stores_.OnDriverReply(reply);
     if (message.has_fetch_log()) AnswerFetchLog(message.fetch_log());
     if (message.has_fetch_spans()) AnswerFetchSpans(message.fetch_spans());

@@ -6,7 +6,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "runtime/base/checksum.h"
 
 namespace megascale::agent {
@@ -24,6 +23,21 @@ std::string ScopeOf(const v1::DesiredJob& job) {
 }
 
 std::string Prefix(int64_t process_id) { return absl::StrCat(process_id, "/"); }
+
+// Stands between the id of a WAIT for many keys and the number of a key.
+constexpr char kPart[] = "#";
+
+// Two WAITs with the same signature get the same answer.
+std::string SignatureOf(const std::string& address, const std::string& scope,
+                        const StoreRequest& request) {
+  const std::string one = request.keys().empty() ? request.key() : "";
+  std::string signature = absl::StrCat(address, "\n", scope, "\n", request.job_id(), "\n",
+                                       request.attempt(), "\n", one.size(), ":", one);
+  for (const std::string& key : request.keys()) {
+    absl::StrAppend(&signature, "\n", key.size(), ":", key);
+  }
+  return signature;
+}
 
 // True if an answer concerns the request and not the server.
 bool IsAboutRequest(const v1::StoreReply& reply) {
@@ -61,33 +75,74 @@ void StoreForwarder::OnStarted(int64_t process_id, const v1::DesiredJob& job) {
 }
 
 void StoreForwarder::OnRequest(int64_t process_id, StoreRequest request, absl::Duration now) {
-  // Ids are unique within a process; the prefix makes them unique on the stream and names the
-  // process.
-  request.set_request_id(absl::StrCat(Prefix(process_id), request.request_id()));
+  const Asker asker = {process_id, request.request_id()};
   const Client& client = clients_[process_id];
-  if (client.address.empty()) {
-    waiting_[request.request_id()] = request;
-    *batch_.add_requests() = std::move(request);
-    return;
+  std::string signature;
+  if (request.operation() == StoreRequest::OPERATION_WAIT) {
+    signature = SignatureOf(client.address, client.scope, request);
+    if (const auto same = shared_.find(signature); same != shared_.end()) {
+      std::vector<Asker>& askers = asked_.at(same->second).askers;
+      if (std::find(askers.begin(), askers.end(), asker) == askers.end()) askers.push_back(asker);
+      return;
+    }
   }
-  StoreAt(client.address)
+  // Ids are unique within a process; the prefix makes them unique on the stream.
+  const std::string id = absl::StrCat(Prefix(process_id), request.request_id());
+  request.set_request_id(id);
+  if (const auto old = asked_.find(id); old != asked_.end()) Forget(old);
+  if (!signature.empty()) shared_[signature] = id;
+  Asked& asked = asked_[id];
+  asked = {std::move(request), {asker}, client.address, std::move(signature)};
+  SendToStore(asked, client.scope, now);
+}
+
+void StoreForwarder::SendToStore(Asked& asked, const std::string& scope, absl::Duration now) {
+  if (asked.address.empty()) return AddToBatch(asked);
+  const std::string& id = asked.request.request_id();
+  StoreAt(asked.address)
       .Handle(
-          client.scope, request,
-          [this, process_id](const v1::StoreReply& reply) { OnRedisReply(process_id, reply); },
+          scope, asked.request, [this, id](const v1::StoreReply& reply) { Answer(id, reply); },
           now);
 }
 
+void StoreForwarder::Answer(const std::string& id, const v1::StoreReply& reply) {
+  const auto found = asked_.find(id);
+  if (found == asked_.end()) return;
+  const Asked asked = std::move(found->second);
+  Forget(found);
+  const bool is_written = asked.request.operation() == StoreRequest::OPERATION_SET ||
+                          asked.request.operation() == StoreRequest::OPERATION_ADD;
+  if (is_written && asked.address.empty() && reply.code() == 0) written_[id] = asked.request;
+  v1::StoreReply answer = reply;
+  for (const Asker& asker : asked.askers) {
+    const auto client = clients_.find(asker.process_id);
+    if (client == clients_.end()) continue;
+    if (!asked.address.empty() && !IsAboutRequest(reply)) client->second.failure = reply.message();
+    answer.set_request_id(asker.request_id);
+    send_to_process_(asker.process_id, answer);
+  }
+}
+
+void StoreForwarder::Forget(std::map<std::string, Asked>::iterator asked) {
+  const auto shared = shared_.find(asked->second.signature);
+  if (shared != shared_.end() && shared->second == asked->first) shared_.erase(shared);
+  asked_.erase(asked);
+}
+
 std::string StoreForwarder::OnEnded(int64_t process_id) {
-  for (auto* requests : {&written_, &waiting_}) {
-    std::erase_if(*requests, [&](const auto& item) {
-      return absl::StartsWith(item.first, Prefix(process_id));
-    });
+  std::erase_if(written_,
+                [&](const auto& item) { return absl::StartsWith(item.first, Prefix(process_id)); });
+  for (auto asked = asked_.begin(); asked != asked_.end();) {
+    const auto current = asked++;
+    std::erase_if(current->second.askers,
+                  [&](const Asker& asker) { return asker.process_id == process_id; });
+    if (!current->second.askers.empty()) continue;
+    const auto store = stores_.find(current->second.address);
+    if (store != stores_.end()) store->second->Forget(current->first);
+    Forget(current);
   }
   auto ended = clients_.extract(process_id);
-  if (ended.empty()) return "";
-  const auto store = stores_.find(ended.mapped().address);
-  if (store != stores_.end()) store->second->ForgetAll(Prefix(process_id));
-  return ended.mapped().failure;
+  return ended.empty() ? "" : ended.mapped().failure;
 }
 
 // --- the driver's store ---------------------------------------------------------------------
@@ -95,22 +150,53 @@ std::string StoreForwarder::OnEnded(int64_t process_id) {
 void StoreForwarder::OnStreamOpened() {
   batch_.Clear();
   // Repeating them does no harm.
-  for (const auto* requests : {&written_, &waiting_}) {
-    for (const auto& [id, request] : *requests) *batch_.add_requests() = request;
+  for (const auto& [id, request] : written_) *batch_.add_requests() = request;
+  for (auto& [id, asked] : asked_) {
+    if (asked.address.empty()) AddToBatch(asked);
+  }
+}
+
+void StoreForwarder::AddToBatch(Asked& asked) {
+  asked.parts.clear();
+  if (driver_takes_many_keys_ || asked.request.keys().empty()) {
+    *batch_.add_requests() = asked.request;
+    return;
+  }
+  asked.parts.resize(static_cast<size_t>(asked.request.keys_size()));
+  asked.num_parts_missing = asked.parts.size();
+  StoreRequest part = asked.request;
+  part.clear_keys();
+  for (int i = 0; i < asked.request.keys_size(); ++i) {
+    part.set_request_id(absl::StrCat(asked.request.request_id(), kPart, i));
+    part.set_key(asked.request.keys(i));
+    *batch_.add_requests() = part;
   }
 }
 
 void StoreForwarder::OnDriverReply(const v1::StoreReply& reply) {
-  auto answered = waiting_.extract(reply.request_id());
-  if (answered.empty()) return;
-  const StoreRequest::Operation operation = answered.mapped().operation();
-  const bool is_written =
-      operation == StoreRequest::OPERATION_SET || operation == StoreRequest::OPERATION_ADD;
-  if (is_written && reply.code() == 0) written_.insert(std::move(answered));
-  int64_t process_id = 0;
-  const std::vector<std::string> parts =
-      absl::StrSplit(reply.request_id(), absl::MaxSplits('/', 1));
-  if (absl::SimpleAtoi(parts[0], &process_id)) Answer(process_id, reply);
+  const std::string& id = reply.request_id();
+  const auto asked = asked_.find(id);
+  if (asked != asked_.end()) {
+    if (asked->second.address.empty() && asked->second.parts.empty()) Answer(id, reply);
+    return;
+  }
+  const size_t end = id.rfind(kPart);
+  size_t index = 0;
+  if (end == std::string::npos || !absl::SimpleAtoi(id.substr(end + 1), &index)) return;
+  OnPart(id.substr(0, end), index, reply);
+}
+
+void StoreForwarder::OnPart(const std::string& id, size_t index, const v1::StoreReply& reply) {
+  const auto found = asked_.find(id);
+  if (found == asked_.end() || index >= found->second.parts.size()) return;
+  if (reply.code() != 0) return Answer(id, reply);
+  std::vector<std::optional<std::string>>& parts = found->second.parts;
+  if (!parts[index].has_value()) --found->second.num_parts_missing;
+  parts[index] = reply.value();
+  if (found->second.num_parts_missing > 0) return;
+  v1::StoreReply whole;
+  for (const std::optional<std::string>& part : parts) whole.add_values(*part);
+  Answer(id, whole);
 }
 
 void StoreForwarder::FlushToDriver() {
@@ -119,12 +205,6 @@ void StoreForwarder::FlushToDriver() {
   message.mutable_store()->Swap(&batch_);
   batch_.Clear();
   send_to_driver_(std::move(message));
-}
-
-void StoreForwarder::Answer(int64_t process_id, const v1::StoreReply& reply) {
-  v1::StoreReply answer = reply;
-  answer.set_request_id(reply.request_id().substr(Prefix(process_id).size()));
-  send_to_process_(process_id, answer);
 }
 
 // --- Redis ----------------------------------------------------------------------------------
@@ -140,13 +220,6 @@ comm::RedisStore& StoreForwarder::StoreAt(const std::string& address) {
     store = std::make_unique<comm::RedisStore>(std::move(options));
   }
   return *store;
-}
-
-void StoreForwarder::OnRedisReply(int64_t process_id, const v1::StoreReply& reply) {
-  const auto client = clients_.find(process_id);
-  if (client == clients_.end()) return;
-  if (!IsAboutRequest(reply)) client->second.failure = reply.message();
-  Answer(process_id, reply);
 }
 
 void StoreForwarder::Check(const std::string& node_id, const v1::DesiredJob& job,

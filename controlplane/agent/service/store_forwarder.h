@@ -1,13 +1,17 @@
 // The agent's side of the rendezvous store. Forwards the workers' requests to the store of their
-// job (the driver, over the agent's stream, or a Redis server), and returns the answers. For this
-// folder and tests/sim. Threads: one; no call blocks.
+// job (the driver, over the agent's stream, or a Redis server), and returns the answers. A WAIT of
+// several processes for the same keys is forwarded once. For this folder and tests/sim.
+// Threads: one; no call blocks.
 #pragma once
 
 #include <poll.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,6 +53,8 @@ class StoreForwarder {
 
   // Sends everything again, because a restarted driver has lost its store.
   void OnStreamOpened();
+  // As DesiredState.store_many_keys; false at first.
+  void SetDriverTakesManyKeys(bool takes) { driver_takes_many_keys_ = takes; }
   void OnDriverReply(const v1::StoreReply& reply);
   // Sends the requests that have gathered for the driver.
   void FlushToDriver();
@@ -70,20 +76,40 @@ class StoreForwarder {
     std::string failure;  // error of its Redis server
   };
 
+  struct Asker {
+    int64_t process_id = 0;
+    std::string request_id;  // as the process gave it
+    bool operator==(const Asker&) const = default;
+  };
+  // A request that the store has not answered yet.
+  struct Asked {
+    v1::StoreRequest request;  // as the store sees it
+    std::vector<Asker> askers;
+    std::string address;    // of the Redis server; empty: the driver
+    std::string signature;  // in shared_; empty: not a WAIT
+    // If each key is asked for by itself: the values so far.
+    std::vector<std::optional<std::string>> parts = {};
+    size_t num_parts_missing = 0;
+  };
+
+  void SendToStore(Asked& asked, const std::string& scope, absl::Duration now);
+  void AddToBatch(Asked& asked);
+  void Answer(const std::string& id, const v1::StoreReply& reply);
+  void OnPart(const std::string& id, size_t index, const v1::StoreReply& reply);
+  void Forget(std::map<std::string, Asked>::iterator asked);
   comm::RedisStore& StoreAt(const std::string& address);
-  void Answer(int64_t process_id, const v1::StoreReply& reply);
-  void OnRedisReply(int64_t process_id, const v1::StoreReply& reply);
   void OnCheckReply(const StoreCheck& check, const v1::StoreReply& reply, bool is_last);
 
   const StoreAccess access_;
   const SendToDriver send_to_driver_;
   const SendToProcess send_to_process_;
+  bool driver_takes_many_keys_ = false;
   std::map<int64_t, Client> clients_;
   std::map<std::string, std::unique_ptr<comm::RedisStore>> stores_;  // by address
 
-  // Requests to the driver, by the id that the driver sees, until they are answered or their
-  // process ends.
-  std::map<std::string, v1::StoreRequest> waiting_;
+  // By the id that the store sees: that of the first asker, after the number of its process.
+  std::map<std::string, Asked> asked_;
+  std::map<std::string, std::string> shared_;  // what a WAIT asks for -> its id in asked_
   // Writes of these processes to the driver's store. They are repeated to a new driver, because the
   // driver may be killed while the ranks look for each other, and its store dies with it.
   std::map<std::string, v1::StoreRequest> written_;

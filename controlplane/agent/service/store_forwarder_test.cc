@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "runtime/base/clock.h"
 #include "runtime/comm/store/redis/testing/test_redis_server.h"
 
@@ -45,6 +46,24 @@ class StoreForwarderTest : public ::testing::Test {
     forwarder_.FlushToDriver();
   }
 
+  void AskMany(int64_t process_id, const std::vector<std::string>& keys) {
+    StoreRequest request;
+    request.set_job_id("j");
+    request.set_attempt(3);
+    request.set_operation(StoreRequest::OPERATION_WAIT);
+    request.set_request_id(absl::StrCat("rank-", process_id));
+    for (const std::string& key : keys) request.add_keys(key);
+    forwarder_.OnRequest(process_id, request, Now());
+    forwarder_.FlushToDriver();
+  }
+  void Reply(const std::string& request_id, const std::vector<std::string>& values) {
+    v1::StoreReply reply;
+    reply.set_request_id(request_id);
+    for (const std::string& value : values) reply.add_values(value);
+    if (values.size() == 1) reply.set_value(values[0]);
+    forwarder_.OnDriverReply(reply);
+  }
+
   void RunUntil(const std::function<bool()>& condition) {
     const absl::Duration deadline = Now() + kDeadline;
     while (!condition()) {
@@ -75,7 +94,8 @@ class StoreForwarderTest : public ::testing::Test {
       [this](int64_t process_id, const v1::StoreReply& reply) {
         replies_.push_back(
             absl::StrCat(process_id, ": ", reply.request_id(), reply.code() == 0 ? " = " : " ! ",
-                         reply.code() == 0 ? reply.value() : absl::StrCat(reply.code())));
+                         reply.code() == 0 ? reply.value() : absl::StrCat(reply.code()),
+                         absl::StrJoin(reply.values(), " ")));
       }};
 };
 
@@ -99,6 +119,44 @@ TEST_F(StoreForwarderTest, AJobWithoutAStoreAsksTheDriver) {
   EXPECT_THAT(TakeForwarded(), IsEmpty());
 }
 
+TEST_F(StoreForwarderTest, WhatSeveralProcessesWaitForIsAskedOnce) {
+  forwarder_.SetDriverTakesManyKeys(true);
+  for (int64_t process : {7, 8, 9}) forwarder_.OnStarted(process, JobWith(""));
+  AskMany(7, {"a", "b"});
+  AskMany(8, {"a", "b"});
+  AskMany(8, {"a", "b"});
+  AskMany(9, {"a", "c"});
+  EXPECT_THAT(TakeForwarded(), ElementsAre("7/rank-7", "9/rank-9"));
+  forwarder_.OnEnded(7);
+  Reply("7/rank-7", {"1", "2"});
+  EXPECT_THAT(TakeReplies(1), ElementsAre("8: rank-8 = 1 2")) << "its first asker has ended";
+  AskMany(8, {"a", "b"});
+  EXPECT_THAT(TakeForwarded(), ElementsAre("8/rank-8")) << "nothing is kept";
+  forwarder_.OnEnded(8);
+  Reply("8/rank-8", {"1", "2"});
+  Reply("9/rank-9", {"1", "3"});
+  EXPECT_THAT(TakeReplies(1), ElementsAre("9: rank-9 = 1 3"));
+}
+
+TEST_F(StoreForwarderTest, AnOlderDriverIsAskedForOneKeyAtATime) {
+  forwarder_.OnStarted(7, JobWith(""));
+  AskMany(7, {"a", "b"});
+  EXPECT_THAT(TakeForwarded(), ElementsAre("7/rank-7#0", "7/rank-7#1"));
+  Reply("7/rank-7#1", {"2"});
+  Reply("7/rank-7#1", {"2"});
+  Reply("7/rank-7#2", {"3"});
+  Reply("7/rank-7", {"1", "2"});
+  EXPECT_THAT(replies_, IsEmpty());
+  forwarder_.SetDriverTakesManyKeys(true);
+  forwarder_.OnStreamOpened();
+  forwarder_.FlushToDriver();
+  EXPECT_THAT(TakeForwarded(), ElementsAre("7/rank-7")) << "it was upgraded meanwhile";
+  Reply("7/rank-7#0", {"1"});
+  EXPECT_THAT(replies_, IsEmpty());
+  Reply("7/rank-7", {"1", "2"});
+  EXPECT_THAT(TakeReplies(1), ElementsAre("7: rank-7 = 1 2"));
+}
+
 TEST_F(StoreForwarderTest, ProcessesOfOneAttemptMeetOnRedisAndOthersDoNot) {
   comm::TestRedisServer server;
   forwarder_.OnStarted(1, JobWith(server.url()));
@@ -108,6 +166,12 @@ TEST_F(StoreForwarderTest, ProcessesOfOneAttemptMeetOnRedisAndOthersDoNot) {
   Ask(3, StoreRequest::OPERATION_WAIT, "a");
   Ask(2, StoreRequest::OPERATION_SET, "a", "here");
   EXPECT_THAT(TakeReplies(2), testing::UnorderedElementsAre("1: rank/a = here", "2: rank/a = "));
+  AskMany(1, {"a", "b"});
+  AskMany(2, {"a", "b"});
+  Ask(2, StoreRequest::OPERATION_SET, "b", "there");
+  EXPECT_THAT(TakeReplies(3),
+              testing::UnorderedElementsAre("1: rank-1 = here there", "2: rank-2 = here there",
+                                            "2: rank/b = "));
   Ask(3, StoreRequest::OPERATION_GET, "a");
   EXPECT_THAT(TakeReplies(1), ElementsAre("3: rank/a ! 5"));
   EXPECT_EQ(forwarder_.OnEnded(3), "") << "what is not there is no failure of the store";

@@ -227,6 +227,7 @@ agent::DesiredState DesiredStates::For(const std::string& node_id,
   desired.set_incarnation(node->hello().incarnation());
   desired.set_draining(node->draining());
   desired.set_data_digests(true);
+  desired.set_store_many_keys(true);
   if (WantsTest(*node)) {
     auto* test = desired.mutable_machine_test();
     test->set_id(node->test().test().id());

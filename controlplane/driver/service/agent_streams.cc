@@ -34,6 +34,8 @@ namespace agent = megascale::agent::v1;
 // ended. The agent asks again on its next stream.
 constexpr size_t kOutgoingBytesMax = size_t{16} << 20;
 constexpr size_t kOutgoingBytesOfAllMax = size_t{128} << 20;
+// Replies of the store are joined up to this size. A reply has at most 4 MiB.
+constexpr size_t kJoinedBytesMax = size_t{1} << 20;
 // A refused agent asks again every few seconds: one line about each in this time, and only about so
 // many of them.
 constexpr absl::Duration kRefusalLogInterval = absl::Minutes(1);
@@ -141,7 +143,12 @@ class AgentStreams::Impl::Session
       std::lock_guard<std::mutex> lock(mutex_);
       if (finished_ || final_.has_value()) return;
       Count(outgoing_bytes_ + bytes);
-      outgoing_.push_back({std::move(down), bytes});
+      if (!outgoing_.empty() && Joins(outgoing_.back(), down)) {
+        outgoing_.back().message.mutable_store()->MergeFrom(down.store());
+        outgoing_.back().bytes += bytes;
+      } else {
+        outgoing_.push_back({std::move(down), bytes});
+      }
       WriteNext();
     }
     if (outgoing_bytes_ > kOutgoingBytesMax) Drop();
@@ -294,13 +301,19 @@ class AgentStreams::Impl::Session
   std::string node_id_;  // set by the first message
   agent::AgentUp up_;
 
-  std::mutex mutex_;
-  agent::AgentDown down_;
-  std::optional<agent::DesiredState> desired_;
   struct Waiting {
     agent::AgentDown message;
     size_t bytes = 0;
   };
+  // Whether `next` goes into the message that waits: replies of the store that come while another
+  // message is written go together, of which there may be thousands when an attempt starts.
+  static bool Joins(const Waiting& waiting, const agent::AgentDown& next) {
+    return waiting.message.has_store() && next.has_store() && waiting.bytes < kJoinedBytesMax;
+  }
+
+  std::mutex mutex_;
+  agent::AgentDown down_;
+  std::optional<agent::DesiredState> desired_;
   std::deque<Waiting> outgoing_;
   std::atomic<size_t> outgoing_bytes_ = 0;  // changes under the mutex
   std::optional<absl::Status> final_;

@@ -394,6 +394,14 @@ class RelayedStore : public Store {
   absl::StatusOr<std::string> Wait(const std::string& key, absl::Duration timeout) override {
     return store_.Wait(key, timeout);
   }
+  absl::StatusOr<std::vector<std::string>> WaitAll(const std::vector<std::string>& keys,
+                                                   absl::Duration timeout) override {
+    return store_.WaitAll(keys, timeout);
+  }
+  absl::StatusOr<std::vector<std::optional<std::string>>> GetAll(
+      const std::vector<std::string>& keys) override {
+    return store_.GetAll(keys);
+  }
 
  private:
   Store& store_;

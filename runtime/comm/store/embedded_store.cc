@@ -1,5 +1,8 @@
 #include "runtime/comm/store/embedded_store.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/status.h"
@@ -43,21 +46,17 @@ void EmbeddedStore::HandleLocked(const StoreRequest& request, Reply reply, Outgo
   if (status.ok()) {
     switch (request.operation()) {
       case StoreRequest::OPERATION_SET:
-        status = Put(**attempt, request.key(), request.value());
-        if (status.ok()) AnswerWaiters(**attempt, request.key(), outgoing);
+        status = Put(**attempt, request.key(), request.value(), outgoing);
         break;
       case StoreRequest::OPERATION_GET:
         status = Get(**attempt, request.key(), answer);
         break;
       case StoreRequest::OPERATION_WAIT:
-        status = Get(**attempt, request.key(), answer);
-        if (!absl::IsNotFound(status)) break;
-        status = AddWaiter(**attempt, request, reply);
-        if (status.ok()) return;  // answered later
+        status = Wait(**attempt, request, reply, outgoing);
+        if (status.ok()) return;  // answered, or later
         break;
       case StoreRequest::OPERATION_ADD:
-        status = Add(**attempt, request, answer);
-        if (status.ok()) AnswerWaiters(**attempt, request.key(), outgoing);
+        status = Add(**attempt, request, answer, outgoing);
         break;
       default:
         status = absl::InvalidArgumentError(
@@ -68,26 +67,37 @@ void EmbeddedStore::HandleLocked(const StoreRequest& request, Reply reply, Outgo
   outgoing.emplace_back(std::move(reply), std::move(answer));
 }
 
-absl::StatusOr<EmbeddedStore::Attempt*> EmbeddedStore::FindAttempt(const StoreRequest& request) {
-  if (request.key().size() > options_.key_bytes_max ||
-      request.request_id().size() > options_.key_bytes_max ||
+absl::Status EmbeddedStore::CheckSizes(const StoreRequest& request) const {
+  if (!request.keys().empty() && request.operation() != StoreRequest::OPERATION_WAIT) {
+    return absl::InvalidArgumentError("only a WAIT may have several keys");
+  }
+  const auto too_large =
+      std::find_if(request.keys().begin(), request.keys().end(),
+                   [this](const std::string& key) { return key.size() > options_.key_bytes_max; });
+  const std::string& key = too_large == request.keys().end() ? request.key() : *too_large;
+  if (key.size() > options_.key_bytes_max || request.request_id().size() > options_.key_bytes_max ||
       request.value().size() > options_.value_bytes_max) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "a store request for key ", request.key().substr(0, 64), " is too large: at most ",
+        "a store request for key ", key.substr(0, 64), " is too large: at most ",
         options_.key_bytes_max, " bytes of key and ", options_.value_bytes_max, " of value"));
   }
-  size_t num_attempts = 0;
-  for (auto& [id, job] : jobs_) {
-    num_attempts += job.attempts.size();
-    if (id != request.job_id()) continue;
-    if (request.attempt() < job.oldest_attempt) return Ended(id, request.attempt());
-    const auto found = job.attempts.find(request.attempt());
-    if (found != job.attempts.end()) return &found->second;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<EmbeddedStore::Attempt*> EmbeddedStore::FindAttempt(const StoreRequest& request) {
+  RETURN_IF_ERROR(CheckSizes(request));
+  if (const auto job = jobs_.find(request.job_id()); job != jobs_.end()) {
+    if (request.attempt() < job->second.oldest_attempt) {
+      return Ended(request.job_id(), request.attempt());
+    }
+    const auto found = job->second.attempts.find(request.attempt());
+    if (found != job->second.attempts.end()) return &found->second;
   }
-  if (num_attempts >= options_.num_attempts_max) {
+  if (num_attempts_ >= options_.num_attempts_max) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("the store serves ", num_attempts, " attempts and takes no more"));
+        absl::StrCat("the store serves ", num_attempts_, " attempts and takes no more"));
   }
+  ++num_attempts_;
   return &jobs_[request.job_id()].attempts[request.attempt()];
 }
 
@@ -102,34 +112,52 @@ absl::Status EmbeddedStore::Reserve(Attempt& attempt, size_t more_bytes, size_t 
   return absl::OkStatus();
 }
 
-absl::Status EmbeddedStore::Put(Attempt& attempt, const std::string& key, std::string value) {
-  const auto found = attempt.values.find(key);
-  const bool is_new = found == attempt.values.end();
-  const size_t before = is_new ? 0 : kEntryBytes + key.size() + found->second.size();
-  RETURN_IF_ERROR(Reserve(attempt, kEntryBytes + key.size() + value.size(), before));
-  attempt.values[key] = std::move(value);
+const EmbeddedStore::Entry* EmbeddedStore::Attempt::Find(const std::string& key) const {
+  const auto found = index.find(key);
+  return found == index.end() ? nullptr : &entries[found->second];
+}
+
+absl::StatusOr<uint32_t> EmbeddedStore::IndexOf(Attempt& attempt, const std::string& key) const {
+  const auto found = attempt.index.find(key);
+  if (found != attempt.index.end()) return found->second;
+  RETURN_IF_ERROR(Reserve(attempt, kEntryBytes + 2 * key.size(), 0));
+  const auto index = static_cast<uint32_t>(attempt.entries.size());
+  attempt.index.emplace(key, index);
+  attempt.entries.emplace_back().key = key;
+  return index;
+}
+
+absl::Status EmbeddedStore::Put(Attempt& attempt, const std::string& key, std::string value,
+                                Outgoing& outgoing) const {
+  ASSIGN_OR_RETURN(const uint32_t index, IndexOf(attempt, key));
+  Entry& entry = attempt.entries[index];
+  RETURN_IF_ERROR(Reserve(attempt, value.size(), entry.value.size()));
+  entry.value = std::move(value);
+  entry.is_set = true;
+  AnswerWaiters(attempt, entry, outgoing);
   return absl::OkStatus();
 }
 
 absl::Status EmbeddedStore::Get(const Attempt& attempt, const std::string& key,
                                 StoreReply& answer) {
-  const auto found = attempt.values.find(key);
-  if (found == attempt.values.end()) {
+  const Entry* found = attempt.Find(key);
+  if (found == nullptr || !found->is_set) {
     return absl::NotFoundError(absl::StrCat("the store has no key ", key));
   }
-  answer.set_value(found->second);
+  answer.set_value(found->value);
   return absl::OkStatus();
 }
 
-absl::Status EmbeddedStore::Add(Attempt& attempt, const StoreRequest& request, StoreReply& answer) {
+absl::Status EmbeddedStore::Add(Attempt& attempt, const StoreRequest& request, StoreReply& answer,
+                                Outgoing& outgoing) const {
   const auto done = attempt.additions.find(request.request_id());
   if (done != attempt.additions.end()) {
     answer.set_sum(done->second);
     return absl::OkStatus();
   }
   int64_t sum = 0;
-  const auto found = attempt.values.find(request.key());
-  if (found != attempt.values.end() && !absl::SimpleAtoi(found->second, &sum)) {
+  const Entry* found = attempt.Find(request.key());
+  if (found != nullptr && found->is_set && !absl::SimpleAtoi(found->value, &sum)) {
     return absl::InvalidArgumentError(
         absl::StrCat("key ", request.key(), " holds no number to add to"));
   }
@@ -138,43 +166,105 @@ absl::Status EmbeddedStore::Add(Attempt& attempt, const StoreRequest& request, S
         absl::StrCat("adding ", request.amount(), " to key ", request.key(), " overflows 64 bits"));
   }
   RETURN_IF_ERROR(Reserve(attempt, kEntryBytes + request.request_id().size(), 0));
-  RETURN_IF_ERROR(Put(attempt, request.key(), absl::StrCat(sum)));
+  RETURN_IF_ERROR(Put(attempt, request.key(), absl::StrCat(sum), outgoing));
   attempt.additions[request.request_id()] = sum;
   answer.set_sum(sum);
   return absl::OkStatus();
 }
 
-absl::Status EmbeddedStore::AddWaiter(Attempt& attempt, const StoreRequest& request,
-                                      const Reply& reply) {
+absl::StatusOr<bool> EmbeddedStore::Replace(Attempt& attempt, const StoreRequest& request,
+                                            const Reply& reply) {
   const auto found = attempt.waiters.find(request.request_id());
-  if (found == attempt.waiters.end()) {
-    RETURN_IF_ERROR(Reserve(attempt, WaiterBytes(request.request_id(), request.key()), 0));
+  if (found == attempt.waiters.end()) return false;
+  Waiter& waiter = *found->second;
+  bool is_same = waiter.has_many == !request.keys().empty();
+  if (is_same && !waiter.has_many) is_same = attempt.entries[waiter.keys[0]].key == request.key();
+  if (is_same && waiter.has_many) {
+    is_same = std::equal(
+        request.keys().begin(), request.keys().end(), waiter.keys.begin(), waiter.keys.end(),
+        [&](const std::string& key, uint32_t index) { return attempt.entries[index].key == key; });
   }
-  attempt.waiters[request.request_id()] = {request.key(), reply};
+  if (!is_same) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("request ", request.request_id(), " waits for other keys already"));
+  }
+  waiter.reply = reply;
+  return true;
+}
+
+absl::Status EmbeddedStore::Wait(Attempt& attempt, const StoreRequest& request, const Reply& reply,
+                                 Outgoing& outgoing) const {
+  ASSIGN_OR_RETURN(const bool is_repeated, Replace(attempt, request, reply));
+  if (is_repeated) return absl::OkStatus();
+  auto waiter = std::make_unique<Waiter>();
+  waiter->request_id = request.request_id();
+  waiter->has_many = !request.keys().empty();
+  waiter->reply = reply;
+  const auto add = [&](const std::string& key) -> absl::Status {
+    ASSIGN_OR_RETURN(const uint32_t index, IndexOf(attempt, key));
+    waiter->keys.push_back(index);
+    if (!attempt.entries[index].is_set) ++waiter->num_missing;
+    return absl::OkStatus();
+  };
+  if (!waiter->has_many) RETURN_IF_ERROR(add(request.key()));
+  for (const std::string& key : request.keys()) RETURN_IF_ERROR(add(key));
+  if (waiter->num_missing == 0) {
+    outgoing.emplace_back(reply, ValuesFor(attempt, *waiter));
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(Reserve(attempt, BytesOf(*waiter), 0));
+  for (const uint32_t index : waiter->keys) {
+    Entry& entry = attempt.entries[index];
+    if (!entry.is_set) entry.waiters.push_back(waiter.get());
+  }
+  attempt.waiters.emplace(request.request_id(), std::move(waiter));
   return absl::OkStatus();
 }
 
-size_t EmbeddedStore::WaiterBytes(const std::string& request_id, const std::string& key) {
-  return kEntryBytes + request_id.size() + key.size();
+size_t EmbeddedStore::BytesOf(const Waiter& waiter) {
+  return kEntryBytes + 2 * waiter.request_id.size() +
+         waiter.keys.size() * (sizeof(uint32_t) + sizeof(Waiter*));
 }
 
-void EmbeddedStore::AnswerWaiters(Attempt& attempt, const std::string& key, Outgoing& outgoing) {
-  for (auto it = attempt.waiters.begin(); it != attempt.waiters.end();) {
-    if (it->second.key != key) {
-      ++it;
-      continue;
-    }
-    StoreReply answer = MakeReply(it->first, absl::OkStatus());
-    answer.set_value(attempt.values[key]);
-    attempt.size_bytes -= WaiterBytes(it->first, key);
-    outgoing.emplace_back(std::move(it->second.reply), std::move(answer));
-    it = attempt.waiters.erase(it);
+EmbeddedStore::StoreReply EmbeddedStore::ValuesFor(const Attempt& attempt,
+                                                   const Waiter& waiter) const {
+  size_t bytes = 0;
+  for (const uint32_t index : waiter.keys) bytes += attempt.entries[index].value.size();
+  if (waiter.has_many && bytes > options_.reply_bytes_max) {
+    return MakeReply(waiter.request_id, absl::ResourceExhaustedError(absl::StrCat(
+                                            "the values of ", waiter.keys.size(), " keys take ",
+                                            bytes, " bytes, and a reply at most ",
+                                            options_.reply_bytes_max, "; ask for fewer")));
+  }
+  StoreReply answer = MakeReply(waiter.request_id, absl::OkStatus());
+  if (!waiter.has_many) {
+    answer.set_value(attempt.entries[waiter.keys[0]].value);
+    return answer;
+  }
+  answer.mutable_values()->Reserve(static_cast<int>(waiter.keys.size()));
+  for (const uint32_t index : waiter.keys) answer.add_values(attempt.entries[index].value);
+  return answer;
+}
+
+// The key is set now: nobody will wait for it again.
+void EmbeddedStore::AnswerWaiters(Attempt& attempt, Entry& entry, Outgoing& outgoing) const {
+  for (Waiter* waiter : std::exchange(entry.waiters, {})) {
+    if (--waiter->num_missing > 0) continue;
+    outgoing.emplace_back(std::move(waiter->reply), ValuesFor(attempt, *waiter));
+    attempt.size_bytes -= BytesOf(*waiter);
+    attempt.waiters.erase(waiter->request_id);
   }
 }
 
-void EmbeddedStore::Cancel(Attempt& attempt, const absl::Status& reason, Outgoing& outgoing) {
-  for (auto& [request_id, waiter] : attempt.waiters) {
-    outgoing.emplace_back(std::move(waiter.reply), MakeReply(request_id, reason));
+void EmbeddedStore::Drop(std::map<int64_t, Attempt>& attempts,
+                         std::map<int64_t, Attempt>::iterator end, const std::string& job_id,
+                         Outgoing& outgoing) {
+  for (auto it = attempts.begin(); it != end; it = attempts.erase(it)) {
+    const absl::Status why = Ended(job_id, it->first);
+    for (auto& [request_id, waiter] : it->second.waiters) {
+      outgoing.emplace_back(std::move(waiter->reply), MakeReply(request_id, why));
+    }
+    --num_attempts_;
   }
 }
 
@@ -184,11 +274,7 @@ void EmbeddedStore::DropAttemptsBefore(const std::string& job_id, int64_t attemp
     std::lock_guard<std::mutex> lock(mutex_);
     Job& job = jobs_[job_id];
     job.oldest_attempt = std::max(job.oldest_attempt, attempt);
-    const auto end = job.attempts.lower_bound(attempt);
-    for (auto it = job.attempts.begin(); it != end; ++it) {
-      Cancel(it->second, Ended(job_id, it->first), outgoing);
-    }
-    job.attempts.erase(job.attempts.begin(), end);
+    Drop(job.attempts, job.attempts.lower_bound(attempt), job_id, outgoing);
   }
   for (auto& [send, message] : outgoing) send(message);
 }
@@ -199,9 +285,7 @@ void EmbeddedStore::DropJob(const std::string& job_id) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto job = jobs_.find(job_id);
     if (job == jobs_.end()) return;
-    for (auto& [number, attempt] : job->second.attempts) {
-      Cancel(attempt, Ended(job_id, number), outgoing);
-    }
+    Drop(job->second.attempts, job->second.attempts.end(), job_id, outgoing);
     jobs_.erase(job);
   }
   for (auto& [send, message] : outgoing) send(message);

@@ -1,15 +1,26 @@
 #include "runtime/comm/store/link_store.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/status.h"
 
 namespace megascale::comm {
 namespace {
 // The clock has no infinite wait.
 constexpr absl::Duration kCallMax = absl::Hours(24);
+
+// What people read of a request.
+std::string Name(const megascale::agent::v1::StoreRequest& request) {
+  const std::string what = absl::StrCat(
+      "store ", megascale::agent::v1::StoreRequest::Operation_Name(request.operation()));
+  if (request.keys().empty()) return absl::StrCat(what, " ", request.key());
+  return absl::StrCat(what, " of ", request.keys_size(), " keys from ", request.keys(0), " to ",
+                      request.keys(request.keys_size() - 1));
+}
 }  // namespace
 
 LinkStore::LinkStore(LinkStoreOptions options, SendRequest send)
@@ -41,6 +52,48 @@ absl::StatusOr<std::string> LinkStore::Wait(const std::string& key, absl::Durati
   return std::move(*reply.mutable_value());
 }
 
+absl::StatusOr<std::vector<std::string>> LinkStore::WaitAll(const std::vector<std::string>& keys,
+                                                            absl::Duration timeout) {
+  if (keys.empty()) return std::vector<std::string>();
+  Request request = NewRequest(Request::OPERATION_WAIT, "");
+  for (const std::string& key : keys) request.add_keys(key);
+  ASSIGN_OR_RETURN(StoreReply reply, Call(request, timeout));
+  const auto num_values = static_cast<size_t>(reply.values_size());
+  if (num_values != keys.size()) {
+    return absl::InternalError(absl::StrCat(
+        Name(request), ": the answer has ", num_values, " values",
+        num_values < keys.size() ? absl::StrCat(" and none for ", keys[num_values]) : ""));
+  }
+  return std::vector<std::string>(std::make_move_iterator(reply.mutable_values()->begin()),
+                                  std::make_move_iterator(reply.mutable_values()->end()));
+}
+
+absl::StatusOr<std::vector<std::optional<std::string>>> LinkStore::GetAll(
+    const std::vector<std::string>& keys) {
+  const absl::Duration deadline = base::RealClock().Monotonic() + options_.call_timeout;
+  std::vector<Request> begun;
+  absl::Status status;
+  for (const std::string& key : keys) {
+    begun.push_back(NewRequest(Request::OPERATION_GET, key));
+    status = Begin(begun.back());
+    if (status.ok()) continue;
+    begun.pop_back();
+    break;
+  }
+  std::vector<std::optional<std::string>> values;
+  for (const Request& request : begun) {
+    absl::StatusOr<StoreReply> reply = Finish(request, deadline - base::RealClock().Monotonic());
+    values.emplace_back();
+    if (reply.ok()) {
+      values.back() = std::move(*reply->mutable_value());
+    } else if (!absl::IsNotFound(reply.status())) {
+      status.Update(reply.status());
+    }
+  }
+  if (!status.ok()) return status;
+  return values;
+}
+
 LinkStore::Request LinkStore::NewRequest(Request::Operation operation, const std::string& key) {
   Request request;
   request.set_operation(operation);
@@ -54,34 +107,43 @@ LinkStore::Request LinkStore::NewRequest(Request::Operation operation, const std
 
 absl::StatusOr<LinkStore::StoreReply> LinkStore::Call(const Request& request,
                                                       absl::Duration timeout) {
+  RETURN_IF_ERROR(Begin(request));
+  return Finish(request, timeout);
+}
+
+absl::Status LinkStore::Begin(const Request& request) {
   const std::string& id = request.request_id();
-  const std::string what =
-      absl::StrCat("store ", Request::Operation_Name(request.operation()), " ", request.key());
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!closed_.ok()) return base::Annotate(closed_, what);
+    if (!closed_.ok()) return base::Annotate(closed_, Name(request));
     if (!calls_.emplace(id, std::nullopt).second) {
-      return absl::FailedPreconditionError(absl::StrCat(what, ": request ", id, " is running"));
+      return absl::FailedPreconditionError(
+          absl::StrCat(Name(request), ": request ", id, " is running"));
     }
   }
-  const absl::Status sent = send_(request);
+  absl::Status sent = send_(request);
+  if (sent.ok()) return sent;
+  std::lock_guard<std::mutex> lock(mutex_);
+  calls_.erase(id);
+  return base::Annotate(sent, Name(request));
+}
+
+absl::StatusOr<LinkStore::StoreReply> LinkStore::Finish(const Request& request,
+                                                        absl::Duration timeout) {
   std::unique_lock<std::mutex> lock(mutex_);
-  const auto call = calls_.find(id);
+  const auto call = calls_.find(request.request_id());
   const auto is_over = [&]() { return call->second.has_value() || !closed_.ok(); };
-  if (sent.ok()) {
-    changed_.wait_for(lock, absl::ToChronoNanoseconds(std::min(timeout, kCallMax)), is_over);
-  }
-  const std::optional<StoreReply> reply = std::move(call->second);
+  changed_.wait_for(lock, absl::ToChronoNanoseconds(std::min(timeout, kCallMax)), is_over);
+  std::optional<StoreReply> reply = std::move(call->second);
   calls_.erase(call);
-  if (!sent.ok()) return base::Annotate(sent, what);
   if (reply.has_value()) {
-    if (reply->code() == 0) return *reply;
+    if (reply->code() == 0) return *std::move(reply);
     return absl::Status(static_cast<absl::StatusCode>(reply->code()),
-                        absl::StrCat(what, ": ", reply->message()));
+                        absl::StrCat(Name(request), ": ", reply->message()));
   }
-  if (!closed_.ok()) return base::Annotate(closed_, what);
+  if (!closed_.ok()) return base::Annotate(closed_, Name(request));
   return absl::DeadlineExceededError(
-      absl::StrCat(what, ": no answer within ", absl::FormatDuration(timeout)));
+      absl::StrCat(Name(request), ": no answer within ", absl::FormatDuration(timeout)));
 }
 
 void LinkStore::OnReply(const StoreReply& reply) {

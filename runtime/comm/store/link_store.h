@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "proto/agent.pb.h"
 #include "runtime/comm/store/store.h"
@@ -34,6 +35,10 @@ class LinkStore : public Store {
   absl::StatusOr<int64_t> Add(const std::string& key, int64_t amount,
                               const std::string& request_id) override;
   absl::StatusOr<std::string> Wait(const std::string& key, absl::Duration timeout) override;
+  absl::StatusOr<std::vector<std::string>> WaitAll(const std::vector<std::string>& keys,
+                                                   absl::Duration timeout) override;
+  absl::StatusOr<std::vector<std::optional<std::string>>> GetAll(
+      const std::vector<std::string>& keys) override;
 
   // Handles a reply from the link. Ignores it if no call waits for it any more.
   void OnReply(const megascale::agent::v1::StoreReply& reply);
@@ -47,6 +52,10 @@ class LinkStore : public Store {
 
   Request NewRequest(Request::Operation operation, const std::string& key);
   absl::StatusOr<StoreReply> Call(const Request& request, absl::Duration timeout);
+  // A call has two halves, so that several can run at once. Finish follows each Begin that
+  // succeeded.
+  absl::Status Begin(const Request& request);
+  absl::StatusOr<StoreReply> Finish(const Request& request, absl::Duration timeout);
 
   const LinkStoreOptions options_;
   const SendRequest send_;

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -33,6 +35,16 @@ class Store {
 
   // Waits until `key` is set and returns its value. Blocking: at most `timeout`.
   virtual absl::StatusOr<std::string> Wait(const std::string& key, absl::Duration timeout) = 0;
+
+  // Waits until all `keys` are set and returns their values, in the same order. Cost: one request
+  // and one reply, however many keys. Blocking: at most `timeout`.
+  virtual absl::StatusOr<std::vector<std::string>> WaitAll(const std::vector<std::string>& keys,
+                                                           absl::Duration timeout) = 0;
+
+  // Returns the values that are there now; nullopt: the key is not set. To name what a WaitAll
+  // waited for in vain. Cost: a request for each key, all at once.
+  virtual absl::StatusOr<std::vector<std::optional<std::string>>> GetAll(
+      const std::vector<std::string>& keys) = 0;
 };
 
 }  // namespace megascale::comm

@@ -2,10 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "runtime/comm/store/embedded_store.h"
 #include "runtime/comm/store/link_store.h"
 #include "runtime/comm/store/testing/test_store_requests.h"
@@ -15,6 +17,8 @@ namespace {
 
 using megascale::agent::v1::StoreReply;
 using megascale::agent::v1::StoreRequest;
+
+constexpr absl::Duration kDeadline = absl::Seconds(30);
 
 // The replies that have come so far, in order.
 class Replies {
@@ -58,6 +62,41 @@ TEST(EmbeddedStoreTest, ADroppedAttemptAnswersItsWaitsAndIsRefusedLater) {
   store.DropJob("job");
   EXPECT_EQ(waiting.size(), 2u);
   EXPECT_EQ(CodeOf(Ask(store, next)), absl::StatusCode::kNotFound);
+}
+
+TEST(EmbeddedStoreTest, ARepeatedWaitForOtherKeysIsRefused) {
+  EmbeddedStore store;
+  Replies waiting;
+  store.Handle(WaitOf("w", {"a", "b"}), waiting.Collect());
+  EXPECT_EQ(CodeOf(Ask(store, WaitOf("w", {"a"}))), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(CodeOf(Ask(store, Make(StoreRequest::OPERATION_WAIT, "w", "a"))),
+            absl::StatusCode::kInvalidArgument);
+  store.Handle(WaitOf("w", {"a", "b"}), waiting.Collect());
+  Ask(store, SetOf("a", "1"));
+  Ask(store, SetOf("b", "2"));
+  EXPECT_EQ(waiting.size(), 1u);
+}
+
+TEST(EmbeddedStoreTest, AnsweredWaitsTakeNoMemory) {
+  EmbeddedStore store({.attempt_bytes_max = 10'000});
+  Replies waiting;
+  // Returns how many waits for the key and one that is there the store takes.
+  const auto fill = [&](const std::string& key) {
+    size_t count = 0;
+    const size_t before = waiting.size();
+    while (waiting.size() == before) {
+      store.Handle(WaitOf(absl::StrCat(key, count), {"there", key}), waiting.Collect());
+      if (++count == 1000) break;
+    }
+    return count;
+  };
+  Ask(store, SetOf("there", "1"));
+  const size_t count = fill("x");
+  EXPECT_EQ(waiting.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_GT(count, 10u);
+  Ask(store, SetOf("x", "2"));
+  EXPECT_EQ(waiting.size(), count);
+  EXPECT_GE(fill("y"), count - 1) << "all but the entry of x is free again";
 }
 
 TEST(EmbeddedStoreTest, MemoryIsBounded) {
@@ -125,6 +164,36 @@ TEST_F(LinkStoreTest, ADroppedAttemptAbortsWaiters) {
   std::thread driver([&] { core_.DropAttemptsBefore("job", 2); });
   EXPECT_EQ(first_.Wait("k", absl::Seconds(10)).status().code(), absl::StatusCode::kAborted);
   driver.join();
+}
+
+TEST(LinkStoreManyTest, WaitsForManyKeysWithOneRequest) {
+  std::vector<StoreRequest> sent;
+  LinkStore* store = nullptr;
+  LinkStore made({.job_id = "job", .attempt = 1, .client = "rank-3"},
+                 [&](const StoreRequest& request) {
+                   sent.push_back(request);
+                   StoreReply reply;
+                   reply.set_request_id(request.request_id());
+                   reply.set_value("of " + request.key());
+                   if (request.key() == "lost") {
+                     reply.set_code(static_cast<int>(absl::StatusCode::kNotFound));
+                   }
+                   for (const std::string& key : request.keys()) {
+                     if (key != "lost") reply.add_values("of " + key);
+                   }
+                   store->OnReply(reply);
+                   return absl::OkStatus();
+                 });
+  store = &made;
+  EXPECT_THAT(store->WaitAll({"a", "b"}, kDeadline).value(), testing::ElementsAre("of a", "of b"));
+  EXPECT_EQ(sent.size(), 1u);
+  EXPECT_THAT(store->WaitAll({}, kDeadline).value(), testing::IsEmpty());
+  EXPECT_EQ(store->WaitAll({"a", "lost"}, kDeadline).status(),
+            absl::InternalError("store OPERATION_WAIT of 2 keys from a to lost: the answer has 1 "
+                                "values and none for lost"));
+  const auto values = store->GetAll({"a", "lost"});
+  ASSERT_TRUE(values.ok()) << values.status();
+  EXPECT_THAT(*values, testing::ElementsAre("of a", std::nullopt));
 }
 
 TEST(LinkStoreCloseTest, CloseWakesWaitersAndFailsLaterCalls) {

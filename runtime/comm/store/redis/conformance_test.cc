@@ -224,6 +224,43 @@ TEST_P(StoreConformanceTest, ARepeatedWaitReplacesTheOneBefore) {
   EXPECT_EQ(lost.size(), 0u);
 }
 
+TEST_P(StoreConformanceTest, AWaitForManyKeysIsAnsweredOnceWithAllValuesInItsOrder) {
+  std::vector<StoreReply> replies;
+  std::vector<std::string> keys;
+  for (int i = 0; i < 100; ++i) keys.push_back(absl::StrCat("k", (i * 37) % 100));
+  keys.push_back("k5");  // twice
+  subject_->Handle(WaitOf("w", keys), Collect(&replies));
+  for (int i = 99; i >= 0; --i) {
+    EXPECT_EQ(replies.size(), 0u);
+    EXPECT_EQ(Ask(SetOf(absl::StrCat("k", i), absl::StrCat("v", i))).code(), 0);
+  }
+  Await(replies, 1);
+  ASSERT_EQ(replies[0].code(), 0) << replies[0].message();
+  ASSERT_EQ(replies[0].values_size(), 101);
+  for (int i = 0; i < 101; ++i) EXPECT_EQ(replies[0].values(i), "v" + keys[i].substr(1));
+  EXPECT_EQ(Ask(WaitOf("w2", {"k7"})).values(0), "v7") << "all are there already";
+}
+
+TEST_P(StoreConformanceTest, ValuesThatFitNoReplyAreRefused) {
+  std::vector<std::string> keys;
+  for (int i = 0; i < 5; ++i) {
+    keys.push_back(absl::StrCat("k", i));
+    EXPECT_EQ(Ask(SetOf(keys.back(), std::string(1 << 20, 'x'))).code(), 0);
+  }
+  const StoreReply reply = Ask(WaitOf("w", keys));
+  EXPECT_EQ(CodeOf(reply), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(reply.message(),
+            "the values of 5 keys take 5242880 bytes, and a reply at most 4194304; ask for fewer");
+}
+
+TEST_P(StoreConformanceTest, OnlyAWaitHasManyKeys) {
+  StoreRequest request = WaitOf("w", {"a", "b"});
+  request.set_operation(StoreRequest::OPERATION_GET);
+  EXPECT_EQ(CodeOf(Ask(request)), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(CodeOf(Ask(WaitOf("w", {"a", std::string(1025, 'k')}))),
+            absl::StatusCode::kResourceExhausted);
+}
+
 TEST_P(StoreConformanceTest, AnAdditionIsDoneOncePerRequestId) {
   EXPECT_EQ(Ask(AddOf("a", "n", 5)).sum(), 5);
   EXPECT_EQ(Ask(AddOf("b", "n", -2)).sum(), 3);

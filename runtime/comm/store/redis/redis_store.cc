@@ -16,6 +16,8 @@ namespace {
 using megascale::agent::v1::StoreReply;
 
 constexpr size_t kKeysPerPoll = 16;  // values may be large, so this bounds the reply
+constexpr size_t kWindowMin = 2;     // keys of one WAIT in a round of polls
+constexpr size_t kWindowMax = 64;
 constexpr size_t kSentMax = 1024;
 constexpr size_t kUnsentBytesMax = 4 << 20;
 constexpr size_t kCallBytes = 256;  // approximate cost of a call in addition to its bytes
@@ -58,7 +60,19 @@ RedisConnectionLimits LimitsOf(const RedisStoreOptions& options) {
 }
 
 size_t BytesOf(const RedisStore::StoreRequest& request) {
-  return kCallBytes + request.key().size() + request.value().size() + request.request_id().size();
+  constexpr size_t kKeyBytes = 64;  // of a key and its value, in addition to the key's bytes
+  size_t bytes =
+      kCallBytes + request.key().size() + request.value().size() + request.request_id().size();
+  for (const std::string& key : request.keys()) bytes += kKeyBytes + key.size();
+  return bytes;
+}
+
+size_t NumKeys(const RedisStore::StoreRequest& request) {
+  return request.keys().empty() ? 1 : static_cast<size_t>(request.keys_size());
+}
+
+const std::string& KeyOf(const RedisStore::StoreRequest& request, size_t index) {
+  return request.keys().empty() ? request.key() : request.keys(static_cast<int>(index));
 }
 
 }  // namespace
@@ -73,11 +87,18 @@ std::string RedisStore::Place() const { return absl::StrCat("store ", ToText(opt
 // --- requests ---
 
 absl::Status RedisStore::Check(const StoreRequest& request) const {
-  if (request.key().size() > options_.key_bytes_max ||
-      request.request_id().size() > options_.key_bytes_max ||
-      request.value().size() > options_.value_bytes_max) {
+  if (!request.keys().empty() && request.operation() != StoreRequest::OPERATION_WAIT) {
+    return absl::InvalidArgumentError("only a WAIT may have several keys");
+  }
+  for (size_t i = 0; i < NumKeys(request); ++i) {
+    const std::string& key = KeyOf(request, i);
+    if (key.size() <= options_.key_bytes_max &&
+        request.request_id().size() <= options_.key_bytes_max &&
+        request.value().size() <= options_.value_bytes_max) {
+      continue;
+    }
     return absl::ResourceExhaustedError(absl::StrCat(
-        "a store request for key ", request.key().substr(0, 64), " is too large: at most ",
+        "a store request for key ", key.substr(0, 64), " is too large: at most ",
         options_.key_bytes_max, " bytes of key and ", options_.value_bytes_max, " of value"));
   }
   switch (request.operation()) {
@@ -111,6 +132,7 @@ void RedisStore::Handle(const std::string& scope, const StoreRequest& request, R
   calls_[name.first] = {scope, request, std::move(reply), name.second};
   if (!unanswered_since_.has_value()) unanswered_since_ = now;
   if (request.operation() == StoreRequest::OPERATION_WAIT) {
+    calls_[name.first].values.resize(NumKeys(request));
     waits_.insert(name.first);
     poll_pause_ = options_.poll_min;
     next_poll_ = -absl::InfiniteDuration();
@@ -251,7 +273,7 @@ absl::Status RedisStore::Greet() {
   commands.push_back({"PING"});
   for (const std::vector<std::string>& words : commands) {
     connection_->Send(words);
-    sent_.push_back({Sent::Kind::kGreeting, {}});
+    sent_.push_back({Sent::Kind::kGreeting});
     ++num_greetings_;
   }
   return absl::OkStatus();
@@ -279,7 +301,7 @@ void RedisStore::Lose(const absl::Status& why, absl::Duration now) {
   tunnel_.reset();
   dial_.reset();
   for (auto sent = sent_.rbegin(); sent != sent_.rend(); ++sent) {
-    if (sent->kind == Sent::Kind::kCall) queue_.push_front(sent->calls.front());
+    if (sent->kind == Sent::Kind::kCall) queue_.push_front(*sent->call);
   }
   sent_.clear();
   num_greetings_ = num_polls_ = 0;
@@ -337,11 +359,10 @@ std::vector<std::string> RedisStore::WordsOf(const Call& call) const {
   }
 }
 
-void RedisStore::Send(Sent::Kind kind, std::vector<CallName> calls,
-                      const std::vector<std::string>& words, absl::Duration now) {
+void RedisStore::Send(Sent sent, const std::vector<std::string>& words, absl::Duration now) {
   if (sent_.empty()) quiet_since_ = now;
   connection_->Send(words);
-  sent_.push_back({kind, std::move(calls)});
+  sent_.push_back(std::move(sent));
 }
 
 void RedisStore::SendDue(absl::Duration now) {
@@ -350,20 +371,36 @@ void RedisStore::SendDue(absl::Duration now) {
     const CallName name = std::move(queue_.front());
     queue_.pop_front();
     const Call* call = Find(name);
-    if (call != nullptr) Send(Sent::Kind::kCall, {name}, WordsOf(*call), now);
+    if (call != nullptr) Send({.kind = Sent::Kind::kCall, .call = name}, WordsOf(*call), now);
   }
-  if (waits_.empty() || num_polls_ > 0 || now < next_poll_) return;
+  if (!waits_.empty() && num_polls_ == 0 && now >= next_poll_) SendPolls(now);
+}
+
+// A round of polls. Several WAITs for the same key ask for it once.
+void RedisStore::SendPolls(absl::Duration now) {
   found_in_round_ = false;
-  std::vector<std::string> words = {"MGET"};
-  std::vector<CallName> calls;
-  for (auto wait = waits_.begin(); wait != waits_.end();) {
-    const Call& call = calls_.at(*wait);
-    words.push_back(ValueKey(call.scope, call.request.key()));
-    calls.emplace_back(*wait, call.serial);
-    if (++wait != waits_.end() && calls.size() < kKeysPerPoll) continue;
-    Send(Sent::Kind::kPoll, std::exchange(calls, {}), words, now);
+  std::map<std::string, std::vector<Target>> asked;
+  for (const std::string& id : waits_) {
+    Call& call = calls_.at(id);
+    call.window = call.all_found ? std::min(2 * call.window, kWindowMax) : kWindowMin;
+    call.all_found = true;
+    size_t num_asked = 0;
+    for (size_t i = call.first_missing; i < call.values.size() && num_asked < call.window; ++i) {
+      if (call.values[i].has_value()) continue;
+      asked[ValueKey(call.scope, KeyOf(call.request, i))].push_back({{id, call.serial}, i});
+      ++num_asked;
+    }
+  }
+  const std::vector<std::string> command = {"MGET"};
+  std::vector<std::string> words = command;
+  Sent poll = {.kind = Sent::Kind::kPoll};
+  for (auto key = asked.begin(); key != asked.end();) {
+    words.push_back(key->first);
+    poll.targets.push_back(std::move(key->second));
+    if (++key != asked.end() && poll.targets.size() < kKeysPerPoll) continue;
+    Send(std::exchange(poll, {.kind = Sent::Kind::kPoll}), words, now);
     ++num_polls_;
-    words.resize(1);
+    words = command;
   }
 }
 
@@ -373,7 +410,7 @@ absl::Status RedisStore::OnReply(const Sent& sent, const RedisReply& reply, absl
       --num_greetings_;
       return OnGreetingReply(reply);
     case Sent::Kind::kCall:
-      RETURN_IF_ERROR(OnCallReply(sent.calls.front(), reply));
+      RETURN_IF_ERROR(OnCallReply(*sent.call, reply));
       break;
     case Sent::Kind::kPoll:
       --num_polls_;
@@ -425,24 +462,56 @@ absl::Status RedisStore::OnCallReply(const CallName& name, const RedisReply& rep
   return absl::OkStatus();
 }
 
+void RedisStore::OnFound(const Target& target, const std::string& value) {
+  Call* call = Find(target.name);
+  if (call == nullptr || call->values[target.key].has_value()) return;
+  call->values[target.key] = value;
+  call->found_bytes += value.size();
+  ++call->num_found;
+  while (call->first_missing < call->values.size() &&
+         call->values[call->first_missing].has_value()) {
+    ++call->first_missing;
+  }
+  if (call->num_found < call->values.size()) return;
+  if (call->request.keys().empty()) {
+    StoreReply answer;
+    answer.set_value(*std::move(call->values[0]));
+    return Answer(target.name, std::move(answer));
+  }
+  if (call->found_bytes > options_.reply_bytes_max) {
+    return AnswerError(target.name, absl::ResourceExhaustedError(absl::StrCat(
+                                        "the values of ", call->values.size(), " keys take ",
+                                        call->found_bytes, " bytes, and a reply at most ",
+                                        options_.reply_bytes_max, "; ask for fewer")));
+  }
+  StoreReply answer;
+  for (std::optional<std::string>& found : call->values) answer.add_values(*std::move(found));
+  Answer(target.name, std::move(answer));
+}
+
 absl::Status RedisStore::OnPollReply(const Sent& sent, const RedisReply& reply,
                                      absl::Duration now) {
   if (reply.kind == RedisReply::Kind::kError) {
     const absl::Status why = base::Annotate(StatusOfError(reply), Place());
-    for (const CallName& name : sent.calls) AnswerError(name, why);
+    for (const std::vector<Target>& targets : sent.targets) {
+      for (const Target& target : targets) AnswerError(target.name, why);
+    }
     return absl::OkStatus();
   }
-  if (reply.kind != RedisReply::Kind::kArray || reply.elements.size() != sent.calls.size()) {
+  if (reply.kind != RedisReply::Kind::kArray || reply.elements.size() != sent.targets.size()) {
     return DoesNotFit();
   }
-  for (size_t i = 0; i < sent.calls.size(); ++i) {
+  for (size_t i = 0; i < sent.targets.size(); ++i) {
     const RedisReply& element = reply.elements[i];
-    if (element.kind == RedisReply::Kind::kNil) continue;
+    if (element.kind == RedisReply::Kind::kNil) {
+      for (const Target& target : sent.targets[i]) {
+        if (Call* call = Find(target.name); call != nullptr) call->all_found = false;
+      }
+      continue;
+    }
     if (element.kind != RedisReply::Kind::kText) return DoesNotFit();
     found_in_round_ = true;
-    StoreReply answer;
-    answer.set_value(element.text);
-    Answer(sent.calls[i], std::move(answer));
+    for (const Target& target : sent.targets[i]) OnFound(target, element.text);
   }
   if (num_polls_ > 0) return absl::OkStatus();
   // After a found key, more keys are likely to appear soon.

@@ -7,7 +7,8 @@
 // again after a lost connection. (A SET may then be done twice, which does no harm because a key
 // has one writer at a time.) The keys of WAITs are polled, in batches, with growing pauses. So no
 // wake-up can be lost, a reconnect needs no new subscription, and a WAIT works through proxies
-// (docs/store.md).
+// (docs/store.md). Of a WAIT for many keys a round asks for the first few that are missing, and for
+// twice as many after each round in which all of these were there.
 //
 // Threads: one drives it: poll(2) on fd() for events() until NextWake(), then Drive. Nothing
 // blocks. Replies are called within Handle and Drive; they must not call the store.
@@ -54,6 +55,7 @@ struct RedisStoreOptions {
   absl::Duration expiry = absl::Hours(24);  // of a key, since its last change
   size_t key_bytes_max = 1024;              // of a key, and of a request id
   size_t value_bytes_max = 1 << 20;         // of a value
+  size_t reply_bytes_max = 4 << 20;         // of the values of one reply to a WAIT for many keys
   size_t waiting_bytes_max = 64 << 20;      // of requests without an answer
 };
 
@@ -93,12 +95,25 @@ class RedisStore {
     StoreRequest request;
     Reply reply;
     int64_t serial = 0;  // counts uses of the request id, to tell a repeated one from the first
+    // Of a WAIT:
+    std::vector<std::optional<std::string>> values = {};  // of its keys; nullopt: not found yet
+    size_t first_missing = 0;                             // index of a key
+    size_t num_found = 0;
+    size_t found_bytes = 0;
+    size_t window = 0;       // how many keys the last round asked for
+    bool all_found = false;  // the last round found all of them
   };
   using CallName = std::pair<std::string, int64_t>;  // request id, serial
+  // What a WAIT asks for in a round of polls.
+  struct Target {
+    CallName name;
+    size_t key = 0;  // index
+  };
   // A command that was sent and has no reply yet.
   struct Sent {
     enum class Kind { kGreeting, kCall, kPoll } kind;
-    std::vector<CallName> calls;
+    std::optional<CallName> call = std::nullopt;    // kCall
+    std::vector<std::vector<Target>> targets = {};  // kPoll: of each key
   };
   using Outgoing = std::vector<std::pair<Reply, StoreReply>>;
 
@@ -119,12 +134,13 @@ class RedisStore {
   absl::Duration ConnectionDeadline() const;
 
   void SendDue(absl::Duration now);
-  void Send(Sent::Kind kind, std::vector<CallName> calls, const std::vector<std::string>& words,
-            absl::Duration now);
+  void SendPolls(absl::Duration now);
+  void Send(Sent sent, const std::vector<std::string>& words, absl::Duration now);
   absl::Status OnReply(const Sent& sent, const RedisReply& reply, absl::Duration now);
   absl::Status OnGreetingReply(const RedisReply& reply);
   absl::Status OnCallReply(const CallName& name, const RedisReply& reply);
   absl::Status OnPollReply(const Sent& sent, const RedisReply& reply, absl::Duration now);
+  void OnFound(const Target& target, const std::string& value);
   std::vector<std::string> WordsOf(const Call& call) const;
 
   const RedisStoreOptions options_;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "proto/agent.pb.h"
 
@@ -29,6 +30,12 @@ inline agent::v1::StoreRequest AddOf(const std::string& id, const std::string& k
                                      int64_t amount) {
   agent::v1::StoreRequest request = Make(agent::v1::StoreRequest::OPERATION_ADD, id, key);
   request.set_amount(amount);
+  return request;
+}
+
+inline agent::v1::StoreRequest WaitOf(const std::string& id, const std::vector<std::string>& keys) {
+  agent::v1::StoreRequest request = Make(agent::v1::StoreRequest::OPERATION_WAIT, id, "");
+  for (const std::string& key : keys) request.add_keys(key);
   return request;
 }
 

@@ -404,9 +404,9 @@ void WorkerProcess::OnStoreReply(const agent::StoreReply& reply) {
     num_awaited_.clear();
     return OnJoined(absl::Status(static_cast<absl::StatusCode>(reply.code()), reply.message()));
   }
-  CHECK_EQ(reply.values_size(), awaited.mapped()) << reply.request_id();
+  MEGASCALE_CHECK_MSG(reply.values_size() == awaited.mapped(), reply.request_id());
   for (int i = 0; i < reply.values_size(); ++i) {
-    CHECK_EQ(reply.values(i), AddressOf(name().rank + 1 + i)) << reply.request_id();
+    MEGASCALE_CHECK_MSG(reply.values(i) == AddressOf(name().rank + 1 + i), reply.request_id());
   }
   if (num_awaited_.empty()) collective_.Join(shared_from_this());
 }

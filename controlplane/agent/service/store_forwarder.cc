@@ -89,7 +89,7 @@ void StoreForwarder::OnRequest(int64_t process_id, StoreRequest request, absl::D
   // Ids are unique within a process; the prefix makes them unique on the stream.
   const std::string id = absl::StrCat(Prefix(process_id), request.request_id());
   request.set_request_id(id);
-  if (const auto old = asked_.find(id); old != asked_.end()) Forget(old);
+  if (const auto old = asked_.find(id); old != asked_.end()) Take(old);
   if (!signature.empty()) shared_[signature] = id;
   Asked& asked = asked_[id];
   asked = {std::move(request), {asker}, client.address, std::move(signature)};
@@ -108,8 +108,7 @@ void StoreForwarder::SendToStore(Asked& asked, const std::string& scope, absl::D
 void StoreForwarder::Answer(const std::string& id, const v1::StoreReply& reply) {
   const auto found = asked_.find(id);
   if (found == asked_.end()) return;
-  const Asked asked = std::move(found->second);
-  Forget(found);
+  const Asked asked = Take(found);
   const bool is_written = asked.request.operation() == StoreRequest::OPERATION_SET ||
                           asked.request.operation() == StoreRequest::OPERATION_ADD;
   if (is_written && asked.address.empty() && reply.code() == 0) written_[id] = asked.request;
@@ -123,10 +122,12 @@ void StoreForwarder::Answer(const std::string& id, const v1::StoreReply& reply) 
   }
 }
 
-void StoreForwarder::Forget(std::map<std::string, Asked>::iterator asked) {
+StoreForwarder::Asked StoreForwarder::Take(std::map<std::string, Asked>::iterator asked) {
   const auto shared = shared_.find(asked->second.signature);
   if (shared != shared_.end() && shared->second == asked->first) shared_.erase(shared);
+  Asked taken = std::move(asked->second);
   asked_.erase(asked);
+  return taken;
 }
 
 std::string StoreForwarder::OnEnded(int64_t process_id) {
@@ -139,7 +140,7 @@ std::string StoreForwarder::OnEnded(int64_t process_id) {
     if (!current->second.askers.empty()) continue;
     const auto store = stores_.find(current->second.address);
     if (store != stores_.end()) store->second->Forget(current->first);
-    Forget(current);
+    Take(current);
   }
   auto ended = clients_.extract(process_id);
   return ended.empty() ? "" : ended.mapped().failure;

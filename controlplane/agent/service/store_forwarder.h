@@ -96,7 +96,8 @@ class StoreForwarder {
   void AddToBatch(Asked& asked);
   void Answer(const std::string& id, const v1::StoreReply& reply);
   void OnPart(const std::string& id, size_t index, const v1::StoreReply& reply);
-  void Forget(std::map<std::string, Asked>::iterator asked);
+  // Removes it.
+  Asked Take(std::map<std::string, Asked>::iterator asked);
   comm::RedisStore& StoreAt(const std::string& address);
   void OnCheckReply(const StoreCheck& check, const v1::StoreReply& reply, bool is_last);
 

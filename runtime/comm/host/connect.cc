@@ -1,11 +1,11 @@
 #include "runtime/comm/host/connect.h"
 
-#include <poll.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <deque>
+#include <cstddef>
 #include <map>
 #include <memory>
 #include <optional>
@@ -30,11 +30,13 @@ constexpr absl::Duration kPollInterval = absl::Milliseconds(100);
 // Incoming sockets that have not authenticated yet. Further ones wait in the kernel's queue.
 constexpr size_t kStrangersMax = 256;
 constexpr size_t kStrangersMin = 8;
-// What a rank opens beside its connections: the listening socket, the pump's eventfd, some files.
+// What a rank opens beside its connections: the listening socket, epolls, an eventfd, some files.
 constexpr size_t kOtherDescriptors = 16;
 // Pause before a socket that the peer closed is replaced: a dying process closes its sockets one by
 // one.
 constexpr absl::Duration kTryAgainAfter = absl::Milliseconds(100);
+// Pause before a connection to a listener whose queue was full.
+constexpr absl::Duration kBusyPause = absl::Milliseconds(10);
 
 // Whether an errno says that this process or its machine has no room for a socket. Then no peer is
 // at fault, and it does not help to wait.
@@ -42,13 +44,20 @@ bool IsOwnLack(int error) {
   return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
 }
 
+// What a number in an epoll event stands for: an index of Meeting::outgoing_, a stranger's number
+// with this bit, or the listening socket.
+constexpr uint64_t kStrangerBit = uint64_t{1} << 62;
+constexpr uint64_t kListening = ~uint64_t{0};
+
+// The work of a turn is that of the sockets on which something has happened, however many wait.
 class Meeting {
  public:
   Meeting(const ConnectOptions& options, const std::vector<StreamRequest>& requests)
       : options_(options),
         requests_(requests),
         deadline_(Now() + options.timeout),
-        streams_(requests.size()) {}
+        streams_(requests.size()),
+        num_missing_(requests.size()) {}
 
   absl::StatusOr<std::vector<base::UniqueFd>> Run();
 
@@ -57,8 +66,8 @@ class Meeting {
   struct Outgoing {
     size_t request = 0;
     std::string address;
-    base::UniqueFd socket;                          // invalid: to be connected (again)
-    std::unique_ptr<ConnectorHandshake> handshake;  // null: not connected yet
+    base::UniqueFd socket = base::UniqueFd();                 // invalid: to be connected (again)
+    std::unique_ptr<ConnectorHandshake> handshake = nullptr;  // null: not connected yet
     int num_hangups = 0;
     absl::Duration try_after = -absl::InfiniteDuration();
     absl::Duration unanswered_since = absl::InfiniteDuration();  // infinite: its machine answers
@@ -74,59 +83,107 @@ class Meeting {
   absl::Status ReserveDescriptors();
   absl::Status Listen();
   absl::Status FindAddresses();
+  absl::Status NotFound(const std::vector<int>& ranks, const std::vector<std::string>& keys,
+                        const absl::Status& why);
   absl::Duration Left() const { return deadline_ - Now(); }
-  absl::Status CheckDeadlines() const;
+  absl::Status CheckDeadlines();
   absl::Status TimedOut(absl::Duration timeout) const;
-  void WaitForWork();
+  absl::Status Watch(int operation, int fd, uint64_t number, uint32_t events) const;
+  absl::Status HandleEvents();
+  void SetStream(size_t request, base::UniqueFd socket);
+
+  absl::Status ConnectIdle();
+  absl::Status Blamed(const Outgoing& outgoing, const absl::Status& status) const;
   static absl::Status NotReached(const Outgoing& outgoing, const absl::Status& why);
-  absl::Status AdvanceOutgoing(Outgoing& outgoing);
-  absl::Status TryAgain(Outgoing& outgoing, const absl::Status& unanswered);
-  absl::StatusOr<bool> AdvanceHandshake(Outgoing& outgoing);
+  absl::Status StartOutgoing(size_t index);
+  absl::Status AdvanceOutgoing(size_t index);
+  void TryAgain(size_t index, absl::Duration pause);
+  void NoteUnanswered(size_t index, const absl::Status& why);
+  absl::Status BeginHandshake(Outgoing& outgoing);
   Shared SharedAt(const std::string& address) const {
     return {options_.secret, options_.binds_address ? address : ""};
   }
+
   absl::Status Accept();
+  absl::Status SetListening(bool wanted);
   bool HasRoom() const { return incoming_.size() < strangers_max_; }
   void DropSilent();
-  void AdvanceIncoming();
+  // Returns whether the stranger is still one.
+  bool AdvanceStranger(uint64_t number);
   absl::Status Welcome(AcceptorHandshake& handshake);
 
   const ConnectOptions& options_;
   const std::vector<StreamRequest>& requests_;
   const absl::Duration deadline_;
   absl::Duration all_found_at_ = absl::InfiniteDuration();  // the addresses of all higher peers
+  absl::Duration next_check_ = -absl::InfiniteDuration();   // of the deadlines
+  base::UniqueFd epoll_;
   std::vector<base::UniqueFd> streams_;
+  size_t num_missing_;  // of streams_
   size_t strangers_max_ = kStrangersMax;
   std::optional<ListeningSocket> listening_;
+  bool is_listening_ = false;  // the epoll tells of new connections
   std::vector<Outgoing> outgoing_;
-  std::deque<Stranger> incoming_;  // the oldest first
+  std::vector<size_t> idle_;                             // of outgoing_: those without a socket
+  absl::Duration next_try_ = -absl::InfiniteDuration();  // when the first of them is due
+  std::map<uint64_t, Stranger> incoming_;                // the oldest first
+  uint64_t num_accepted_ = 0;
+  const Digest job_digest_ = DigestOf(options_.job_id);
+  // The requests that this rank accepts, by the connector's rank and its digest of the group.
+  std::map<std::pair<int, Digest>, size_t> expected_;
 };
 
 absl::StatusOr<std::vector<base::UniqueFd>> Meeting::Run() {
   RETURN_IF_ERROR(ReserveDescriptors());
+  epoll_ = base::UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll_.valid()) return base::ErrnoStatus(errno, "make an epoll to connect ranks");
   RETURN_IF_ERROR(Listen());
   RETURN_IF_ERROR(FindAddresses());
   all_found_at_ = Now();
   while (true) {
-    for (Outgoing& outgoing : outgoing_) {
-      if (streams_[outgoing.request].valid()) continue;
-      if (absl::Status status = AdvanceOutgoing(outgoing); !status.ok()) {
-        if (IsOwnLack(base::ErrnoOf(status))) return status;
-        const StreamRequest& request = requests_[outgoing.request];
-        return Blame(base::Annotate(
-                         status, absl::StrCat("rank ", request.peer, " of group ", request.group)),
-                     {request.peer});
-      }
-    }
-    AdvanceIncoming();  // first, so that bytes that have arrived count before a socket is dropped
+    RETURN_IF_ERROR(ConnectIdle());
     RETURN_IF_ERROR(Accept());
-    if (std::all_of(streams_.begin(), streams_.end(), [](const auto& s) { return s.valid(); })) {
-      return std::move(streams_);
-    }
+    if (num_missing_ == 0) return std::move(streams_);
     if (options_.cancelled->load()) return absl::AbortedError("aborted while connecting");
     RETURN_IF_ERROR(CheckDeadlines());
-    WaitForWork();
+    RETURN_IF_ERROR(HandleEvents());
   }
+}
+
+absl::Status Meeting::Watch(int operation, int fd, uint64_t number, uint32_t events) const {
+  epoll_event event = {};
+  event.events = events;
+  event.data.u64 = number;
+  if (::epoll_ctl(epoll_.get(), operation, fd, &event) == 0) return absl::OkStatus();
+  return base::ErrnoStatus(errno, "watch a socket while ranks connect");
+}
+
+// Waits for the next events, for a tenth of a second at most.
+absl::Status Meeting::HandleEvents() {
+  constexpr int kEventsMax = 256;
+  epoll_event events[kEventsMax];
+  const absl::Duration timeout = std::min({kPollInterval, Left(), next_try_ - Now()});
+  const int count =
+      ::epoll_wait(epoll_.get(), events, kEventsMax,
+                   static_cast<int>(std::max<int64_t>(1, absl::ToInt64Milliseconds(timeout))));
+  for (int i = 0; i < count; ++i) {
+    const uint64_t number = events[i].data.u64;
+    if (options_.num_looks != nullptr) ++*options_.num_looks;
+    if (number == kListening) continue;  // Accept follows
+    if ((number & kStrangerBit) != 0) {
+      AdvanceStranger(number);
+      continue;
+    }
+    RETURN_IF_ERROR(Blamed(outgoing_[number], AdvanceOutgoing(number)));
+  }
+  return absl::OkStatus();
+}
+
+void Meeting::SetStream(size_t request, base::UniqueFd socket) {
+  // Fails only if it is not watched.
+  (void)::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket.get(), nullptr);
+  if (!streams_[request].valid()) --num_missing_;
+  streams_[request] = std::move(socket);
 }
 
 // Strangers get only descriptors that no peer needs.
@@ -161,31 +218,60 @@ absl::Status Meeting::Listen() {
           : ListeningSocket::ListenTcp(options_.tcp_address);
   if (!listening.ok()) return listening.status();
   listening_.emplace(*std::move(listening));
+  RETURN_IF_ERROR(Watch(EPOLL_CTL_ADD, listening_->fd(), kListening, 0));
+  std::map<std::string, Digest> digests;
+  for (size_t i = 0; i < requests_.size(); ++i) {
+    if (requests_[i].peer >= options_.rank) continue;
+    const auto [digest, is_new] = digests.try_emplace(requests_[i].group);
+    if (is_new) digest->second = DigestOf(requests_[i].group);
+    expected_[{requests_[i].peer, digest->second}] = i;
+  }
   return options_.store->Set(absl::StrCat("address/", options_.rank), listening_->address());
 }
 
-// A peer publishes its address before it waits for anything, so these waits cannot deadlock.
+// A peer publishes its address before it waits for anything, so this wait cannot deadlock.
 absl::Status Meeting::FindAddresses() {
   std::map<int, std::string> addresses;
+  for (const StreamRequest& request : requests_) {
+    if (request.peer > options_.rank) addresses[request.peer];
+  }
+  std::vector<int> ranks;
+  std::vector<std::string> keys;
+  for (const auto& [rank, address] : addresses) {
+    ranks.push_back(rank);
+    keys.push_back(absl::StrCat("address/", rank));
+  }
+  absl::StatusOr<std::vector<std::string>> found = options_.store->WaitAll(keys, Left());
+  if (!found.ok()) return NotFound(ranks, keys, found.status());
+  for (size_t i = 0; i < ranks.size(); ++i) addresses[ranks[i]] = std::move((*found)[i]);
   for (size_t i = 0; i < requests_.size(); ++i) {
-    const int peer = requests_[i].peer;
-    if (peer < options_.rank) continue;
-    if (addresses.count(peer) == 0) {
-      absl::StatusOr<std::string> address =
-          options_.store->Wait(absl::StrCat("address/", peer), Left());
-      if (!address.ok()) {
-        return Blame(base::Annotate(address.status(), absl::StrCat("address of rank ", peer)),
-                     {peer});
-      }
-      addresses[peer] = *std::move(address);
-    }
-    outgoing_.push_back({i, addresses[peer], {}, nullptr});
+    if (requests_[i].peer < options_.rank) continue;
+    idle_.push_back(outgoing_.size());
+    outgoing_.push_back({.request = i, .address = addresses[requests_[i].peer]});
   }
   return absl::OkStatus();
 }
 
+// Blames the ranks whose addresses are missing; if that cannot be found out, all that were asked
+// for.
+absl::Status Meeting::NotFound(const std::vector<int>& ranks, const std::vector<std::string>& keys,
+                               const absl::Status& why) {
+  std::vector<int> missing = ranks;
+  if (absl::IsDeadlineExceeded(why)) {
+    const auto values = options_.store->GetAll(keys);
+    for (size_t i = ranks.size(); values.ok() && i-- > 0;) {
+      if ((*values)[i].has_value()) missing.erase(missing.begin() + static_cast<ptrdiff_t>(i));
+    }
+  }
+  const absl::Status status =
+      base::Annotate(why, absl::StrCat("address of rank(s) ", absl::StrJoin(missing, ", ")));
+  return missing.empty() ? status : Blame(status, missing);
+}
+
 // The kernel of a machine answers a connection, however slow the rank there is.
-absl::Status Meeting::CheckDeadlines() const {
+absl::Status Meeting::CheckDeadlines() {
+  if (Now() < next_check_) return absl::OkStatus();
+  next_check_ = Now() + kPollInterval;
   std::vector<int> unreached;
   std::string example;
   bool is_late = false;
@@ -236,20 +322,32 @@ absl::Status Meeting::TimedOut(absl::Duration timeout) const {
   return Blame(absl::DeadlineExceededError(text), ranks);
 }
 
-void Meeting::WaitForWork() {
-  std::vector<pollfd> polled;
-  if (listening_.has_value() && HasRoom()) polled.push_back({listening_->fd(), POLLIN, 0});
-  for (const Outgoing& outgoing : outgoing_) {
-    if (streams_[outgoing.request].valid() || !outgoing.socket.valid()) continue;
-    const short events = outgoing.handshake == nullptr ? POLLOUT : POLLIN;
-    polled.push_back({outgoing.socket.get(), events, 0});
+// --- to higher ranks --------------------------------------------------------------------------
+
+// Connects those that are due.
+absl::Status Meeting::ConnectIdle() {
+  const absl::Duration now = Now();
+  if (now < next_try_) return absl::OkStatus();
+  next_try_ = absl::InfiniteDuration();
+  for (const size_t index : std::exchange(idle_, {})) {
+    Outgoing& outgoing = outgoing_[index];
+    if (options_.num_looks != nullptr) ++*options_.num_looks;
+    if (now < outgoing.try_after) {
+      idle_.push_back(index);
+      next_try_ = std::min(next_try_, outgoing.try_after);
+      continue;
+    }
+    RETURN_IF_ERROR(Blamed(outgoing, StartOutgoing(index)));
   }
-  for (const Stranger& stranger : incoming_) {
-    polled.push_back({stranger.handshake->socket(), POLLIN, 0});
-  }
-  const absl::Duration timeout = std::min(kPollInterval, Left());
-  ::poll(polled.data(), polled.size(),
-         static_cast<int>(std::max<int64_t>(1, absl::ToInt64Milliseconds(timeout))));
+  return absl::OkStatus();
+}
+
+absl::Status Meeting::Blamed(const Outgoing& outgoing, const absl::Status& status) const {
+  if (status.ok() || IsOwnLack(base::ErrnoOf(status))) return status;
+  const StreamRequest& request = requests_[outgoing.request];
+  return Blame(
+      base::Annotate(status, absl::StrCat("rank ", request.peer, " of group ", request.group)),
+      {request.peer});
 }
 
 absl::Status Meeting::NotReached(const Outgoing& outgoing, const absl::Status& why) {
@@ -257,71 +355,92 @@ absl::Status Meeting::NotReached(const Outgoing& outgoing, const absl::Status& w
   return base::Annotate(why, "hung up during the handshake and cannot be reached again");
 }
 
-absl::Status Meeting::AdvanceOutgoing(Outgoing& outgoing) {
-  if (!outgoing.socket.valid()) {
-    if (Now() < outgoing.try_after) return absl::OkStatus();
-    absl::StatusOr<base::UniqueFd> socket = StartConnect(outgoing.address);
-    const bool is_queue_full =
-        absl::IsResourceExhausted(socket.status()) && !IsOwnLack(base::ErrnoOf(socket.status()));
-    if (is_queue_full) return absl::OkStatus();  // try again later
-    if (absl::IsDeadlineExceeded(socket.status())) return TryAgain(outgoing, socket.status());
-    if (!socket.ok()) return NotReached(outgoing, socket.status());
-    outgoing.socket = *std::move(socket);
-    outgoing.unanswered_since = std::min(outgoing.unanswered_since, Now());
+void Meeting::TryAgain(size_t index, absl::Duration pause) {
+  Outgoing& outgoing = outgoing_[index];
+  outgoing.handshake.reset();
+  outgoing.socket.reset();
+  outgoing.try_after = Now() + pause;
+  next_try_ = std::min(next_try_, outgoing.try_after);
+  idle_.push_back(index);
+}
+
+// Within reach_timeout the link may come back.
+void Meeting::NoteUnanswered(size_t index, const absl::Status& why) {
+  Outgoing& outgoing = outgoing_[index];
+  outgoing.unanswered_since = std::min(outgoing.unanswered_since, Now());
+  outgoing.why_unanswered = std::string(why.message());
+  TryAgain(index, kTryAgainAfter);
+}
+
+absl::Status Meeting::StartOutgoing(size_t index) {
+  Outgoing& outgoing = outgoing_[index];
+  absl::StatusOr<base::UniqueFd> socket = StartConnect(outgoing.address);
+  if (absl::IsDeadlineExceeded(socket.status())) {
+    NoteUnanswered(index, socket.status());
+    return absl::OkStatus();
   }
+  if (absl::IsResourceExhausted(socket.status()) && !IsOwnLack(base::ErrnoOf(socket.status()))) {
+    TryAgain(index, kBusyPause);  // the listener's queue is full
+    return absl::OkStatus();
+  }
+  if (!socket.ok()) return NotReached(outgoing, socket.status());
+  outgoing.socket = *std::move(socket);
+  outgoing.unanswered_since = std::min(outgoing.unanswered_since, Now());
+  return Watch(EPOLL_CTL_ADD, outgoing.socket.get(), index, EPOLLOUT);
+}
+
+absl::Status Meeting::AdvanceOutgoing(size_t index) {
+  Outgoing& outgoing = outgoing_[index];
+  if (!outgoing.socket.valid()) return absl::OkStatus();  // an event from before it was closed
+  absl::Status status;
   if (outgoing.handshake == nullptr) {
-    pollfd polled = {outgoing.socket.get(), POLLOUT, 0};
-    if (::poll(&polled, 1, 0) <= 0) return absl::OkStatus();
     const absl::Status connected = FinishConnect(outgoing.socket.get());
-    if (absl::IsDeadlineExceeded(connected)) return TryAgain(outgoing, connected);
+    if (absl::IsDeadlineExceeded(connected)) {
+      NoteUnanswered(index, connected);
+      return absl::OkStatus();
+    }
     if (!connected.ok()) return NotReached(outgoing, connected);
     outgoing.unanswered_since = absl::InfiniteDuration();
     outgoing.why_unanswered.clear();
     PrepareStream(outgoing.socket.get());
+    RETURN_IF_ERROR(Watch(EPOLL_CTL_MOD, outgoing.socket.get(), index, EPOLLIN));
+    status = BeginHandshake(outgoing);
   }
-  const absl::StatusOr<bool> is_proven = AdvanceHandshake(outgoing);
+  absl::StatusOr<bool> is_proven = false;
+  if (status.ok()) {
+    is_proven = outgoing.handshake->Advance();
+    status = is_proven.status();
+  }
   // The peer dropped the socket, or died; the next connection shows which: it fails at once if no
   // process listens.
-  if (absl::IsUnavailable(is_proven.status())) {
-    outgoing.handshake.reset();
-    outgoing.socket.reset();
+  if (absl::IsUnavailable(status)) {
     ++outgoing.num_hangups;
-    outgoing.try_after = Now() + kTryAgainAfter;
+    TryAgain(index, kTryAgainAfter);
     return absl::OkStatus();
   }
-  RETURN_IF_ERROR(is_proven.status());
-  if (*is_proven) streams_[outgoing.request] = std::move(outgoing.socket);
+  RETURN_IF_ERROR(status);
+  if (*is_proven) SetStream(outgoing.request, std::move(outgoing.socket));
   return absl::OkStatus();
 }
 
-// Within reach_timeout the link may come back.
-absl::Status Meeting::TryAgain(Outgoing& outgoing, const absl::Status& unanswered) {
-  outgoing.socket.reset();
-  outgoing.unanswered_since = std::min(outgoing.unanswered_since, Now());
-  outgoing.why_unanswered = std::string(unanswered.message());
-  outgoing.try_after = Now() + kTryAgainAfter;
-  return absl::OkStatus();
+// Errors: those of ConnectorHandshake.
+absl::Status Meeting::BeginHandshake(Outgoing& outgoing) {
+  const StreamRequest& request = requests_[outgoing.request];
+  ASSIGN_OR_RETURN(Hello hello, MakeHello(options_.job_id, options_.attempt, request.group));
+  hello.from_rank = options_.rank;
+  hello.to_rank = request.peer;
+  outgoing.handshake = std::make_unique<ConnectorHandshake>(outgoing.socket.get(),
+                                                            SharedAt(outgoing.address), hello);
+  return outgoing.handshake->Start();
 }
 
-// Continues on a connected socket; true once the peer has proved itself. Errors: those of
-// ConnectorHandshake.
-absl::StatusOr<bool> Meeting::AdvanceHandshake(Outgoing& outgoing) {
-  if (outgoing.handshake == nullptr) {
-    const StreamRequest& request = requests_[outgoing.request];
-    ASSIGN_OR_RETURN(Hello hello, MakeHello(options_.job_id, options_.attempt, request.group));
-    hello.from_rank = options_.rank;
-    hello.to_rank = request.peer;
-    outgoing.handshake = std::make_unique<ConnectorHandshake>(outgoing.socket.get(),
-                                                              SharedAt(outgoing.address), hello);
-    RETURN_IF_ERROR(outgoing.handshake->Start());
-  }
-  return outgoing.handshake->Advance();
-}
+// --- from lower ranks -------------------------------------------------------------------------
 
 // Sockets beyond kStrangersMax stay in the kernel's queue, where a peer loses nothing.
 absl::Status Meeting::Accept() {
-  if (listening_.has_value() && !HasRoom()) DropSilent();
-  while (listening_.has_value() && HasRoom()) {
+  if (!listening_.has_value()) return absl::OkStatus();
+  if (!HasRoom()) DropSilent();
+  while (HasRoom()) {
     base::UniqueFd socket(
         ::accept4(listening_->fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) {
@@ -337,20 +456,34 @@ absl::Status Meeting::Accept() {
     PrepareStream(socket.get());
     Hello expected;
     expected.attempt = options_.attempt;
-    expected.job = DigestOf(options_.job_id);
+    expected.job = job_digest_;
     expected.to_rank = options_.rank;
-    incoming_.push_back({std::make_unique<AcceptorHandshake>(
+    const uint64_t number = kStrangerBit | num_accepted_++;
+    RETURN_IF_ERROR(Watch(EPOLL_CTL_ADD, socket.get(), number, EPOLLIN));
+    incoming_[number] = {std::make_unique<AcceptorHandshake>(
                              std::move(socket), SharedAt(listening_->address()), expected),
-                         Now()});
+                         Now()};
   }
-  return absl::OkStatus();
+  return SetListening(HasRoom());
 }
 
-// Drops strangers that have had enough time.
+// The epoll must not tell again and again of connections for which there is no room.
+absl::Status Meeting::SetListening(bool wanted) {
+  if (wanted == is_listening_) return absl::OkStatus();
+  is_listening_ = wanted;
+  return Watch(EPOLL_CTL_MOD, listening_->fd(), kListening, wanted ? EPOLLIN : 0u);
+}
+
+// Drops strangers that have had enough time. What has arrived from them counts first.
 void Meeting::DropSilent() {
   size_t num_dropped = 0;
-  for (; !incoming_.empty(); incoming_.pop_front(), ++num_dropped) {
-    if (Now() - incoming_.front().accepted < options_.stranger_patience) break;
+  for (auto it = incoming_.begin(); it != incoming_.end();) {
+    const auto [number, accepted] = std::make_pair(it->first, it->second.accepted);
+    ++it;
+    if (Now() - accepted < options_.stranger_patience) break;
+    if (!AdvanceStranger(number)) continue;
+    incoming_.erase(number);
+    ++num_dropped;
   }
   if (num_dropped == 0) return;
   base::LogWarning(absl::StrCat("dropped ", num_dropped, " strangers at ", listening_->address(),
@@ -359,34 +492,29 @@ void Meeting::DropSilent() {
                                 " and others wait"));
 }
 
-void Meeting::AdvanceIncoming() {
-  for (auto it = incoming_.begin(); it != incoming_.end();) {
-    absl::StatusOr<bool> is_proven = it->handshake->Advance();
-    if (is_proven.ok() && !*is_proven) {
-      ++it;
-      continue;
-    }
-    const absl::Status status = is_proven.ok() ? Welcome(*it->handshake) : is_proven.status();
-    if (!status.ok()) {
-      base::LogWarning(
-          absl::StrCat("dropped a stranger at ", listening_->address(), ": ", status.message()));
-    }
-    it = incoming_.erase(it);
+bool Meeting::AdvanceStranger(uint64_t number) {
+  const auto stranger = incoming_.find(number);
+  if (stranger == incoming_.end()) return false;
+  AcceptorHandshake& handshake = *stranger->second.handshake;
+  const absl::StatusOr<bool> is_proven = handshake.Advance();
+  if (is_proven.ok() && !*is_proven) return true;
+  const absl::Status status = is_proven.ok() ? Welcome(handshake) : is_proven.status();
+  if (!status.ok()) {
+    base::LogWarning(
+        absl::StrCat("dropped a stranger at ", listening_->address(), ": ", status.message()));
   }
+  incoming_.erase(stranger);
+  return false;
 }
 
 // Answers a peer that has proved itself, if this rank shares the group with it. A peer that comes
 // again lost its earlier socket before it got the verdict: the newest socket counts.
 absl::Status Meeting::Welcome(AcceptorHandshake& handshake) {
   const Hello& hello = handshake.hello();
-  for (size_t i = 0; i < requests_.size(); ++i) {
-    const bool connects = requests_[i].peer < options_.rank;
-    if (!connects || requests_[i].peer != hello.from_rank ||
-        DigestOf(requests_[i].group) != hello.group) {
-      continue;
-    }
+  const auto request = expected_.find({hello.from_rank, hello.group});
+  if (request != expected_.end()) {
     RETURN_IF_ERROR(handshake.Answer(Verdict::kWelcome));
-    streams_[i] = handshake.Release();
+    SetStream(request->second, handshake.Release());
     return absl::OkStatus();
   }
   (void)handshake.Answer(Verdict::kNoSuchGroup);  // dropped whether or not this arrives

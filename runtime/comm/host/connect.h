@@ -32,6 +32,8 @@ struct ConnectOptions {
   // If there is no room for another incoming socket, a socket that has not authenticated for this
   // long may be replaced. A peer that is slower than this connects again.
   absl::Duration stranger_patience = absl::Seconds(2);
+  // Counts how often a socket was looked at. Borrowed; null: nobody wants to know.
+  int64_t* num_looks = nullptr;
 };
 
 struct StreamRequest {

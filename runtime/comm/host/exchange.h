@@ -37,7 +37,7 @@ struct Peer {
   StreamPump* pump = nullptr;
 
   // Tells the other side that there are new bytes, or new room, in a ring.
-  void Notify() const { slot != nullptr ? slot->doorbell.Bump() : pump->Notify(); }
+  void Notify() const { slot != nullptr ? slot->doorbell.Bump() : pump->Notify(stream); }
   PeerState state() const {
     return slot != nullptr ? slot->state.load(std::memory_order_acquire) : stream->state();
   }

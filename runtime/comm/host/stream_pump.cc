@@ -3,7 +3,7 @@
 #include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
@@ -35,7 +36,7 @@ bool IsValid(uint32_t kind, uint32_t num_bytes) {
   return kind == kData && num_bytes > 0 && num_bytes <= kFrameBytesMax;
 }
 
-bool IsTemporary(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
+bool WouldBlock(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
 }  // namespace
 
@@ -70,13 +71,38 @@ Stream* StreamPump::Add(base::UniqueFd socket, size_t ring_bytes, Doorbell* door
 }
 
 absl::Status StreamPump::Start() {
+  epoll_ = base::UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
   wake_ = base::UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!wake_.valid()) return base::ErrnoStatus(errno, "make an eventfd for the stream thread");
+  if (!epoll_.valid() || !wake_.valid()) {
+    return base::ErrnoStatus(errno, "make an epoll and an eventfd for the stream thread");
+  }
+  const auto watch = [this](int fd, uint32_t events, void* data) {
+    epoll_event event = {};
+    event.events = events;
+    event.data.ptr = data;
+    return ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0
+               ? absl::OkStatus()
+               : base::ErrnoStatus(errno, "watch a stream");
+  };
+  RETURN_IF_ERROR(watch(wake_.get(), EPOLLIN, nullptr));
+  for (const auto& stream : streams_) {
+    RETURN_IF_ERROR(
+        watch(stream->socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, stream.get()));
+  }
   thread_ = std::thread([this] { Loop(); });
   return absl::OkStatus();
 }
 
-void StreamPump::Notify() {
+void StreamPump::Notify(Stream* stream) {
+  if (!stream->noted_.exchange(true)) {
+    stream->next_noted_ = noted_.load(std::memory_order_relaxed);
+    while (!noted_.compare_exchange_weak(stream->next_noted_, stream)) {
+    }
+  }
+  Wake();
+}
+
+void StreamPump::Wake() {
   if (notified_.exchange(true)) return;
   const uint64_t one = 1;
   // Fails only if the counter is full; the thread then wakes anyway.
@@ -86,14 +112,14 @@ void StreamPump::Notify() {
 void StreamPump::SendAbort(Stream* stream, const AbortNotice& notice) {
   stream->notice_out_ = notice;
   stream->abort_wanted_.store(true, std::memory_order_release);
-  Notify();
+  Notify(stream);
 }
 
 void StreamPump::Stop(absl::Duration flush_timeout) {
   if (!thread_.joinable()) return;
   stop_at_ = base::RealClock().Monotonic() + flush_timeout;
   stopping_.store(true);
-  Notify();
+  Wake();
   thread_.join();
   for (auto& stream : streams_) stream->socket_.reset();
 }
@@ -101,47 +127,69 @@ void StreamPump::Stop(absl::Duration flush_timeout) {
 void StreamPump::Loop() {
   while (true) {
     const bool stopping = stopping_.load();
-    bool moved = false;
-    bool has_output = false;
-    for (auto& stream : streams_) {
-      moved |= Read(*stream);
-      moved |= Write(*stream);
-      has_output |= HasOutput(*stream);
+    TakeNoted();
+    std::vector<Stream*> moving;
+    moving.swap(ready_);
+    for (Stream* stream : moving) {
+      stream->is_ready_ = false;
+      const bool has_read = Read(*stream);
+      const bool has_written = Write(*stream);
+      if (has_read || has_written) MakeReady(stream);
     }
     absl::Duration timeout = absl::InfiniteDuration();
     if (stopping) {
       timeout = stop_at_ - base::RealClock().Monotonic();
-      if (!has_output || timeout <= absl::ZeroDuration()) return;
+      if (!HasOutput() || timeout <= absl::ZeroDuration()) return;
     }
-    if (!moved) WaitForWork(timeout);
+    TakeEvents(ready_.empty() ? timeout : absl::ZeroDuration());
   }
 }
 
-void StreamPump::WaitForWork(absl::Duration timeout) {
-  std::vector<pollfd> polled = {{wake_.get(), POLLIN, 0}};
-  for (const auto& stream : streams_) {
-    short events = 0;
-    if (stream->readable_ && !stream->inbox().WritableSpan().empty()) events |= POLLIN;
-    if (stream->writable_ && stream->write_blocked_) events |= POLLOUT;
-    // poll skips a negative descriptor. Otherwise a closed socket that is not being read would end
-    // every poll at once.
-    polled.push_back({events != 0 ? stream->socket_.get() : -1, events, 0});
+void StreamPump::MakeReady(Stream* stream) {
+  if (std::exchange(stream->is_ready_, true)) return;
+  ready_.push_back(stream);
+}
+
+void StreamPump::TakeNoted() {
+  Stream* stream = noted_.exchange(nullptr);
+  while (stream != nullptr) {
+    Stream* const next = stream->next_noted_;
+    stream->noted_.exchange(false);  // before its rings are looked at
+    MakeReady(stream);
+    stream = next;
   }
-  const int limit = timeout == absl::InfiniteDuration()
-                        ? -1
-                        : static_cast<int>(absl::ToInt64Milliseconds(timeout) + 1);
-  ::poll(polled.data(), polled.size(), limit);
-  if (polled[0].revents != 0) {
-    uint64_t count = 0;
-    [[maybe_unused]] const ssize_t got = ::read(wake_.get(), &count, sizeof(count));
-    notified_.exchange(false);  // before the rings are checked again
+}
+
+void StreamPump::TakeEvents(absl::Duration timeout) {
+  constexpr int kEventsMax = 128;
+  epoll_event events[kEventsMax];
+  const int64_t limit = timeout == absl::InfiniteDuration() ? -1
+                        : timeout == absl::ZeroDuration()   ? 0
+                                                          : absl::ToInt64Milliseconds(timeout) + 1;
+  const int count = ::epoll_wait(epoll_.get(), events, kEventsMax,
+                                 static_cast<int>(std::min<int64_t>(limit, INT32_MAX)));
+  for (int i = 0; i < count; ++i) {
+    if (events[i].data.ptr == nullptr) {
+      uint64_t ignored = 0;
+      [[maybe_unused]] const ssize_t got = ::read(wake_.get(), &ignored, sizeof(ignored));
+      notified_.exchange(false);  // before the notified streams are taken
+      continue;
+    }
+    auto* stream = static_cast<Stream*>(events[i].data.ptr);
+    if ((events[i].events & ~uint32_t{EPOLLOUT}) != 0) stream->read_blocked_ = false;
+    if ((events[i].events & ~uint32_t{EPOLLIN | EPOLLRDHUP}) != 0) stream->write_blocked_ = false;
+    MakeReady(stream);
   }
-  for (auto& stream : streams_) stream->write_blocked_ = false;
+}
+
+bool StreamPump::HasOutput() const {
+  return std::any_of(streams_.begin(), streams_.end(),
+                     [](const auto& stream) { return HasOutput(*stream); });
 }
 
 bool StreamPump::Read(Stream& stream) {
   bool moved = false;
-  for (int turn = 0; turn < kTurnsMax && stream.readable_; ++turn) {
+  for (int turn = 0; turn < kTurnsMax && stream.readable_ && !stream.read_blocked_; ++turn) {
     if (!ReadSome(stream)) break;
     moved = true;
     stream.doorbell_->Bump();
@@ -160,8 +208,14 @@ bool StreamPump::ReadSome(Stream& stream) {
     room = room.first(std::min(room.size(), frame.PayloadLeft()));
     if (room.empty()) return false;
   }
-  const ssize_t got = ::recv(stream.socket_.get(), room.data(), room.size(), MSG_DONTWAIT);
-  if (got < 0 && IsTemporary(errno)) return false;
+  ssize_t got = 0;
+  do {
+    got = ::recv(stream.socket_.get(), room.data(), room.size(), MSG_DONTWAIT);
+  } while (got < 0 && errno == EINTR);
+  if (got < 0 && WouldBlock(errno)) {
+    stream.read_blocked_ = true;
+    return false;
+  }
   if (got <= 0) {
     CloseReading(stream);
     return true;
@@ -229,9 +283,12 @@ bool StreamPump::WriteSome(Stream& stream) {
   msghdr message = {};
   message.msg_iov = pieces;
   message.msg_iovlen = 2;
-  const ssize_t sent = ::sendmsg(stream.socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  ssize_t sent = 0;
+  do {
+    sent = ::sendmsg(stream.socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
   if (sent < 0) {
-    if (IsTemporary(errno)) {
+    if (WouldBlock(errno)) {
       stream.write_blocked_ = true;
     } else {
       stream.writable_ = false;

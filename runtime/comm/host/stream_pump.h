@@ -3,7 +3,9 @@
 //
 // A socket carries frames of up to 128 KiB: 4 bytes of kind, 4 bytes of length, then bytes of the
 // ring (kData) or an AbortNotice (kAbort), which needs no room in the ring. Flow control is that of
-// the socket: the pump does not read from it while the inbox is full.
+// the socket: the pump does not read from it while the inbox is full. A turn looks only at the
+// streams that were notified or whose sockets are ready (epoll, edge-triggered), however many there
+// are.
 //
 // Threads: Add, before Start, on the thread that calls Start and Stop; the other methods on any.
 #pragma once
@@ -72,13 +74,17 @@ class Stream {
   std::atomic<PeerState> state_{PeerState::kOpen};
   AbortNotice notice_in_;
   AbortNotice notice_out_;
-  std::atomic<bool> abort_wanted_{false};                        // notice_out_ is valid
+  std::atomic<bool> abort_wanted_{false};  // notice_out_ is valid
+  std::atomic<bool> noted_{false};         // in StreamPump::noted_, or about to be
+  Stream* next_noted_ = nullptr;
   absl::Duration unconfirmed_since_ = absl::InfiniteDuration();  // infinite: it confirms
 
   // The pump's thread only.
   Frame reading_;
   Frame writing_;
   bool abort_sent_ = false;
+  bool is_ready_ = false;       // in StreamPump::ready_
+  bool read_blocked_ = false;   // the socket has no bytes
   bool write_blocked_ = false;  // the socket's buffer is full
   bool readable_ = true;        // the other end has not closed
   bool writable_ = true;
@@ -95,8 +101,8 @@ class StreamPump {
 
   absl::Status Start();
 
-  // Call after putting bytes into an outbox or taking some from an inbox.
-  void Notify();
+  // Call after putting bytes into the stream's outbox or taking some from its inbox.
+  void Notify(Stream* stream);
 
   // Tells the other end why this one gives up. Once per stream.
   void SendAbort(Stream* stream, const AbortNotice& notice);
@@ -107,7 +113,12 @@ class StreamPump {
 
  private:
   void Loop();
-  void WaitForWork(absl::Duration timeout);
+  // Takes the notified streams and, after at most `timeout`, those whose sockets are ready.
+  void TakeNoted();
+  void TakeEvents(absl::Duration timeout);
+  void MakeReady(Stream* stream);
+  void Wake();
+  bool HasOutput() const;
   // These return true if anything moved. An error closes that direction.
   static bool Read(Stream& stream);
   static bool ReadSome(Stream& stream);
@@ -119,10 +130,13 @@ class StreamPump {
   static bool HasOutput(const Stream& stream);
 
   std::vector<std::unique_ptr<Stream>> streams_;
-  base::UniqueFd wake_;                // an eventfd
-  std::atomic<bool> notified_{false};  // lets notifiers skip the system call
+  base::UniqueFd epoll_;
+  base::UniqueFd wake_;                  // an eventfd
+  std::atomic<bool> notified_{false};    // lets notifiers skip the system call
+  std::atomic<Stream*> noted_{nullptr};  // a stack of notified streams
   std::atomic<bool> stopping_{false};
-  absl::Duration stop_at_;  // monotonic; valid once stopping_
+  absl::Duration stop_at_;      // monotonic; valid once stopping_
+  std::vector<Stream*> ready_;  // the pump's thread only: may have something to move
   std::thread thread_;
 };
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace megascale::bench {
 
@@ -50,5 +51,11 @@ struct FleetLoad {
 // driver asks report completed steps until they are acknowledged, and each its checkpoints on
 // storage. Closes with the loss of a machine: when the others of its job are told.
 void MeasureFleet(const FleetLoad& load);
+
+// Measures how long the ranks of a job need to find each other through the driver's store and
+// through Redis, for each of these numbers of ranks; up to `barrier_ranks_max`, also how long a
+// store takes that answers one request at a time, and Redis, with a barrier of all ranks after each
+// group. Closes with the streams of one rank. Prints what was opened and what was not.
+void MeasureStartup(const std::vector<int>& num_ranks, int barrier_ranks_max);
 
 }  // namespace megascale::bench

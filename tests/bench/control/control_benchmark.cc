@@ -1,6 +1,7 @@
 // Benchmarks of the control plane, over real processes and sockets. See --help.
 #include <iostream>
 #include <string>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "tests/bench/control/benchmarks.h"
@@ -16,6 +17,7 @@ Examples:
   control_benchmark recovery --kills 20
   control_benchmark machine --losses 5
   control_benchmark fleet --agents 1536 --slots 8
+  control_benchmark startup --ranks 256 12288 --barriers 256
   control_benchmark fleet --retained 10000 --running 999 --failures 5
 )";
 
@@ -66,6 +68,15 @@ int Main(int argc, char** argv) {
   const CLI::App* watch = app.add_subcommand("watch", "fan-out to watchers");
   const CLI::App* fleet =
       app.add_subcommand("fleet", "a driver with many agents, and the loss of one of them");
+  std::vector<int> start_ranks = {256, 1024, 2048, 4096, 12288};
+  int barrier_ranks_max = 2048;
+  CLI::App* startup = app.add_subcommand("startup", "the ranks of a job find each other");
+  startup->add_option("--ranks", start_ranks, "of the jobs; multiples of 64")
+      ->capture_default_str();
+  startup
+      ->add_option("--barriers", barrier_ranks_max,
+                   "most ranks that are also timed with a barrier after each group")
+      ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   const auto wanted = [&](const CLI::App* part) {
     return app.get_subcommands().empty() || part->parsed();
@@ -77,6 +88,7 @@ int Main(int argc, char** argv) {
   if (wanted(submit)) MeasureSubmit(submits);
   if (wanted(watch)) MeasureWatch(watchers, steps);
   if (wanted(fleet)) MeasureFleet(load);
+  if (wanted(startup)) MeasureStartup(start_ranks, barrier_ranks_max);
   return ok ? 0 : 1;
 }
 

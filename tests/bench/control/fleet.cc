@@ -86,9 +86,11 @@ control::v1::SubmitJobRequest JobForFleet(int num_agents, int slots) {
 // One stream. gRPC calls the reactions; the fleet's thread calls Report.
 class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown> {
  public:
-  // `samples` outlives the agent; null: it never answers.
+  // `options` and `samples` outlive the agent; no samples: it never answers.
   SimulatedAgent(const Fleet::Options& options, int index, const telemetry::v1::Evidence* samples)
-      : node_id_(Fleet::NodeId(index)),
+      : options_(options),
+        index_(index),
+        node_id_(Fleet::NodeId(index)),
         checkpoint_steps_(options.checkpoint_steps),
         samples_(samples) {
     grpc::ChannelArguments arguments;
@@ -112,6 +114,12 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
     StartWrite(&up_);
     StartRead(&down_);
     StartCall();
+  }
+
+  void Send(pb::AgentUp message) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    answers_.push_back(std::move(message));
+    WriteNext();
   }
 
   // Sends a report; it replaces one that is not written yet. Returns its size; 0: there was no
@@ -164,6 +172,10 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
       return;
     }
     if (down_.has_desired()) Take(down_.desired());
+    if (down_.has_desired() && options_.on_desired) options_.on_desired(index_, down_.desired());
+    if (options_.on_store) {
+      for (const auto& reply : down_.store().replies()) options_.on_store(index_, reply);
+    }
     if (down_.has_fetch_evidence() && samples_ != nullptr) Answer(down_.fetch_evidence());
     down_.Clear();
     StartRead(&down_);
@@ -296,9 +308,7 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
     } else if (is_metrics) {
       *chunk->mutable_evidence() = *samples_;
     }
-    std::lock_guard<std::mutex> lock(mutex_);
-    answers_.push_back(std::move(message));
-    WriteNext();
+    Send(std::move(message));
   }
 
   void Take(const pb::DesiredState& desired) {
@@ -344,6 +354,8 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
     StartWrite(&up_);
   }
 
+  const Fleet::Options& options_;
+  const int index_;
   const std::string node_id_;
   const int checkpoint_steps_;
   const telemetry::v1::Evidence* const samples_;
@@ -402,6 +414,10 @@ void Fleet::Beat() {
 }
 
 void Fleet::ReportFirst() { agents_[0]->Report(step_); }
+
+void Fleet::Send(int index, pb::AgentUp message) {
+  agents_[static_cast<size_t>(index)]->Send(std::move(message));
+}
 
 void Fleet::Lose(int index) { agents_[static_cast<size_t>(index)]->End(); }
 

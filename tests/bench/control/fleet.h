@@ -5,12 +5,14 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/time/time.h"
+#include "proto/agent.pb.h"
 #include "proto/control.pb.h"
 #include "proto/telemetry.pb.h"
 
@@ -36,6 +38,9 @@ class Fleet {
     // what eight ranks have.
     std::vector<telemetry::v1::Evidence> samples = {};
     std::vector<size_t> samples_of = {};
+    // Called on gRPC's threads with what an agent gets; may be empty.
+    std::function<void(int index, const agent::v1::DesiredState&)> on_desired = {};
+    std::function<void(int index, const agent::v1::StoreReply&)> on_store = {};
   };
 
   // Connects all agents. Until it is destroyed, each reports once per interval, spread over the
@@ -50,6 +55,8 @@ class Fleet {
   void SetStep(int64_t step) { step_ = step; }
   // Makes agent 0 report at once.
   void ReportFirst();
+  // Sends a message of an agent, after those that wait.
+  void Send(int index, agent::v1::AgentUp message);
   // Ends one agent's stream for good.
   void Lose(int index);
   // The monotonic time, in seconds, at which an agent sent its newest report; 0: it sent none.

@@ -35,6 +35,7 @@ class TestRedisServer {
   std::string unix_url() const { return "unix:" + socket_path(); }
   RedisAddress address() const { return ParseRedisAddress(url()).value(); }
   const std::string& directory() const { return directory_; }
+  pid_t pid() const { return pid_; }
 
   // Sends SIGSTOP, SIGCONT, SIGKILL or SIGTERM; after the last two the server is reaped.
   void Signal(int signal);

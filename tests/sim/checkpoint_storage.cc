@@ -71,7 +71,10 @@ absl::Status CheckpointStorage::CheckOwner(const checkpoint::v1::Owner& owner,
       !checkpoint::IsSameOwner(owner, found->second)) {
     return absl::PermissionDeniedError("the checkpoint directory is another job's");
   }
-  if (IsTaken(job_id)) {
+  // An attempt in which an agent of an older version takes part has no owner (docs/versions.md).
+  const bool is_of_older = owner.job_id().empty() && !world_.tampering.no_owners &&
+                           (!world_.old_agents.empty() || world_.old_driver);
+  if (IsTaken(job_id) && !is_of_older) {
     world_.Violate("OthersAreLeftAlone",
                    absl::StrCat("job ", job_id, " changes a directory that is another job's"));
   }

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <map>
 #include <string>
 
 #include "absl/strings/str_format.h"
@@ -13,6 +14,7 @@
 
 namespace {
 
+using megascale::sim::LinkFault;
 using megascale::sim::Outcome;
 
 constexpr char kDescription[] =
@@ -61,13 +63,24 @@ int main(int argc, char** argv) {
   app.add_option("--restore-after", restore_after,
                  "seconds after which the driver goes on with a copy of its log; 0: it does not")
       ->check(CLI::NonNegativeNumber);
+  bool calm = false;
+  LinkFault link = LinkFault::kNone;
+  app.add_flag("--calm", calm, "no storm");
+  app.add_option("--link", link, "in a calm run: what happens to a link, from the beginning on")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, LinkFault>{{"one-way", LinkFault::kOneWay},
+                                           {"other-way", LinkFault::kOtherWay},
+                                           {"both-ways", LinkFault::kBothWays}}));
   CLI11_PARSE(app, argc, argv);
   megascale::base::InitLog("megascale-sim", megascale::base::LogLevel::kError);
   std::signal(SIGABRT, OnAbort);
   for (uint64_t seed = first; seed < first + count; ++seed) {
     running_seed = seed;
-    const Outcome outcome = megascale::sim::Simulate(
-        {.seed = seed, .trace = trace, .restore_after = absl::Seconds(restore_after)});
+    const Outcome outcome = megascale::sim::Simulate({.seed = seed,
+                                                      .trace = trace,
+                                                      .calm = calm || link != LinkFault::kNone,
+                                                      .restore_after = absl::Seconds(restore_after),
+                                                      .link_fault = link});
     if (count == 1 || !outcome.violations.empty()) Print(seed, outcome);
     if (outcome.violations.empty()) continue;
     const megascale::sim::Violation& first_one = outcome.violations.front();

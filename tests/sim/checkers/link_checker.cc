@@ -157,7 +157,11 @@ void LinkOnlyChecker::OnState(const DriverState& before, const DriverState& afte
         absl::StrCat(node.hello().node_id(), " is quarantined: ", node.quarantine().evidence()));
   }
   for (const JobRecord& job : after.jobs()) {
-    if (job.has_culprit()) CheckCulprit(job);
+    // What only follows from another failure may be heard first; a better cause takes its place.
+    const bool may_follow =
+        job.culprit().failure_class() == telemetry::FAILURE_CLASS_ABORTED &&
+        job.culprit().attempt() == job.attempt() && !driver::IsTerminal(job);
+    if (job.has_culprit() && !may_follow) CheckCulprit(job);
     const bool is_refused = job.culprit().failure_class() == telemetry::FAILURE_CLASS_REFUSED;
     if (job.state() != control::JOB_STATE_FAILED || is_refused) continue;
     if (!FitsWithoutAnEnd(after, job)) continue;

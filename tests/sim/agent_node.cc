@@ -409,8 +409,13 @@ void AgentNode::Do(const core::StartProcess& action) {
     return;
   }
   Child child;
-  child.name = {node_id_,    IncarnationName(), action.job->job_id(), action.job->attempt(),
-                action.rank, action.process_id};
+  child.name = {node_id_,
+                IncarnationName(),
+                action.job->job_id(),
+                action.job->attempt(),
+                action.rank,
+                action.process_id,
+                action.job->phase() == agent::DesiredJob::PHASE_RETAIN};
   child.pid = ++num_pids_;
   if (action.rank == core::kHostRank) {
     StartHost(action, &child);
@@ -457,8 +462,7 @@ void AgentNode::StartHost(const core::StartProcess& action, Child* child) {
   options.job = *action.job;
   options.preflight_only = action.preflight_only;
   options.pid = child->pid;
-  const bool retains = action.job->phase() == agent::DesiredJob::PHASE_RETAIN;
-  if (!action.preflight_only && !retains)
+  if (!action.preflight_only && !child->name.only_deletes)
     options.snapshots = memory_.at(action.job->job_id()).snapshots;
   options.report = [this, id = action.process_id](const link::v1::FromHost& message) {
     Later(kLinkDelay, [this, id, message] {

@@ -40,6 +40,7 @@ struct ProcessName {
   int64_t attempt = 0;
   int rank = 0;
   int64_t process_id = 0;
+  bool only_deletes = false;  // a host of a job that is about to end (PHASE_RETAIN)
 };
 
 // What each simulated driver lets an agent offer, and a certificate make.

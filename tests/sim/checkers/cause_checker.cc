@@ -89,7 +89,9 @@ bool CauseChecker::Explains(const JobRecord& job, const control::Culprit& culpri
     case telemetry::FAILURE_CLASS_CORRUPT:
       return Happened(node_id, Harm::kReads);
     case telemetry::FAILURE_CLASS_REFUSED:
-      return Happened(node_id, Harm::kData) || job.submitted().spec().name() == "refused";
+      return Happened(node_id, Harm::kData) || job.submitted().spec().name() == "refused" ||
+             (absl::StrContains(culprit.evidence(), "is not mounted") &&
+              Happened("", Harm::kStorage));
     case telemetry::FAILURE_CLASS_STORAGE:
       return Happened("", Harm::kStorage);
     case telemetry::FAILURE_CLASS_ABORTED:  // a peer failed, and nobody knows which one

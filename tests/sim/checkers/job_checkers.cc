@@ -244,6 +244,7 @@ void NumericsChecker::OnProcessStarted(const ProcessName& process) {
   const auto version = world_.numerics.find(process.incarnation);
   const Attempt attempt = {process.job_id, process.attempt};
   if (version == world_.numerics.end() || untold_[attempt].count(process.node_id) > 0) return;
+  if (process.only_deletes) return;  // it computes nothing
   versions_[attempt].insert(version->second);
   if (versions_[attempt].size() < 2) return;
   world_.Violate("NumericsAgree",

@@ -1,7 +1,9 @@
 #include "runtime/engine/peers/rank_pair.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
@@ -33,8 +35,21 @@ class RankPair::KeyedStore final : public comm::Store {
   absl::StatusOr<std::string> Wait(const std::string& key, absl::Duration timeout) override {
     return store_.Wait(prefix_ + key, timeout);
   }
+  absl::StatusOr<std::vector<std::string>> WaitAll(const std::vector<std::string>& keys,
+                                                   absl::Duration timeout) override {
+    return store_.WaitAll(Prefixed(keys), timeout);
+  }
+  absl::StatusOr<std::vector<std::optional<std::string>>> GetAll(
+      const std::vector<std::string>& keys) override {
+    return store_.GetAll(Prefixed(keys));
+  }
 
  private:
+  std::vector<std::string> Prefixed(std::vector<std::string> keys) const {
+    for (std::string& key : keys) key.insert(0, prefix_);
+    return keys;
+  }
+
   comm::Store& store_;
   const std::string prefix_;
 };

@@ -12,8 +12,8 @@ namespace megascale::sim {
 
 // True when one of the first seeds violates `invariant`. `tamper` makes new hooks for every seed.
 inline bool Finds(const std::string& invariant, const std::function<Tampering()>& tamper,
-                  bool calm = false) {
-  for (uint64_t seed = 1; seed <= 40; ++seed) {
+                  bool calm = false, uint64_t num_seeds = 40) {
+  for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
     const Outcome outcome = Simulate({.seed = seed,
                                       .calm = calm,
                                       .tampering = tamper(),

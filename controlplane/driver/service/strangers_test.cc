@@ -82,7 +82,7 @@ agent::AgentUp Questions() {
 
 // Each of them stays below the limit of one agent.
 TEST_F(StrangersTest, TheAnswersToAllAgentsThatDoNotReadAreBoundedTogether) {
-  constexpr int kAgents = 12;
+  constexpr int kAgents = 16;
   Restart();
   const agent::AgentUp up = Questions();
   std::vector<std::unique_ptr<FakeAgentStream>> streams;
@@ -96,7 +96,7 @@ TEST_F(StrangersTest, TheAnswersToAllAgentsThatDoNotReadAreBoundedTogether) {
   for (int i = 0; i < 1000 && !ended; ++i) {
     for (const auto& stream : streams) ended = !stream->TryReport() || ended;
   }
-  EXPECT_TRUE(ended) << "160 MiB wait";
+  EXPECT_TRUE(ended) << "220 MiB wait";
 }
 
 // It asks the store again and again, and reads no answer.

@@ -80,25 +80,6 @@ agent::AgentUp Questions() {
   return up;
 }
 
-// Each of them stays below the limit of one agent.
-TEST_F(StrangersTest, TheAnswersToAllAgentsThatDoNotReadAreBoundedTogether) {
-  constexpr int kAgents = 16;
-  Restart();
-  const agent::AgentUp up = Questions();
-  std::vector<std::unique_ptr<FakeAgentStream>> streams;
-  for (int i = 0; i < kAgents; ++i) {
-    streams.push_back(std::make_unique<FakeAgentStream>(channel_, "a", absl::StrCat("n", i)));
-  }
-  bool ended = false;
-  for (int i = 0; i < 10; ++i) {
-    for (const auto& stream : streams) ended = !stream->TryWrite(up) || ended;
-  }
-  for (int i = 0; i < 1000 && !ended; ++i) {
-    for (const auto& stream : streams) ended = !stream->TryReport() || ended;
-  }
-  EXPECT_TRUE(ended) << "220 MiB wait";
-}
-
 // It asks the store again and again, and reads no answer.
 TEST_F(StrangersTest, TheStreamOfAnAgentThatDoesNotReadIsEnded) {
   Restart();

@@ -34,7 +34,7 @@ std::string KeyOf(int rank) { return absl::StrCat("address/", rank); }
 
 }  // namespace
 
-// --- the mesh -------------------------------------------------------------------------------------
+// --- the mesh ----------------------------------------------------------------------------------
 
 StartMesh::StartMesh(int num_ranks)
     : num_ranks_(num_ranks),
@@ -75,7 +75,7 @@ int StartMesh::num_groups() const {
   return num_ranks_ / kRanksOfAMachine + num_ranks_ / data_ + num_ranks_ / pipeline_;
 }
 
-// --- machines -------------------------------------------------------------------------------------
+// --- machines ----------------------------------------------------------------------------------
 
 void Gate::Arrive() {
   std::unique_lock<std::mutex> lock(mutex_);
@@ -168,7 +168,7 @@ void RendezvousMachine::Drive(absl::Duration now) {
   forwarder_.Drive(now);
 }
 
-// --- comparisons ----------------------------------------------------------------------------------
+// --- comparisons -------------------------------------------------------------------------------
 
 namespace {
 

@@ -89,7 +89,7 @@ class RendezvousMachine {
   std::thread thread_;
 };
 
-// --- what the start is compared with --------------------------------------------------------------
+// --- what the start is compared with -----------------------------------------------------------
 
 // Seconds in which ranks make the groups of a mesh in turn, each with a barrier of all ranks: on a
 // store that answers one request at a time, as PyTorch's TCPStore, and on a Redis server.

@@ -158,9 +158,8 @@ void LinkOnlyChecker::OnState(const DriverState& before, const DriverState& afte
   }
   for (const JobRecord& job : after.jobs()) {
     // What only follows from another failure may be heard first; a better cause takes its place.
-    const bool may_follow =
-        job.culprit().failure_class() == telemetry::FAILURE_CLASS_ABORTED &&
-        job.culprit().attempt() == job.attempt() && !driver::IsTerminal(job);
+    const bool may_follow = job.culprit().failure_class() == telemetry::FAILURE_CLASS_ABORTED &&
+                            job.culprit().attempt() == job.attempt() && !driver::IsTerminal(job);
     if (job.has_culprit() && !may_follow) CheckCulprit(job);
     const bool is_refused = job.culprit().failure_class() == telemetry::FAILURE_CLASS_REFUSED;
     if (job.state() != control::JOB_STATE_FAILED || is_refused) continue;

@@ -95,7 +95,7 @@ class RedisStore {
     StoreRequest request;
     Reply reply;
     int64_t serial = 0;  // counts uses of the request id, to tell a repeated one from the first
-    // Of a WAIT:
+    // The rest is for a WAIT:
     std::vector<std::optional<std::string>> values = {};  // of its keys; nullopt: not found yet
     size_t first_missing = 0;                             // index of a key
     size_t num_found = 0;

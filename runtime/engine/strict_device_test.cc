@@ -81,10 +81,13 @@ RunOptions OnStrict(RunOptions options, device::StrictOptions strict = {}) {
 
 class StrictLayoutTest : public ::testing::TestWithParam<Layout> {};
 
-TEST_P(StrictLayoutTest, TrainsToTheBitsOfTheCpu) {
-  const JobSpec spec = Toy(GetParam());
+TEST_P(StrictLayoutTest, TrainsAndEvaluatesToTheBitsOfTheCpu) {
+  JobSpec spec = Toy(GetParam());
+  spec.mutable_train()->set_eval_interval(2);
+  spec.mutable_train()->set_eval_batches(2);
   const RunResult cpu = RunJob(Options(spec, GetParam()));
   ASSERT_NE(cpu.digest, "");
+  ASSERT_TRUE(cpu.records[0].back().has_held_out_loss());
   for (const uint64_t seed : {11, 12}) {
     const RunResult strict = RunJob(OnStrict(Options(spec, GetParam()), {.seed = seed}));
     EXPECT_EQ(strict.digest, cpu.digest) << "seed " << seed;

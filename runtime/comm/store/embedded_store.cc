@@ -222,8 +222,8 @@ absl::Status EmbeddedStore::Wait(Attempt& attempt, const StoreRequest& request, 
 }
 
 size_t EmbeddedStore::BytesOf(const Waiter& waiter) {
-  return kEntryBytes + 2 * waiter.request_id.size() +
-         waiter.keys.size() * (sizeof(uint32_t) + sizeof(Waiter*));
+  constexpr size_t kKeyBytes = 12;  // its index here, and a pointer in its entry
+  return kEntryBytes + 2 * waiter.request_id.size() + waiter.keys.size() * kKeyBytes;
 }
 
 EmbeddedStore::StoreReply EmbeddedStore::ValuesFor(const Attempt& attempt,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/base/work/counted_work.h"
 #include "runtime/data/tokenizer/text/unicode_class.h"
 #include "runtime/data/tokenizer/text/utf8.h"
 
@@ -22,13 +23,29 @@ bool BeginsWithWord(absl::string_view text) {
 }
 
 size_t BeginOfLastSpaces(absl::string_view text) {
+  const size_t size = text.size();
   while (!text.empty()) {
     const CodePoint last = ReadLastCodePoint(text);
     if (!UnicodeTable::Get().IsSpace(last.value)) break;
     text.remove_suffix(last.length);
   }
+  base::CountWork(size - text.size() + 1);
   return text.size();
 }
+
+// Finds where runs of white space end. Positions inside the newest run are not looked at again, so
+// that a token which is itself white space costs no more than others.
+class SpaceRuns {
+ public:
+  explicit SpaceRuns(absl::string_view text) : text_(text) {}
+  // Returns the end of the white space that begins at `at`, perhaps `at` itself.
+  size_t EndAt(size_t at);
+
+ private:
+  const absl::string_view text_;
+  size_t begin_ = 0;  // of the newest run
+  size_t end_ = 0;
+};
 
 size_t LengthOfFirstSpaces(absl::string_view text) {
   size_t length = 0;
@@ -37,7 +54,16 @@ size_t LengthOfFirstSpaces(absl::string_view text) {
     if (!UnicodeTable::Get().IsSpace(next.value)) break;
     length += next.length;
   }
+  base::CountWork(length + 1);
   return length;
+}
+
+size_t SpaceRuns::EndAt(size_t at) {
+  if (at < begin_ || at >= end_) {
+    begin_ = at;
+    end_ = at + LengthOfFirstSpaces(text_.substr(at));
+  }
+  return end_;
 }
 
 }  // namespace
@@ -82,6 +108,7 @@ AddedTokenFinder::Match AddedTokenFinder::Next(absl::string_view text, size_t fr
 void AddedTokenFinder::Split(absl::string_view text, bool skip_special,
                              absl::FunctionRef<void(const Part&)> on_part) const {
   size_t done = 0;  // what comes before was given to on_part
+  SpaceRuns runs(text);
   for (Match match = Next(text, 0); match.token != nullptr; match = Next(text, match.end)) {
     const AddedToken& token = *match.token;
     if (skip_special && token.special) continue;
@@ -91,8 +118,11 @@ void AddedTokenFinder::Split(absl::string_view text, bool skip_special,
     }
     size_t begin = match.begin;
     size_t end = match.end;
-    if (token.lstrip) begin = std::max(done, BeginOfLastSpaces(text.substr(0, begin)));
-    if (token.rstrip) end += LengthOfFirstSpaces(text.substr(end));
+    if (token.lstrip) {
+      const size_t length = begin - std::min(done, begin);
+      begin = done + BeginOfLastSpaces(text.substr(done, length));
+    }
+    if (token.rstrip) end = runs.EndAt(end);
     if (done < begin) on_part({text.substr(done, begin - done), -1});
     on_part({text.substr(begin, end - std::min(begin, end)), token.id});
     done = end;

@@ -103,8 +103,11 @@ class FolderReader {
       Folder inner = {std::move(path), folder.chain, is_linked};
       inner.chain.push_back(id);
       // Links come last: a folder that has a name without one is read by that name.
-      if (is_linked) left_.push_back(std::move(inner));
-      if (!is_linked) left_.push_front(std::move(inner));
+      if (is_linked) {
+        left_.push_back(std::move(inner));
+      } else {
+        left_.push_front(std::move(inner));
+      }
     } else if (!S_ISREG(info.st_mode)) {
       ++list_.num_irregular;
     } else if (absl::EndsWith(path, ".dat")) {

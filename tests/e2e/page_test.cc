@@ -94,17 +94,20 @@ std::vector<std::vector<std::string>> Table(const std::string& text) {
   return table;
 }
 
+constexpr size_t kColumns = 10;  // of `metrics`
+constexpr size_t kAttempt = 8;
+
 // `table`: what `metrics --follow` printed of a job whose second attempt began with the first step.
 void ExpectStepsAgain(const std::vector<std::vector<std::string>>& table,
                       const std::vector<std::string>& loss_log) {
   int64_t step = 0;
   std::string attempt = "1";
   for (size_t i = 1; i < table.size(); ++i) {
-    ASSERT_EQ(table[i].size(), 9) << absl::StrJoin(table[i], ",");
-    if (table[i].back() != attempt) {
-      EXPECT_EQ(table[i].back(), "2");
+    ASSERT_EQ(table[i].size(), kColumns) << absl::StrJoin(table[i], ",");
+    if (table[i][kAttempt] != attempt) {
+      EXPECT_EQ(table[i][kAttempt], "2");
       EXPECT_GT(step, 4) << "the first attempt's steps came before";
-      attempt = table[i].back();
+      attempt = table[i][kAttempt];
       step = 0;
     }
     ASSERT_EQ(table[i][0], absl::StrCat(++step)) << "line " << i;
@@ -162,7 +165,7 @@ TEST_F(PageTest, ShowsARunningJobAndItsMetricsGoElsewhere) {
       60));
   EXPECT_EQ(failures()[0]["class"], "exited");
   EXPECT_GE(failures()[0]["detection_seconds"].get<double>(), 0);
-  ASSERT_TRUE(WaitUntil([&] { return followed().back().back() == "2"; }, 30));
+  ASSERT_TRUE(WaitUntil([&] { return followed().back().at(kAttempt) == "2"; }, 30));
 
   ASSERT_EQ(cluster_.Megascale({"cancel", "shown"}).exit_code, 0);
   EXPECT_EQ(cluster_.WaitForEnd("shown"), control::v1::JOB_STATE_CANCELLED);

@@ -72,7 +72,7 @@ void ReadOriginal(JsonFields* fields, JsonFields* section, ModelSpec* model) {
 // Returns the type of a section. "type" is the older name.
 std::string TypeOf(JsonFields* section) {
   const std::string older = section->Text("type", "default");
-  const std::string type = section->Text("rope_type", older);
+  std::string type = section->Text("rope_type", older);
   if (section->Has("type") && type != older) {
     section->Refuse("rope_type", absl::StrCat(older, ", as type says"));
   }

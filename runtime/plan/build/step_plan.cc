@@ -66,15 +66,15 @@ int AddOptimizer(Draft* draft, OpKind kind, int chunk, int ready) {
 // Adds the gathers of norms, one after the other, the first of them after `reduced`. Returns the
 // last one.
 int AddNorms(Draft* draft, std::vector<int> reduced) {
-  int last = -1;
+  std::vector<int> before = std::move(reduced);
   for (const OpKind kind :
        {OpKind::kGatherTensorNorms, OpKind::kGatherDataNorms, OpKind::kReduceNorm}) {
     Instruction norm = draft->Collective(InstructionId(kind), draft->options().norm_bytes);
     if (norm.group == GroupKind::kNone) continue;
-    norm.depends_on = last < 0 ? std::move(reduced) : std::vector<int>{last};
-    last = draft->Add(std::move(norm));
+    norm.depends_on = before;
+    before = {draft->Add(std::move(norm))};
   }
-  return last;
+  return before.back();
 }
 
 // Adds the gathers of a chunk's trust sums, one after the other. Returns the last one.

@@ -102,6 +102,42 @@ int JobSpans::IndexOf(int rank) const {
                                                       : static_cast<int>(found - plans_.begin());
 }
 
+namespace {
+
+// Recordings of numerics version 3 and older have one gather of norms, and one of trust sums,
+// where plans now have several in a row. The gathers that they lack took no time.
+void AddGathersOfNewerPlans(std::vector<telemetry::Span>* spans) {
+  using plan::OpKind;
+  const auto has = [&](OpKind kind) {
+    return std::any_of(spans->begin(), spans->end(), [&](const telemetry::Span& span) {
+      return plan::InstructionId::FromPacked(span.instruction).operation() == kind;
+    });
+  };
+  if (has(OpKind::kGatherDataNorms)) return;
+  std::vector<telemetry::Span> all;
+  all.reserve(spans->size());
+  for (const telemetry::Span& span : *spans) {
+    const auto id = plan::InstructionId::FromPacked(span.instruction);
+    const auto add = [&](const plan::InstructionId& missing) {
+      telemetry::Span gather = span;
+      gather.instruction = missing.packed();
+      gather.end_nanos = span.begin_nanos;
+      gather.bytes = gather.exchange_nanos = 0;
+      all.push_back(gather);
+    };
+    if (id.operation() == OpKind::kReduceNorm) {
+      add(plan::InstructionId(OpKind::kGatherTensorNorms));
+      add(plan::InstructionId(OpKind::kGatherDataNorms));
+    } else if (id.operation() == OpKind::kGatherTrustSums) {
+      add(plan::InstructionId(OpKind::kGatherTensorTrustSums, id.chunk()));
+    }
+    all.push_back(span);
+  }
+  *spans = std::move(all);
+}
+
+}  // namespace
+
 void JobSpans::Add(const control::StreamSpansResponse& response) {
   const int known = IndexOf(response.rank());
   if (known < 0) return;
@@ -129,6 +165,7 @@ void JobSpans::Add(const control::StreamSpansResponse& response) {
                            .code = static_cast<uint8_t>(span.code()),
                            .exchange_nanos = span.exchange_nanos()});
   }
+  AddGathersOfNewerPlans(&spans.spans);
   num_lost_ += response.num_lost();
   clocks_.insert(ahead);
   clock_error_nanos_ = std::max(clock_error_nanos_, response.clock_error_nanos());

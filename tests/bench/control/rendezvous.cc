@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <utility>
 
@@ -84,9 +85,9 @@ void Gate::Arrive() {
   changed_.wait(lock, [this] { return open_; });
 }
 
-void Gate::AwaitAll() {
+bool Gate::AwaitAll() {
   std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [this] { return count_ == 0; });
+  return changed_.wait_for(lock, std::chrono::minutes(2), [this] { return count_ == 0; });
 }
 
 void Gate::Open() {

@@ -49,7 +49,8 @@ class Gate {
  public:
   explicit Gate(int count) : count_(count) {}
   void Arrive();
-  void AwaitAll();
+  // Returns whether all have come within two minutes.
+  bool AwaitAll();
   void Open();
 
  private:

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <iostream>
 #include <memory>
 #include <mutex>
@@ -11,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "controlplane/address/address.h"
 #include "controlplane/client/job_client.h"
+#include "runtime/base/check.h"
 #include "runtime/base/clock.h"
 #include "runtime/comm/store/redis/testing/test_redis_server.h"
 #include "tests/bench/control/benchmarks.h"
@@ -109,7 +111,12 @@ Times ThroughDriver(const StartMesh& mesh) {
       kWaitSeconds);
   const auto job = client->Submit(JobOf(mesh), {.time = absl::Seconds(30)});
   if (!joined || !job.ok()) std::cerr << "no job: " << job.status() << "\n";
-  gate.AwaitAll();
+  if (!gate.AwaitAll()) {
+    const auto state = client->Get(kFleetJobId);
+    std::cerr << "the job's ranks were not started within two minutes: "
+              << (state.ok() ? state->message() : state.status().ToString()) << "\n";
+    std::_Exit(1);
+  }
   const Watch watch(cluster.driver_pid());
   gate.Open();
   e2e::WaitUntil([&] { return num_done == mesh.num_machines(); }, kWaitSeconds);
@@ -133,7 +140,7 @@ Times ThroughRedis(const StartMesh& mesh) {
         std::make_unique<RendezvousMachine>(mesh, i, [](const agent::v1::AgentUp&) {}));
     machines.back()->Start(job, true, &gate, [&num_done] { ++num_done; });
   }
-  gate.AwaitAll();
+  MEGASCALE_CHECK_MSG(gate.AwaitAll(), "the machines' threads did not start");
   const Watch watch(server.pid());
   gate.Open();
   std::vector<pollfd> entries;

@@ -108,12 +108,11 @@ namespace {
 // where plans now have several in a row. The gathers that they lack took no time.
 void AddGathersOfNewerPlans(std::vector<telemetry::Span>* spans) {
   using plan::OpKind;
-  const auto has = [&](OpKind kind) {
-    return std::any_of(spans->begin(), spans->end(), [&](const telemetry::Span& span) {
-      return plan::InstructionId::FromPacked(span.instruction).operation() == kind;
-    });
-  };
-  if (has(OpKind::kGatherDataNorms)) return;
+  const bool is_newer = std::any_of(spans->begin(), spans->end(), [](const telemetry::Span& span) {
+    return plan::InstructionId::FromPacked(span.instruction).operation() ==
+           OpKind::kGatherDataNorms;
+  });
+  if (is_newer) return;
   std::vector<telemetry::Span> all;
   all.reserve(spans->size());
   for (const telemetry::Span& span : *spans) {

@@ -6,6 +6,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/status.h"
+#include "runtime/comm/store/store_request.h"
 
 namespace megascale::comm {
 namespace {
@@ -14,14 +15,6 @@ using megascale::agent::v1::StoreReply;
 
 // Approximate cost of an entry in addition to its bytes.
 constexpr size_t kEntryBytes = 128;
-
-StoreReply MakeReply(const std::string& request_id, const absl::Status& status) {
-  StoreReply reply;
-  reply.set_request_id(request_id);
-  reply.set_code(static_cast<int>(status.code()));
-  reply.set_message(std::string(status.message()));
-  return reply;
-}
 
 absl::Status Ended(const std::string& job_id, int64_t attempt) {
   return absl::AbortedError(
@@ -67,25 +60,8 @@ void EmbeddedStore::HandleLocked(const StoreRequest& request, Reply reply, Outgo
   outgoing.emplace_back(std::move(reply), std::move(answer));
 }
 
-absl::Status EmbeddedStore::CheckSizes(const StoreRequest& request) const {
-  if (!request.keys().empty() && request.operation() != StoreRequest::OPERATION_WAIT) {
-    return absl::InvalidArgumentError("only a WAIT may have several keys");
-  }
-  const auto too_large =
-      std::find_if(request.keys().begin(), request.keys().end(),
-                   [this](const std::string& key) { return key.size() > options_.key_bytes_max; });
-  const std::string& key = too_large == request.keys().end() ? request.key() : *too_large;
-  if (key.size() > options_.key_bytes_max || request.request_id().size() > options_.key_bytes_max ||
-      request.value().size() > options_.value_bytes_max) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "a store request for key ", key.substr(0, 64), " is too large: at most ",
-        options_.key_bytes_max, " bytes of key and ", options_.value_bytes_max, " of value"));
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<EmbeddedStore::Attempt*> EmbeddedStore::FindAttempt(const StoreRequest& request) {
-  RETURN_IF_ERROR(CheckSizes(request));
+  RETURN_IF_ERROR(CheckSizes(request, options_.key_bytes_max, options_.value_bytes_max));
   if (const auto job = jobs_.find(request.job_id()); job != jobs_.end()) {
     if (request.attempt() < job->second.oldest_attempt) {
       return Ended(request.job_id(), request.attempt());
@@ -177,12 +153,10 @@ absl::StatusOr<bool> EmbeddedStore::Replace(Attempt& attempt, const StoreRequest
   const auto found = attempt.waiters.find(request.request_id());
   if (found == attempt.waiters.end()) return false;
   Waiter& waiter = *found->second;
-  bool is_same = waiter.has_many == !request.keys().empty();
-  if (is_same && !waiter.has_many) is_same = attempt.entries[waiter.keys[0]].key == request.key();
-  if (is_same && waiter.has_many) {
-    is_same = std::equal(
-        request.keys().begin(), request.keys().end(), waiter.keys.begin(), waiter.keys.end(),
-        [&](const std::string& key, uint32_t index) { return attempt.entries[index].key == key; });
+  bool is_same =
+      waiter.has_many == !request.keys().empty() && waiter.keys.size() == NumKeys(request);
+  for (size_t i = 0; i < waiter.keys.size() && is_same; ++i) {
+    is_same = attempt.entries[waiter.keys[i]].key == KeyOf(request, i);
   }
   if (!is_same) {
     return absl::InvalidArgumentError(
@@ -200,14 +174,11 @@ absl::Status EmbeddedStore::Wait(Attempt& attempt, const StoreRequest& request, 
   waiter->request_id = request.request_id();
   waiter->has_many = !request.keys().empty();
   waiter->reply = reply;
-  const auto add = [&](const std::string& key) -> absl::Status {
-    ASSIGN_OR_RETURN(const uint32_t index, IndexOf(attempt, key));
+  for (size_t i = 0; i < NumKeys(request); ++i) {
+    ASSIGN_OR_RETURN(const uint32_t index, IndexOf(attempt, KeyOf(request, i)));
     waiter->keys.push_back(index);
     if (!attempt.entries[index].is_set) ++waiter->num_missing;
-    return absl::OkStatus();
-  };
-  if (!waiter->has_many) RETURN_IF_ERROR(add(request.key()));
-  for (const std::string& key : request.keys()) RETURN_IF_ERROR(add(key));
+  }
   if (waiter->num_missing == 0) {
     outgoing.emplace_back(reply, ValuesFor(attempt, *waiter));
     return absl::OkStatus();
@@ -228,19 +199,15 @@ size_t EmbeddedStore::BytesOf(const Waiter& waiter) {
 
 EmbeddedStore::StoreReply EmbeddedStore::ValuesFor(const Attempt& attempt,
                                                    const Waiter& waiter) const {
-  size_t bytes = 0;
-  for (const uint32_t index : waiter.keys) bytes += attempt.entries[index].value.size();
-  if (waiter.has_many && bytes > options_.reply_bytes_max) {
-    return MakeReply(waiter.request_id, absl::ResourceExhaustedError(absl::StrCat(
-                                            "the values of ", waiter.keys.size(), " keys take ",
-                                            bytes, " bytes, and a reply at most ",
-                                            options_.reply_bytes_max, "; ask for fewer")));
-  }
   StoreReply answer = MakeReply(waiter.request_id, absl::OkStatus());
   if (!waiter.has_many) {
     answer.set_value(attempt.entries[waiter.keys[0]].value);
     return answer;
   }
+  size_t bytes = 0;
+  for (const uint32_t index : waiter.keys) bytes += attempt.entries[index].value.size();
+  const absl::Status fits = CheckReplySize(waiter.keys.size(), bytes, options_.reply_bytes_max);
+  if (!fits.ok()) return MakeReply(waiter.request_id, fits);
   answer.mutable_values()->Reserve(static_cast<int>(waiter.keys.size()));
   for (const uint32_t index : waiter.keys) answer.add_values(attempt.entries[index].value);
   return answer;

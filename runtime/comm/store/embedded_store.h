@@ -89,7 +89,6 @@ class EmbeddedStore {
 
   // The methods below require that mutex_ is held.
   void HandleLocked(const StoreRequest& request, Reply reply, Outgoing& outgoing);
-  absl::Status CheckSizes(const StoreRequest& request) const;
   absl::StatusOr<Attempt*> FindAttempt(const StoreRequest& request);
   // Makes the entry if there is none.
   absl::StatusOr<uint32_t> IndexOf(Attempt& attempt, const std::string& key) const;

@@ -9,6 +9,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/store/redis/password_file.h"
+#include "runtime/comm/store/store_request.h"
 
 namespace megascale::comm {
 namespace {
@@ -35,14 +36,6 @@ constexpr char kAddScript[] =
     "redis.call('SET', KEYS[2], sum, 'EX', ARGV[2]) "
     "return sum";
 
-StoreReply MakeReply(const std::string& request_id, const absl::Status& status) {
-  StoreReply reply;
-  reply.set_request_id(request_id);
-  reply.set_code(static_cast<int>(status.code()));
-  reply.set_message(std::string(status.message()));
-  return reply;
-}
-
 std::string ValueKey(const std::string& scope, const std::string& key) {
   return absl::StrCat("megascale:{", scope, "}:v:", key);
 }
@@ -67,14 +60,6 @@ size_t BytesOf(const RedisStore::StoreRequest& request) {
   return bytes;
 }
 
-size_t NumKeys(const RedisStore::StoreRequest& request) {
-  return request.keys().empty() ? 1 : static_cast<size_t>(request.keys_size());
-}
-
-const std::string& KeyOf(const RedisStore::StoreRequest& request, size_t index) {
-  return request.keys().empty() ? request.key() : request.keys(static_cast<int>(index));
-}
-
 }  // namespace
 
 RedisStore::RedisStore(RedisStoreOptions options)
@@ -87,20 +72,7 @@ std::string RedisStore::Place() const { return absl::StrCat("store ", ToText(opt
 // --- requests ---
 
 absl::Status RedisStore::Check(const StoreRequest& request) const {
-  if (!request.keys().empty() && request.operation() != StoreRequest::OPERATION_WAIT) {
-    return absl::InvalidArgumentError("only a WAIT may have several keys");
-  }
-  for (size_t i = 0; i < NumKeys(request); ++i) {
-    const std::string& key = KeyOf(request, i);
-    if (key.size() <= options_.key_bytes_max &&
-        request.request_id().size() <= options_.key_bytes_max &&
-        request.value().size() <= options_.value_bytes_max) {
-      continue;
-    }
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "a store request for key ", key.substr(0, 64), " is too large: at most ",
-        options_.key_bytes_max, " bytes of key and ", options_.value_bytes_max, " of value"));
-  }
+  RETURN_IF_ERROR(CheckSizes(request, options_.key_bytes_max, options_.value_bytes_max));
   switch (request.operation()) {
     case StoreRequest::OPERATION_SET:
     case StoreRequest::OPERATION_GET:
@@ -148,15 +120,6 @@ void RedisStore::Forget(const std::string& request_id) {
   waits_.erase(request_id);
   calls_.erase(found);
   if (calls_.empty()) unanswered_since_.reset();
-}
-
-void RedisStore::ForgetAll(const std::string& prefix) {
-  for (auto call = calls_.lower_bound(prefix);
-       call != calls_.end() && absl::StartsWith(call->first, prefix);) {
-    const std::string request_id = call->first;
-    ++call;
-    Forget(request_id);
-  }
 }
 
 RedisStore::Call* RedisStore::Find(const CallName& name) {
@@ -478,12 +441,9 @@ void RedisStore::OnFound(const Target& target, const std::string& value) {
     answer.set_value(*std::move(call->values[0]));
     return Answer(target.name, std::move(answer));
   }
-  if (call->found_bytes > options_.reply_bytes_max) {
-    return AnswerError(target.name, absl::ResourceExhaustedError(absl::StrCat(
-                                        "the values of ", call->values.size(), " keys take ",
-                                        call->found_bytes, " bytes, and a reply at most ",
-                                        options_.reply_bytes_max, "; ask for fewer")));
-  }
+  const absl::Status fits =
+      CheckReplySize(call->values.size(), call->found_bytes, options_.reply_bytes_max);
+  if (!fits.ok()) return AnswerError(target.name, fits);
   StoreReply answer;
   for (std::optional<std::string>& found : call->values) answer.add_values(*std::move(found));
   Answer(target.name, std::move(answer));

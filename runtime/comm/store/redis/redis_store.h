@@ -74,10 +74,8 @@ class RedisStore {
   void Handle(const std::string& scope, const StoreRequest& request, Reply reply,
               absl::Duration now);
 
-  // Forget drops a request whose reply is no longer wanted; it may or may not be executed.
-  // ForgetAll drops all requests whose id begins with `prefix`.
+  // Drops a request whose reply is no longer wanted; it may or may not be executed.
   void Forget(const std::string& request_id);
-  void ForgetAll(const std::string& prefix);
 
   // The descriptor and the events for poll(2); fd() is -1 if there is nothing to wait for.
   int fd() const;

@@ -26,9 +26,7 @@ constexpr char kLeft[] =
 class JobEndTest : public DriverCoreTest {
  protected:
   void Join(const std::string& node_id, const std::string& incarnation = "a", int num_slots = 2) {
-    Event joined = Joined(node_id, incarnation, num_slots);
-    joined.mutable_node_joined()->mutable_hello()->set_binds_address(true);
-    Do(joined);
+    Do(JoinedWithBoundAddress(node_id, incarnation, num_slots));
   }
   // Trains until the checkpoints of steps 10 and 20 are committed, which is as many as are kept.
   void Train() {

@@ -356,13 +356,6 @@ TEST_F(DriverFailuresTest, AHostThatCannotReadTheDataIsFollowedByAPreflight) {
 }
 
 // The identity is that of the random secret with which the log began.
-// An agent of this release.
-Event JoinedWithBoundAddress(const std::string& node_id) {
-  Event event = Joined(node_id, "a", 2);
-  event.mutable_node_joined()->mutable_hello()->set_binds_address(true);
-  return event;
-}
-
 TEST_F(DriverFailuresTest, TheOwnerIsTheSameInEveryAttemptAndEpochOfALog) {
   EXPECT_FALSE(DesiredFor(state_, "n0").jobs_size() > 0);
   EXPECT_EQ(LogId(state_), "");

@@ -64,6 +64,14 @@ inline Event Joined(const std::string& node_id, const std::string& incarnation, 
   return event;
 }
 
+// An agent of this release, whose ranks prove to which address they connected.
+inline Event JoinedWithBoundAddress(const std::string& node_id,
+                                    const std::string& incarnation = "a", int num_slots = 2) {
+  Event event = Joined(node_id, incarnation, num_slots);
+  event.mutable_node_joined()->mutable_hello()->set_binds_address(true);
+  return event;
+}
+
 inline Event Lost(const std::string& node_id, const std::string& incarnation) {
   Event event;
   event.mutable_node_lost()->set_node_id(node_id);

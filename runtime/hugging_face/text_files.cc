@@ -95,8 +95,8 @@ absl::Status TextFiles::FindTokenizer() {
   const bool has_config = HasFile(named, name, content) && Exists(named, kTokenizerConfigFile);
   tokenizer_folder_ = has_config ? named : options_.checkpoint;
   // A SentencePiece model is loaded by the class of its architecture.
-  needs_config_ = !has_config && name == "tokenizer.json" &&
-                  !Exists(options_.checkpoint, kTokenizerConfigFile);
+  needs_config_ =
+      !has_config && name == "tokenizer.json" && !Exists(options_.checkpoint, kTokenizerConfigFile);
   return absl::OkStatus();
 }
 

@@ -9,9 +9,7 @@ constexpr int64_t kStepsPerBatch = 100;
 
 }  // namespace
 
-int64_t EvaluationInterval(const v1::JobSpec& spec) {
-  return spec.train().eval_interval();
-}
+int64_t EvaluationInterval(const v1::JobSpec& spec) { return spec.train().eval_interval(); }
 
 int64_t EvaluationBatches(const v1::JobSpec& spec) {
   const v1::TrainSpec& train = spec.train();

@@ -1,5 +1,5 @@
-// As runtime.h, and the messages of the control plane. Stubs of gRPC are left out: the compiler would instantiate their
-// templates in every source, which takes a second each (README.md).
+// As runtime.h, and the messages of the control plane. Stubs of gRPC are left out: the compiler
+// would instantiate their templates in every source, which takes a second each (README.md).
 #pragma once
 
 #include "proto/agent.pb.h"

@@ -1,4 +1,5 @@
-// What most of our sources include, of the standard library, abseil and protobuf: read once (README.md).
+// What most of our sources include, of the standard library, abseil and protobuf: read once
+// (README.md).
 #pragma once
 
 #include <algorithm>

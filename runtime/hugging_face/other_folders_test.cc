@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "runtime/base/checksum.h"
 #include "runtime/base/fd.h"
 #include "runtime/checkpoint/directory.h"
 #include "runtime/hugging_face/end_tokens.h"
@@ -203,8 +204,15 @@ TEST(OtherFolders, ACheckpointWithANumberThatIsNotFiniteIsNotAStart) {
   // The zeros of the shard become what all bits of a float say.
   const std::string shard = weights + "/rank-00000.safetensors";
   std::string bytes = base::ReadFile(shard, 1 << 20).value();
+  const std::string sha256 = base::Sha256Hex(bytes);
   bytes.replace(bytes.size() - 8, 4, "\xff\xff\xff\xff");
   ASSERT_TRUE(base::WriteFileDurably(shard, bytes).ok());
+  const std::string manifest_path = weights + "/manifest.json";
+  const std::string manifest = base::ReadFile(manifest_path, 1 << 20).value();
+  ASSERT_THAT(manifest, HasSubstr(sha256));
+  ASSERT_TRUE(base::WriteFileDurably(
+                  manifest_path, absl::StrReplaceAll(manifest, {{sha256, base::Sha256Hex(bytes)}}))
+                  .ok());
   job::v1::ModelSpec model = FindSource(weights).value().model;
   model.set_from(weights);
   const auto initial = InitialWeights::Open(model).value();

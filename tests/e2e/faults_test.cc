@@ -138,7 +138,7 @@ TEST_F(FaultsTest, ARankWithoutDescriptorsFailsAtOnceAndIsTheCause) {
   const std::vector<pid_t> keepers = DescendantsOf(cluster_.agent_pid(1), "--node-id n1");
   ASSERT_EQ(keepers.size(), 1u);
   const std::vector<std::pair<rlim_t, std::string>> reasons = {
-      {30, "too few descriptors: this rank needs "},
+      {30, "descriptors: rank 2 needs "},
       {7, "too many open files: the limit of the process keeper (process "}};
   for (const auto& [limit, reason] : reasons) {
     const rlimit low = {limit, limit};

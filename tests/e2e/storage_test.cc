@@ -451,7 +451,7 @@ TEST_F(StorageTest, AJobWaitsForAFileSystemThatIsReadOnlyWhenItsAgentStarts) {
       [&] {
         const std::string message = cluster_.Status("job").message();
         return message.find("waits for storage (") != std::string::npos &&
-               message.find("Read-only file system") != std::string::npos;
+               message.find("the file system is read-only") != std::string::npos;
       },
       60))
       << cluster_.Status("job").message();

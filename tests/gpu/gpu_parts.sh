@@ -259,7 +259,7 @@ compare_killed() {
   wait "$pid" || { say "the disturbed run ended with $?" && return 1; }
   cmp "$calm/$table" "$disturbed/$table" || { say "the killed run has another table of products" && return 2; }
   [[ $digest == "$(digest_of "$disturbed")" ]] || { say "the killed run has other bits" && return 2; }
-  cat "$disturbed"/jobs/*/metrics.jsonl | grep -q '"attempt":2' ||
+  grep -q '"attempt":2' "$disturbed"/jobs/*/metrics.jsonl ||
     { say "the job had no second attempt" && return 1; }
   say "killed after step $((steps / 3)) of $steps; the same bits"
 }

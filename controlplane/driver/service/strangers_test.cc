@@ -95,5 +95,30 @@ TEST_F(StrangersTest, TheStreamOfAnAgentThatDoesNotReadIsEnded) {
       << status.error_code();
 }
 
+// Each has fewer answers waiting than one agent may have.
+TEST_F(StrangersTest, TheStreamWithTheMostAnswersIsEndedWhenTooManyWaitForAllAgents) {
+  constexpr int kAgents = 16;
+  options_.new_nodes_per_hour = kAgents;
+  Restart();
+  std::vector<std::unique_ptr<FakeAgentStream>> streams;
+  for (int i = 0; i < kAgents; ++i) {
+    streams.push_back(std::make_unique<FakeAgentStream>(channel_, absl::StrCat("incarnation-", i),
+                                                        absl::StrCat("n", i)));
+  }
+  const agent::AgentUp up = Questions();
+  for (int question = 0; question < 9; ++question) {
+    for (const auto& stream : streams) stream->TryWrite(up);
+  }
+  const auto num_ended = [&] {
+    int ended = 0;
+    for (const auto& stream : streams) ended += stream->TryReport() ? 0 : 1;
+    return ended;
+  };
+  int ended = 0;
+  while (ended == 0 && std::chrono::system_clock::now() < Deadline()) ended = num_ended();
+  EXPECT_GE(ended, 1);
+  EXPECT_LT(ended, kAgents / 2);
+}
+
 }  // namespace
 }  // namespace megascale::driver

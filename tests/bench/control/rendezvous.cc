@@ -412,7 +412,7 @@ double StreamSeconds(int num_peers) {
 
 StoreAlone MeasureStoreAlone(const StartMesh& mesh) {
   const int64_t before = UseOf(::getpid()).memory_bytes;
-  comm::EmbeddedStore store;
+  comm::EmbeddedStore store({.attempt_bytes_max = kStoreAloneBytes});
   int num_answers = 0;
   const auto ask = [&](StoreRequest& request, int rank) {
     request.set_job_id("job");

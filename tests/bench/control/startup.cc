@@ -3,7 +3,6 @@
 #include <cstdlib>
 #include <iostream>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "controlplane/client/job_client.h"
 #include "runtime/base/check.h"
 #include "runtime/base/clock.h"
+#include "runtime/comm/store/embedded_store.h"
 #include "runtime/comm/store/redis/testing/test_redis_server.h"
 #include "tests/bench/control/benchmarks.h"
 #include "tests/bench/control/fleet.h"
@@ -62,6 +62,15 @@ control::v1::SubmitJobRequest JobOf(const StartMesh& mesh) {
   return request;
 }
 
+// Returns the place in the mesh of the machine that runs these ranks of the job.
+int MachineOf(const agent::v1::DesiredJob& job, const std::string& node_id) {
+  for (const auto& placement : job.placements()) {
+    if (placement.node_id() == node_id) return placement.rank() / kRanksOfAMachine;
+  }
+  std::cerr << "node " << node_id << " runs no rank of the job\n";
+  std::_Exit(1);
+}
+
 // Agents with one gRPC stream each to a real driver, whose ranks meet when all machines have their
 // part of the job.
 Times ThroughDriver(const StartMesh& mesh) {
@@ -72,36 +81,34 @@ Times ThroughDriver(const StartMesh& mesh) {
   const auto client = client::JobClient::Create(options).value();
   Gate gate(mesh.num_machines());
   std::atomic<int> num_done = 0;
-  std::mutex mutex;
+  // An agent's messages come one after the other; different agents do not share an element.
   std::vector<std::unique_ptr<RendezvousMachine>> machines(
       static_cast<size_t>(mesh.num_machines()));
+  // What stays the same during an attempt comes once, before the phase in which ranks run.
+  std::vector<agent::v1::DesiredJob> told(static_cast<size_t>(mesh.num_machines()));
   Fleet* fleet = nullptr;
-  const auto machine_of = [&](int index) -> std::unique_ptr<RendezvousMachine>& {
-    const std::lock_guard<std::mutex> lock(mutex);
-    return machines[static_cast<size_t>(index)];
-  };
   Fleet made(
       {.address = cluster.address(),
        .num_agents = mesh.num_machines(),
        .slots = kRanksOfAMachine,
        .on_desired =
            [&](int index, const agent::v1::DesiredState& desired) {
-             std::unique_ptr<RendezvousMachine>& machine = machine_of(index);
+             const auto place = static_cast<size_t>(index);
              for (const auto& job : desired.jobs()) {
-               if (machine != nullptr || job.phase() != agent::v1::DesiredJob::PHASE_RUN) {
-                 continue;
-               }
-               for (const auto& placement : job.placements()) {
-                 if (placement.node_id() != Fleet::NodeId(index)) continue;
-                 machine = std::make_unique<RendezvousMachine>(
-                     mesh, placement.rank() / kRanksOfAMachine,
-                     [&fleet, index](agent::v1::AgentUp up) { fleet->Send(index, std::move(up)); });
-                 machine->Start(job, desired.store_many_keys(), &gate, [&num_done] { ++num_done; });
-               }
+               if (!job.as_before()) told[place] = job;
+               if (job.phase() != agent::v1::DesiredJob::PHASE_RUN) continue;
+               if (machines[place] != nullptr) continue;
+               machines[place] = std::make_unique<RendezvousMachine>(
+                   mesh, MachineOf(told[place], Fleet::NodeId(index)),
+                   [&fleet, index](agent::v1::AgentUp up) { fleet->Send(index, std::move(up)); });
+               machines[place]->Start(told[place], desired.store_many_keys(), &gate,
+                                      [&num_done] { ++num_done; });
              }
            },
-       .on_store = [&](int index,
-                       const agent::v1::StoreReply& reply) { machine_of(index)->OnReply(reply); }});
+       .on_store =
+           [&](int index, const agent::v1::StoreReply& reply) {
+             machines[static_cast<size_t>(index)]->OnReply(reply);
+           }});
   fleet = &made;
   const bool joined = e2e::WaitUntil(
       [&] {
@@ -189,7 +196,11 @@ void MeasureStartup(const std::vector<int>& num_ranks, int barrier_ranks_max) {
          "  ranks   groups      keys |  time     cpu  clients    MiB |  time     cpu  clients | "
          "blocking     Redis\n";
   for (const int count : num_ranks) PrintLine(StartMesh(count), barrier_ranks_max);
-  std::cout << "The store alone, in one thread, when all wait before anybody publishes:\n";
+  std::cout << absl::StrFormat(
+      "The store alone, in one thread, when all wait before anybody publishes, with a limit of %d "
+      "MiB\n"
+      "for an attempt in place of the driver's %d:\n",
+      kStoreAloneBytes >> 20, comm::EmbeddedStoreOptions().attempt_bytes_max >> 20);
   for (const int count : {12288, 98304}) {
     const StartMesh mesh(count);
     const StoreAlone alone = MeasureStoreAlone(mesh);

@@ -6,6 +6,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/status.h"
+#include "runtime/base/work/counted_work.h"
 #include "runtime/comm/store/store_request.h"
 
 namespace megascale::comm {
@@ -170,6 +171,7 @@ absl::Status EmbeddedStore::Wait(Attempt& attempt, const StoreRequest& request, 
                                  Outgoing& outgoing) const {
   ASSIGN_OR_RETURN(const bool is_repeated, Replace(attempt, request, reply));
   if (is_repeated) return absl::OkStatus();
+  base::CountWork(NumKeys(request));
   auto waiter = std::make_unique<Waiter>();
   waiter->request_id = request.request_id();
   waiter->has_many = !request.keys().empty();
@@ -204,6 +206,7 @@ EmbeddedStore::StoreReply EmbeddedStore::ValuesFor(const Attempt& attempt,
     answer.set_value(attempt.entries[waiter.keys[0]].value);
     return answer;
   }
+  base::CountWork(waiter.keys.size());
   size_t bytes = 0;
   for (const uint32_t index : waiter.keys) bytes += attempt.entries[index].value.size();
   const absl::Status fits = CheckReplySize(waiter.keys.size(), bytes, options_.reply_bytes_max);
@@ -215,6 +218,7 @@ EmbeddedStore::StoreReply EmbeddedStore::ValuesFor(const Attempt& attempt,
 
 // The key is set now: nobody will wait for it again.
 void EmbeddedStore::AnswerWaiters(Attempt& attempt, Entry& entry, Outgoing& outgoing) const {
+  base::CountWork(1 + entry.waiters.size());
   for (Waiter* waiter : std::exchange(entry.waiters, {})) {
     if (--waiter->num_missing > 0) continue;
     outgoing.emplace_back(std::move(waiter->reply), ValuesFor(attempt, *waiter));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/base/work/counted_work.h"
 #include "runtime/comm/store/embedded_store.h"
 #include "runtime/comm/store/link_store.h"
 #include "runtime/comm/store/testing/test_store_requests.h"
@@ -75,6 +76,28 @@ TEST(EmbeddedStoreTest, ARepeatedWaitForOtherKeysIsRefused) {
   Ask(store, SetOf("a", "1"));
   Ask(store, SetOf("b", "2"));
   EXPECT_EQ(waiting.size(), 1u);
+}
+
+// Returns the work of answering one of `num_waiters` ranks, each of which waits for two keys that
+// nobody else waits for.
+int64_t WorkBeside(int num_waiters) {
+  EmbeddedStore store;
+  Replies replies;
+  for (int i = 0; i < num_waiters; ++i) {
+    const std::string id = absl::StrCat(i);
+    store.Handle(WaitOf("w" + id, {"a" + id, "b" + id}), replies.Collect());
+  }
+  return base::WorkOf([&] {
+    store.Handle(WaitOf("one", {"a", "b"}), replies.Collect());
+    store.Handle(SetOf("a", "1"), replies.Collect());
+    store.Handle(SetOf("b", "2"), replies.Collect());
+    EXPECT_EQ(replies.size(), 3u);
+  });
+}
+
+TEST(EmbeddedStoreTest, TheWorkForARequestDoesNotGrowWithTheWaiters) {
+  EXPECT_GT(WorkBeside(256), 0);
+  EXPECT_EQ(WorkBeside(12288), WorkBeside(256));
 }
 
 TEST(EmbeddedStoreTest, AnsweredWaitsTakeNoMemory) {

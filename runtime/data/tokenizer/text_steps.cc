@@ -10,12 +10,17 @@
 namespace megascale::tokenizer {
 namespace {
 
+size_t FirstPieceOf(const Split& split, absl::string_view text) {
+  const auto* run = std::get_if<RunSplitter>(&split);
+  return run != nullptr ? run->FirstPiece(text) : FirstPiece(std::get<SplitPattern>(split), text);
+}
+
 // Splits by the first pattern, each piece by the second one, and so on.
-void SplitWords(absl::Span<const SplitPattern> patterns, absl::string_view text,
+void SplitWords(absl::Span<const Split> patterns, absl::string_view text,
                 absl::FunctionRef<void(absl::string_view)> on_piece) {
   if (patterns.empty()) return on_piece(text);
   while (!text.empty()) {
-    const size_t length = FirstPiece(patterns[0], text);
+    const size_t length = FirstPieceOf(patterns[0], text);
     if (patterns.size() == 1) {
       on_piece(text.substr(0, length));
     } else {

@@ -5,10 +5,12 @@
 
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/string_view.h"
+#include "runtime/data/tokenizer/text/run_splitter.h"
 #include "runtime/data/tokenizer/text/splitter.h"
 
 namespace megascale::tokenizer {
@@ -39,9 +41,12 @@ struct MetaspaceStep {
   bool split = true;  // into words; else one piece
 };
 
+// One way to cut text: a pattern that has a name, or an expression of one class of characters.
+using Split = std::variant<SplitPattern, RunSplitter>;
+
 struct PreTokenizer {
   // Splits, each of the pieces before it, or Metaspace. Neither of them: the text is one piece.
-  std::vector<SplitPattern> splits;
+  std::vector<Split> splits;
   std::optional<MetaspaceStep> metaspace;
   bool byte_level = false;          // pieces are encoded as bytes
   bool add_prefix_space = false;    // byte-level: text begins with a space

@@ -55,6 +55,21 @@ O200K = (
 )
 TEKKEN = O200K.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace(r"\p{N}{1,3}", r"\p{N}")
 
+CL100K = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]"
+    r"|\s+(?!\S)|\s"
+)
+FORMER_CL100K = LLAMA3.replace("]?", "]?+", 1)
+HAN = "[一-龥ࠀ-一가-퟿]+"
+DEEPSEEK_LLM = [
+    "[\r\n]",
+    "\\s?[A-Za-zµÀ-ÖØ-öø-ƺΑ-Ωα-ωЀ-ҁҊ-ԯＡ-Ｚａ-ｚ]+",
+    "\\s?[!-/:-~！-／：-～‘-‟　-。]+",
+    "\\s+$",
+    HAN,
+]
+DEEPSEEK_CODER = ["[\r\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", HAN]
+
 SCRIPTS = """All human beings are born free and equal in dignity and rights.
 Tous les êtres humains naissent libres et égaux en dignité et en droits.
 Alle Menschen sind frei und gleich an Würde und Rechten geboren.
@@ -240,6 +255,17 @@ def byte_level(split):
     )
 
 
+def splits_then_digits(expressions):
+    """As in DeepSeek's files."""
+    return pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(expression), "isolated") for expression in expressions]
+        + [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
 def digits(individual):
     return pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=individual), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -351,6 +377,15 @@ def byte_level_families():
     yield "tekken", assemble(tekken, end, decoder=BYTE_LEVEL_DECODER)
     o200k = trained(byte_level(O200K), ["<|endoftext|>"], initial_alphabet=alphabet)
     yield "o200k", assemble(o200k, end, decoder=BYTE_LEVEL_DECODER)
+    for name, split in (
+        ("cl100k", byte_level(CL100K)),
+        ("cl100k-former", byte_level(FORMER_CL100K)),
+        ("deepseek-llm", splits_then_digits(DEEPSEEK_LLM)),
+        ("deepseek-coder", splits_then_digits(DEEPSEEK_CODER)),
+        ("line-ends", splits_then_digits(["\\s+$", "\\s?[a-f]", "[\\-\\\\0-9]+"])),
+    ):
+        model = trained(split, ["<|endoftext|>"], initial_alphabet=alphabet)
+        yield name, assemble(model, end, decoder=BYTE_LEVEL_DECODER)
     smollm = trained(digits(True), ["<|endoftext|>"], initial_alphabet=alphabet)
     yield "smollm", assemble(smollm, end, decoder=BYTE_LEVEL_DECODER, model={"byte_fallback": True})
     numbers = trained(digits(False), ["<|endoftext|>"], initial_alphabet=alphabet)

@@ -6,6 +6,7 @@
 Run it from the repository's root, after a change of the pinned version. It writes
 
     runtime/data/tokenizer/text/unicode_ranges.cc   the table that the splitters use
+    runtime/data/tokenizer/text/punctuation.cc      \\p{P} of the engine that runs the patterns
     tests/golden/tokenizer/unicode_classes.txt      the same classes, for the test that compares every code point
     tests/golden/tokenizer/nfc.txt                  for each 4,096 code points a digest of what NFC makes of them
 
@@ -36,6 +37,39 @@ const UnicodeRange kUnicodeRanges[] = {{
 }};
 // clang-format on
 const int kNumUnicodeRanges = sizeof(kUnicodeRanges) / sizeof(kUnicodeRanges[0]);
+
+}}  // namespace megascale::tokenizer
+"""
+
+
+PUNCTUATION = """#include <algorithm>
+#include <iterator>
+
+#include "runtime/data/tokenizer/text/run_splitter.h"
+
+namespace megascale::tokenizer {{
+namespace {{
+
+struct CodePoints {{
+  uint32_t first;
+  uint32_t last;
+}};
+
+// Made by tests/golden/tokenizer/make_unicode.py from the PyPI package tokenizers {version}.
+// clang-format off
+constexpr CodePoints kPunctuation[] = {{
+{rows}
+}};
+// clang-format on
+
+}}  // namespace
+
+bool IsPunctuation(uint32_t code_point) {{
+  const auto* after =
+      std::upper_bound(std::begin(kPunctuation), std::end(kPunctuation), code_point,
+                       [](uint32_t value, const CodePoints& range) {{ return value < range.first; }});
+  return after != std::begin(kPunctuation) && code_point <= (after - 1)->last;
+}}
 
 }}  // namespace megascale::tokenizer
 """
@@ -119,6 +153,25 @@ def write_classes():
                 f"{'d' if bits & OTHER_DIGIT else '-'}\n" for first, bits in ranges))
 
 
+def write_punctuation():
+    ranges = []
+    for c in sorted(members(r"\p{P}")):
+        if ranges and ranges[-1][1] == c - 1:
+            ranges[-1][1] = c
+        else:
+            ranges.append([c, c])
+    rows, row = [], "   "
+    for first, last in ranges:
+        item = f" {{0x{first:X}, 0x{last:X}}},"
+        if len(row) + len(item) > 100:
+            rows.append(row)
+            row = "   "
+        row += item
+    rows.append(row)
+    pathlib.Path("runtime/data/tokenizer/text/punctuation.cc").write_text(
+        PUNCTUATION.format(version=VERSION, rows="\n".join(rows)))
+
+
 def write_nfc():
     """Alone, after a letter, and between marks, so that composition and the order of marks both show."""
     nfc = normalizers.NFC()
@@ -134,4 +187,5 @@ def write_nfc():
 
 assert tokenizers.__version__ == VERSION, f"needs tokenizers {VERSION}, found {tokenizers.__version__}"
 write_classes()
+write_punctuation()
 write_nfc()

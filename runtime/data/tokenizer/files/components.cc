@@ -116,16 +116,21 @@ absl::StatusOr<MetaspaceStep> ReadMetaspace(const JsonObject& component) {
 
 // The pattern cuts text into matches without gaps, so keeping matches (Removed, inverted) is the
 // same as keeping matches and gaps (Isolated).
-absl::StatusOr<SplitPattern> ReadSplit(const JsonObject& component) {
+absl::StatusOr<Split> ReadSplit(const JsonObject& component) {
   ASSIGN_OR_RETURN(const JsonObject pattern, component.Object("pattern"));
   if (pattern.Find("Regex") == nullptr) {
     return Unsupported(component, "Split at a String", "Split by a Regex");
   }
   ASSIGN_OR_RETURN(const std::string expression, pattern.Text("Regex"));
-  const auto found = FindSplitPattern(expression);
-  if (!found) {
+  std::optional<Split> found;
+  if (const auto pattern_found = FindSplitPattern(expression)) {
+    found = *pattern_found;
+  } else if (const auto run = RunSplitter::Parse(expression)) {
+    found = *run;
+  } else {
     return Unsupported(component, absl::StrCat("Split by the Regex ", expression),
-                       "the one of GPT-2, Llama 3, Qwen2, Mistral-Nemo (Tekken) or o200k");
+                       "the one of GPT-2, Llama 3, Qwen2, Mistral-Nemo (Tekken), o200k or cl100k, "
+                       "or one of one class of characters like \\s?\\p{L}+");
   }
   ASSIGN_OR_RETURN(const std::string behavior, component.Text("behavior"));
   ASSIGN_OR_RETURN(const bool invert, component.Bool("invert", false));
@@ -147,18 +152,18 @@ absl::Status AddPreTokenizer(const JsonObject& component, absl::string_view type
   } else if (result->splits.size() >= kSplitsMax) {
     return Unsupported(component, absl::StrCat(type, " after ", kSplitsMax, " others"), kSupported);
   } else if (type == "Split") {
-    ASSIGN_OR_RETURN(const SplitPattern pattern, ReadSplit(component));
-    result->splits.push_back(pattern);
+    ASSIGN_OR_RETURN(Split split, ReadSplit(component));
+    result->splits.push_back(std::move(split));
   } else if (type == "Digits") {
     ASSIGN_OR_RETURN(const bool individual, component.Bool("individual_digits", false));
-    result->splits.push_back(individual ? SplitPattern::kDigits : SplitPattern::kNumbers);
+    result->splits.emplace_back(individual ? SplitPattern::kDigits : SplitPattern::kNumbers);
   } else if (type == "ByteLevel") {
     ASSIGN_OR_RETURN(const bool splits, component.Bool("use_regex", true));
     ASSIGN_OR_RETURN(result->add_prefix_space, component.Bool("add_prefix_space", true));
     if (!result->splits.empty() && result->add_prefix_space) {
       return Unsupported(component, "ByteLevel with add_prefix_space after others", kSupported);
     }
-    if (splits) result->splits.push_back(SplitPattern::kGpt2);
+    if (splits) result->splits.emplace_back(SplitPattern::kGpt2);
     result->byte_level = true;
   } else {
     return Unsupported(component, type, kSupported);

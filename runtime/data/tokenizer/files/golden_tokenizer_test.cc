@@ -127,9 +127,11 @@ TEST_P(GoldenTokenizerTest, AStreamGivesTheTextInWholeCharacters) {
 
 INSTANTIATE_TEST_SUITE_P(Families, GoldenTokenizerTest,
                          ::testing::Values("gpt2", "gpt2-prefix", "neox", "llama3", "llama3-plain",
-                                           "qwen2", "tekken", "o200k", "smollm", "numbers",
-                                           "llama2", "llama2-across", "mistral", "metaspace",
-                                           "metaspace-never", "unknown-fused", "unknown-dropped"),
+                                           "qwen2", "tekken", "o200k", "cl100k", "cl100k-former",
+                                           "deepseek-llm", "deepseek-coder", "line-ends", "smollm",
+                                           "numbers", "llama2", "llama2-across", "mistral",
+                                           "metaspace", "metaspace-never", "unknown-fused",
+                                           "unknown-dropped"),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name) c = c == '-' ? '_' : c;

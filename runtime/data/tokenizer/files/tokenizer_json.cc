@@ -239,12 +239,17 @@ absl::Status CheckIds(const std::vector<int32_t>& ids, size_t num_tokens) {
   return absl::OkStatus();
 }
 
+absl::string_view NameOfSplit(const Split& split) {
+  const auto* pattern = std::get_if<SplitPattern>(&split);
+  return pattern == nullptr ? "runs of a class" : NameOf(*pattern);
+}
+
 std::string Describe(const TokenizerParts& parts) {
   std::string text = parts.pre_tokenizer.byte_level ? "byte-level BPE" : "BPE of characters";
   if (!parts.model.byte_fallback.empty()) absl::StrAppend(&text, " with byte fallback");
   const auto& splits = parts.pre_tokenizer.splits;
   for (size_t i = 0; i < splits.size(); ++i) {
-    absl::StrAppend(&text, i == 0 ? ", split as " : ", then ", NameOf(splits[i]));
+    absl::StrAppend(&text, i == 0 ? ", split as " : ", then ", NameOfSplit(splits[i]));
   }
   return text;
 }

@@ -1,5 +1,8 @@
 #include "runtime/data/tokenizer/text/splitter.h"
 
+#include <limits>
+
+#include "runtime/base/work/counted_work.h"
 #include "runtime/data/tokenizer/text/unicode_class.h"
 #include "runtime/data/tokenizer/text/utf8.h"
 
@@ -25,6 +28,14 @@ constexpr absl::string_view kO200kExpression =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
     R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
+// As tiktoken writes cl100k today. In the reference's engine {1,3}+ takes all digits.
+constexpr absl::string_view kPossessiveExpression =
+    R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+)"
+    R"(|\s++$|\s*[\r\n]|\s+(?!\S)|\s)";
+constexpr absl::string_view kFormerCl100kExpression =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
+    R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
 struct NamedPattern {
   SplitPattern pattern;
   absl::string_view name;
@@ -38,6 +49,8 @@ constexpr NamedPattern kPatterns[] = {
     {SplitPattern::kQwen2, "qwen2", kQwen2Expression},
     {SplitPattern::kTekken, "tekken", kTekkenExpression},
     {SplitPattern::kO200k, "o200k", kO200kExpression},
+    {SplitPattern::kCl100k, "cl100k", kPossessiveExpression},
+    {SplitPattern::kLlama3, "llama3", kFormerCl100kExpression},
 };
 
 const NamedPattern& Find(SplitPattern pattern) {
@@ -128,6 +141,7 @@ const char* EndOfSpaces(Cursor cursor) {
     last = cursor.position();
     cursor.Step();
   }
+  base::CountWork(static_cast<size_t>(cursor.position() - begin));
   return cursor.at_end() || last == begin ? cursor.position() : last;
 }
 
@@ -139,6 +153,7 @@ const char* EndOfLinesOrSpaces(Cursor cursor) {
     if (cursor.IsNewline()) after_newline = cursor.position() + 1;
     cursor.Step();
   }
+  base::CountWork(static_cast<size_t>(cursor.position() - begin.position()));
   return after_newline != nullptr ? after_newline : EndOfSpaces(begin);
 }
 
@@ -183,6 +198,15 @@ const char* EndOfLlama3Piece(absl::string_view text, int digits_max) {
   if (!cursor.Is(kLetterBit)) return EndOfOther(begin, /*with_slashes=*/false);
   cursor.SkipAll(kLetterBit);
   return cursor.position();
+}
+
+// As Llama 3, but spaces at the end of the text are one piece, also with newlines, and digits in a
+// row are one piece.
+const char* EndOfCl100kPiece(absl::string_view text) {
+  Cursor cursor(text);
+  while (cursor.Is(kSpaceBit)) cursor.Step();
+  if (cursor.at_end()) return cursor.position();
+  return EndOfLlama3Piece(text, std::numeric_limits<int>::max());
 }
 
 // The end of [upper]*[lower]+; null: no such word begins here. Letters of both classes may end the
@@ -245,6 +269,8 @@ const char* EndOfPiece(SplitPattern pattern, absl::string_view text) {
       return EndOfLlama3Piece(text, 3);
     case SplitPattern::kQwen2:
       return EndOfLlama3Piece(text, 1);
+    case SplitPattern::kCl100k:
+      return EndOfCl100kPiece(text);
     case SplitPattern::kTekken:
       return EndOfTekkenPiece(text, /*is_o200k=*/false);
     case SplitPattern::kO200k:
@@ -267,7 +293,9 @@ absl::string_view RegularExpressionOf(SplitPattern pattern) { return Find(patter
 absl::string_view NameOf(SplitPattern pattern) { return Find(pattern).name; }
 
 size_t FirstPiece(SplitPattern pattern, absl::string_view text) {
-  return static_cast<size_t>(EndOfPiece(pattern, text) - text.data());
+  const auto length = static_cast<size_t>(EndOfPiece(pattern, text) - text.data());
+  base::CountWork(length);
+  return length;
 }
 
 }  // namespace megascale::tokenizer

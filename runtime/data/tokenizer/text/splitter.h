@@ -19,6 +19,7 @@ enum class SplitPattern {
   kQwen2,    // as kLlama3, but every digit alone
   kTekken,   // of Mistral-Nemo: words end where capital letters begin; every digit alone
   kO200k,    // as kTekken, with contractions after a word, and digits in groups of three
+  kCl100k,   // as kLlama3, with possessive quantifiers: spaces at the end of a text are one piece
 };
 
 // Returns the pattern whose regular expression this is, as tokenizer.json files write it; nullopt:

@@ -42,34 +42,17 @@ const int kNumUnicodeRanges = sizeof(kUnicodeRanges) / sizeof(kUnicodeRanges[0])
 """
 
 
-PUNCTUATION = """#include <algorithm>
-#include <iterator>
-
-#include "runtime/data/tokenizer/text/run_splitter.h"
+PUNCTUATION = """#include "runtime/data/tokenizer/text/unicode_ranges.h"
 
 namespace megascale::tokenizer {{
-namespace {{
-
-struct CodePoints {{
-  uint32_t first;
-  uint32_t last;
-}};
 
 // Made by tests/golden/tokenizer/make_unicode.py from the PyPI package tokenizers {version}.
 // clang-format off
-constexpr CodePoints kPunctuation[] = {{
+const CodePoints kPunctuation[] = {{
 {rows}
 }};
 // clang-format on
-
-}}  // namespace
-
-bool IsPunctuation(uint32_t code_point) {{
-  const auto* after =
-      std::upper_bound(std::begin(kPunctuation), std::end(kPunctuation), code_point,
-                       [](uint32_t value, const CodePoints& range) {{ return value < range.first; }});
-  return after != std::begin(kPunctuation) && code_point <= (after - 1)->last;
-}}
+const int kNumPunctuation = sizeof(kPunctuation) / sizeof(kPunctuation[0]);
 
 }}  // namespace megascale::tokenizer
 """
@@ -133,19 +116,23 @@ def classes():
     return result
 
 
+def write_table(name, template, items):
+    """Writes a source of the product: the items, as many in a line as fit."""
+    rows, row = [], "   "
+    for item in items:
+        if len(row) + len(item) + 2 > 100:
+            rows.append(row)
+            row = "   "
+        row += f" {item},"
+    rows.append(row)
+    pathlib.Path("runtime/data/tokenizer/text", name).write_text(
+        template.format(version=VERSION, rows="\n".join(rows)))
+
+
 def write_classes():
     by_code_point = classes()
     ranges = [(c, by_code_point[c]) for c in range(0x110000) if c == 0 or by_code_point[c] != by_code_point[c - 1]]
-    rows, row = [], "   "
-    for first, bits in ranges:
-        item = f" {{0x{first:X}, {bits}}},"
-        if len(row) + len(item) > 100:
-            rows.append(row)
-            row = "   "
-        row += item
-    rows.append(row)
-    pathlib.Path("runtime/data/tokenizer/text/unicode_ranges.cc").write_text(
-        SOURCE.format(version=VERSION, rows="\n".join(rows)))
+    write_table("unicode_ranges.cc", SOURCE, [f"{{0x{first:X}, {bits}}}" for first, bits in ranges])
     letters = {0: "-", LETTER: "L", NUMBER: "N", SPACE: "S"}
     pathlib.Path("tests/golden/tokenizer/unicode_classes.txt").write_text(
         "".join(f"{first:X} {letters[bits & 7]}{'w' if bits & WORD else '-'}"
@@ -160,16 +147,7 @@ def write_punctuation():
             ranges[-1][1] = c
         else:
             ranges.append([c, c])
-    rows, row = [], "   "
-    for first, last in ranges:
-        item = f" {{0x{first:X}, 0x{last:X}}},"
-        if len(row) + len(item) > 100:
-            rows.append(row)
-            row = "   "
-        row += item
-    rows.append(row)
-    pathlib.Path("runtime/data/tokenizer/text/punctuation.cc").write_text(
-        PUNCTUATION.format(version=VERSION, rows="\n".join(rows)))
+    write_table("punctuation.cc", PUNCTUATION, [f"{{0x{first:X}, 0x{last:X}}}" for first, last in ranges])
 
 
 def write_nfc():

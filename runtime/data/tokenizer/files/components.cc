@@ -114,6 +114,13 @@ absl::StatusOr<MetaspaceStep> ReadMetaspace(const JsonObject& component) {
   return step;
 }
 
+// Returns the way to cut text by a regular expression; nullopt: it is not supported.
+std::optional<Split> FindSplit(const std::string& expression) {
+  if (const auto pattern = FindSplitPattern(expression)) return *pattern;
+  if (auto run = RunSplitter::Parse(expression)) return *std::move(run);
+  return std::nullopt;
+}
+
 // The pattern cuts text into matches without gaps, so keeping matches (Removed, inverted) is the
 // same as keeping matches and gaps (Isolated).
 absl::StatusOr<Split> ReadSplit(const JsonObject& component) {
@@ -122,12 +129,8 @@ absl::StatusOr<Split> ReadSplit(const JsonObject& component) {
     return Unsupported(component, "Split at a String", "Split by a Regex");
   }
   ASSIGN_OR_RETURN(const std::string expression, pattern.Text("Regex"));
-  std::optional<Split> found;
-  if (const auto pattern_found = FindSplitPattern(expression)) {
-    found = *pattern_found;
-  } else if (const auto run = RunSplitter::Parse(expression)) {
-    found = *run;
-  } else {
+  std::optional<Split> found = FindSplit(expression);
+  if (!found) {
     return Unsupported(component, absl::StrCat("Split by the Regex ", expression),
                        "the one of GPT-2, Llama 3, Qwen2, Mistral-Nemo (Tekken), o200k or cl100k, "
                        "or one of one class of characters like \\s?\\p{L}+");

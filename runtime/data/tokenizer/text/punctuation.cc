@@ -1,19 +1,10 @@
-#include <algorithm>
-#include <iterator>
-
-#include "runtime/data/tokenizer/text/run_splitter.h"
+#include "runtime/data/tokenizer/text/unicode_ranges.h"
 
 namespace megascale::tokenizer {
-namespace {
-
-struct CodePoints {
-  uint32_t first;
-  uint32_t last;
-};
 
 // Made by tests/golden/tokenizer/make_unicode.py from the PyPI package tokenizers 0.23.3.
 // clang-format off
-constexpr CodePoints kPunctuation[] = {
+const CodePoints kPunctuation[] = {
     {0x21, 0x23}, {0x25, 0x2A}, {0x2C, 0x2F}, {0x3A, 0x3B}, {0x3F, 0x40}, {0x5B, 0x5D},
     {0x5F, 0x5F}, {0x7B, 0x7B}, {0x7D, 0x7D}, {0xA1, 0xA1}, {0xA7, 0xA7}, {0xAB, 0xAB},
     {0xB6, 0xB7}, {0xBB, 0xBB}, {0xBF, 0xBF}, {0x37E, 0x37E}, {0x387, 0x387}, {0x55A, 0x55F},
@@ -58,14 +49,6 @@ constexpr CodePoints kPunctuation[] = {
     {0x1E95E, 0x1E95F},
 };
 // clang-format on
-
-}  // namespace
-
-bool IsPunctuation(uint32_t code_point) {
-  const auto* after =
-      std::upper_bound(std::begin(kPunctuation), std::end(kPunctuation), code_point,
-                       [](uint32_t value, const CodePoints& range) { return value < range.first; });
-  return after != std::begin(kPunctuation) && code_point <= (after - 1)->last;
-}
+const int kNumPunctuation = sizeof(kPunctuation) / sizeof(kPunctuation[0]);
 
 }  // namespace megascale::tokenizer

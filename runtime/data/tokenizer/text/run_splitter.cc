@@ -58,7 +58,7 @@ bool RunSplitter::ReadClass(absl::string_view* expression) {
   } else if (absl::ConsumePrefix(expression, R"(\p{N})")) {
     bits_ = kNumberBit;
   } else if (absl::ConsumePrefix(expression, R"(\p{P})")) {
-    punctuation_ = true;
+    ranges_.assign(kPunctuation, kPunctuation + kNumPunctuation);
   } else if (absl::ConsumePrefix(expression, R"(\s)")) {
     bits_ = kSpaceBit;
   } else {
@@ -73,7 +73,7 @@ bool RunSplitter::ReadRanges(absl::string_view* expression) {
     if (absl::StartsWith(*expression, "-")) return false;
     const auto first = ReadMember(expression);
     if (!first) return false;
-    Range range = {*first, *first};
+    CodePoints range = {*first, *first};
     if (absl::ConsumePrefix(expression, "-")) {
       const auto last = ReadMember(expression);
       if (!last || *last < *first) return false;
@@ -82,10 +82,10 @@ bool RunSplitter::ReadRanges(absl::string_view* expression) {
     ranges_.push_back(range);
   }
   std::sort(ranges_.begin(), ranges_.end(),
-            [](const Range& a, const Range& b) { return a.first < b.first; });
+            [](const CodePoints& a, const CodePoints& b) { return a.first < b.first; });
   // Joined where they overlap, so that a look-up finds the only one that can hold a character.
-  std::vector<Range> joined;
-  for (const Range& range : ranges_) {
+  std::vector<CodePoints> joined;
+  for (const CodePoints& range : ranges_) {
     if (!joined.empty() && range.first <= joined.back().last) {
       joined.back().last = std::max(joined.back().last, range.last);
     } else {
@@ -98,10 +98,9 @@ bool RunSplitter::ReadRanges(absl::string_view* expression) {
 
 bool RunSplitter::Has(uint32_t code_point) const {
   if (bits_ != 0) return (UnicodeTable::Get().BitsOf(code_point) & bits_) != 0;
-  if (punctuation_) return IsPunctuation(code_point);
   const auto after =
       std::upper_bound(ranges_.begin(), ranges_.end(), code_point,
-                       [](uint32_t value, const Range& range) { return value < range.first; });
+                       [](uint32_t value, const CodePoints& range) { return value < range.first; });
   return after != ranges_.begin() && code_point <= (after - 1)->last;
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "runtime/data/tokenizer/text/unicode_ranges.h"
 
 namespace megascale::tokenizer {
 
@@ -23,26 +24,17 @@ class RunSplitter {
   size_t FirstPiece(absl::string_view text) const;
 
  private:
-  struct Range {
-    uint32_t first = 0;
-    uint32_t last = 0;
-  };
-
   bool ReadClass(absl::string_view* expression);
   bool ReadRanges(absl::string_view* expression);
   bool Has(uint32_t code_point) const;
   size_t MatchAt(absl::string_view text, size_t at) const;
   size_t FirstPieceOfLineEnds(absl::string_view text) const;
 
-  bool space_before_ = false;  // \s?
-  bool many_ = false;          // +
-  bool at_line_end_ = false;   // $
-  uint8_t bits_ = 0;           // of a class with a name
-  bool punctuation_ = false;
-  std::vector<Range> ranges_;  // in order
+  bool space_before_ = false;       // \s?
+  bool many_ = false;               // +
+  bool at_line_end_ = false;        // $
+  uint8_t bits_ = 0;                // of a class that UnicodeTable knows; else 0
+  std::vector<CodePoints> ranges_;  // of another class: in order and apart from each other
 };
-
-// \p{P} of the engine that runs the expressions.
-bool IsPunctuation(uint32_t code_point);
 
 }  // namespace megascale::tokenizer

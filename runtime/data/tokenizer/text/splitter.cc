@@ -29,7 +29,7 @@ constexpr absl::string_view kO200kExpression =
     R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 // As tiktoken writes cl100k today. In the reference's engine {1,3}+ takes all digits.
-constexpr absl::string_view kPossessiveExpression =
+constexpr absl::string_view kCl100kExpression =
     R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+)"
     R"(|\s++$|\s*[\r\n]|\s+(?!\S)|\s)";
 constexpr absl::string_view kFormerCl100kExpression =
@@ -49,7 +49,7 @@ constexpr NamedPattern kPatterns[] = {
     {SplitPattern::kQwen2, "qwen2", kQwen2Expression},
     {SplitPattern::kTekken, "tekken", kTekkenExpression},
     {SplitPattern::kO200k, "o200k", kO200kExpression},
-    {SplitPattern::kCl100k, "cl100k", kPossessiveExpression},
+    {SplitPattern::kCl100k, "cl100k", kCl100kExpression},
     {SplitPattern::kLlama3, "llama3", kFormerCl100kExpression},
 };
 

@@ -28,4 +28,14 @@ struct UnicodeRange {
 extern const UnicodeRange kUnicodeRanges[];
 extern const int kNumUnicodeRanges;
 
+struct CodePoints {
+  uint32_t first;
+  uint32_t last;
+};
+
+// \p{P} of the engine that runs the expressions, in order and apart from each other. All bits above
+// are taken, and only few families need it.
+extern const CodePoints kPunctuation[];
+extern const int kNumPunctuation;
+
 }  // namespace megascale::tokenizer

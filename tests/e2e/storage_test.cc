@@ -26,6 +26,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "runtime/base/fd.h"
+#include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/shared_directory.h"
 #include "tests/e2e/cluster.h"
 
@@ -181,8 +182,7 @@ class StorageTest : public ::testing::Test {
     std::vector<int64_t> steps;
     for (const auto& entry : std::filesystem::directory_iterator(cluster_.checkpoints(job_id))) {
       if (!std::filesystem::exists(entry.path() / "manifest.json")) continue;
-      // step-00000021-attempt-1
-      steps.push_back(std::stoll(entry.path().filename().string().substr(5)));
+      steps.push_back(checkpoint::ParseStepDirectoryName(entry.path().filename().string())->step());
     }
     return steps;
   }

@@ -310,7 +310,9 @@ TEST_F(ModelsTest, AFolderOfTextIsTheSameForEveryCommandThatReadsIt) {
   EXPECT_EQ(measured.code, 0) << measured.error;
   EXPECT_TRUE(absl::StrContains(
       measured.error,
-      "/texts: 2 files, 143 bytes; left out: 1 hidden, 1 empty, 1 further name of the same"))
+      absl::StrCat(
+          "warning: data.files: ", std::filesystem::canonical(folder).string(),
+          ": 2 files, 143 bytes; left out: 1 hidden, 1 empty, 1 further name of the same\n")))
       << measured.error;
 }
 

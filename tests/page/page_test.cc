@@ -644,6 +644,20 @@ TEST(PrometheusTest, ManyMachinesLeaveOutNoJob) {
   EXPECT_GT(text.size(), 900'000) << "it leaves out no more than it must";
 }
 
+TEST(PrometheusTest, HasTheNewestAndTheLowestLossOnHeldOutTextOfAJobThatEvaluated) {
+  ExportedJobs exported;
+  exported.jobs.emplace_back().set_job_id("without");
+  control::v1::Job& job = exported.jobs.emplace_back();
+  job.set_job_id("with");
+  job.mutable_held_out()->set_loss(1.75);
+  job.mutable_lowest_held_out()->set_loss(1.5);
+  const std::string text = PrometheusText(exported);
+  EXPECT_THAT(text, HasSubstr("\nmegascale_job_held_out_loss{job_id=\"with\"} 1.75\n"));
+  EXPECT_THAT(text, HasSubstr("\nmegascale_job_held_out_loss_lowest{job_id=\"with\"} 1.5\n"));
+  EXPECT_THAT(text, Not(HasSubstr("held_out_loss{job_id=\"without\"}")));
+  EXPECT_THAT(text, Not(HasSubstr("held_out_loss_lowest{job_id=\"without\"}")));
+}
+
 TEST(PrometheusTest, ALabelCannotBreakOutOfItsQuotes) {
   ExportedJobs exported;
   exported.jobs.emplace_back().set_job_id("a\"} 1\nb\\");

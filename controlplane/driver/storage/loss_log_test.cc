@@ -420,7 +420,8 @@ TEST_F(LossLogTest, ASampleIsSpreadEvenlyAndHasBothEnds) {
 
 // --- TensorBoard ------------------------------------------------------------------------------
 
-// Returns "step:loss" for each event with a loss, "version" and "start:step" for the others.
+// Returns "step" for each event with a loss, "step:loss" with a loss on held-out text, the version
+// and "start:step" for the others.
 std::vector<std::string> EventsIn(const std::string& text) {
   std::vector<std::string> events;
   for (size_t at = 0; at < text.size();) {
@@ -435,7 +436,11 @@ std::vector<std::string> EventsIn(const std::string& text) {
       events.push_back(absl::StrCat("start:", event.step()));
     } else if (event.has_summary()) {
       EXPECT_EQ(event.summary().value(0).tag(), "train/loss");
-      events.push_back(absl::StrCat(event.step()));
+      std::string held_out;
+      for (const auto& value : event.summary().value()) {
+        if (value.tag() == "held_out/loss") held_out = absl::StrCat(":", value.simple_value());
+      }
+      events.push_back(absl::StrCat(event.step(), held_out));
     } else {
       events.push_back(event.file_version());
     }
@@ -461,6 +466,20 @@ TEST_F(LossLogTest, TensorBoardGetsEachStepAndForgetsWhatIsComputedAgain) {
   const std::string text = Text("tensorboard/events.out.tfevents.1700000000.megascale");
   EXPECT_THAT(EventsIn(text), ::testing::ElementsAre("brain.Event:2", "start:1", "1", "2", "3", "4",
                                                      "start:3", "3", "4", "5"));
+}
+
+TEST_F(LossLogTest, TensorBoardGetsTheLossOnHeldOutTextOfStepsThatAreEvaluated) {
+  const auto log = Open();
+  for (int64_t step = 1; step <= 3; ++step) {
+    LossLog::StepRecord record = Record(step, 1);
+    if (step == 2) record.set_held_out_loss(1.75);
+    ASSERT_TRUE(log->Append(record).ok());
+  }
+  TensorBoardLogs tensorboard(&RealJobFiles());
+  tensorboard.Follow("j", directory_, *log, absl::FromUnixSeconds(1'700'000'000));
+  const std::string text = Text("tensorboard/events.out.tfevents.1700000000.megascale");
+  EXPECT_THAT(EventsIn(text),
+              ::testing::ElementsAre("brain.Event:2", "start:1", "1", "2:1.75", "3"));
 }
 
 // The checksums are those that TensorBoard computes for these bytes.

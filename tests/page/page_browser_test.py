@@ -78,9 +78,12 @@ def check_overview(browser):
     check(labels.count("a new attempt began with step 151") == 4, f"each chart names the new attempt: {labels}")
     drawn = browser.eval(RED_PIXELS)
     check(drawn > 20, f"a line marks the new attempt in the loss curve: {drawn} pixels")
+    drawn = browser.eval(HELD_OUT_PIXELS)
+    check(drawn > 100, f"the loss on held-out text has a curve beside the loss: {drawn} pixels")
+    check("2.843" in browser.text("#figure-held-out"), browser.text("#figure-held-out"))
     check_stage_table(browser)
     account = browser.text("#account")
-    for words in ("steps that count", "3 min 43 s (74.3 %)", "computing steps again", "40.0 s (13.3 %)"):
+    for words in ("steps that count", "3 min 43 s (74.3 %)", "computing steps again", "40.0 s (13.3 %)", "evaluations"):
         check(words in account, f"{words}: {account}")
     suspect = browser.text("#suspect")
     for words in ("7 ranks wait for it", "rank 13 on node-001", "the job's policy evicts nothing", "<img src=x"):
@@ -113,15 +116,18 @@ def check_stage_table(browser):
         check(is_near(whole, PLANNED_STEP_MILLISECONDS), f"stage {stage}: {cells} add up to {whole} ms")
 
 
-# Counts the first chart's pixels in the colour of a new attempt, --alert, which no other part of a chart has.
-RED_PIXELS = """(() => {
+# Counts the first chart's pixels of a colour.
+PIXELS = """(() => {
   const canvas = document.querySelector('#charts .plot canvas');
   const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
   let count = 0;
   for (let i = 0; i < data.length; i += 4)
-    if (data[i + 3] > 60 && data[i] > 2 * data[i + 1] && data[i + 2] < 60) ++count;
+    if (data[i + 3] > 60 && (([red, green, blue]) => %s)(data.slice(i, i + 3))) ++count;
   return count;
 })()"""
+# The colours of a new attempt, --alert, and of the second curve, --second, which no other part of a chart has.
+RED_PIXELS = PIXELS % "red > 2 * green && blue < 60"
+HELD_OUT_PIXELS = PIXELS % "red > 2 * green && blue > 2 * green"
 
 
 def check_keyboard(browser, url):

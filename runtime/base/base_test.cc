@@ -57,6 +57,11 @@ TEST(FdTest, ReadFileRefusesWhatIsTooLargeMissingOrNoFile) {
   EXPECT_EQ(ReadFile(directory + "/file", 4).status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(ReadFile(directory + "/none", 4).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(ReadFile(directory, 4).status().code(), absl::StatusCode::kInvalidArgument);
+  // A broken link is no file that may be missing.
+  ASSERT_EQ(::symlink("none", (directory + "/link").c_str()), 0);
+  EXPECT_EQ(ReadFile(directory + "/link", 4).status(),
+            absl::FailedPreconditionError(
+                directory + "/link: is a symbolic link to a file that does not exist"));
 }
 
 TEST(FdTest, MakeDirectoriesSaysWhyItCannot) {

@@ -67,8 +67,15 @@ absl::StatusOr<std::string> ReadAll(int fd, size_t size_bytes_max) {
 
 absl::StatusOr<std::string> ReadFile(const std::string& path, size_t size_bytes_max) {
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd.valid()) return ErrnoStatus(errno, path);
   struct stat info;
+  if (!fd.valid()) {
+    const int error = errno;
+    if (error == ENOENT && ::lstat(path.c_str(), &info) == 0) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(path, ": is a symbolic link to a file that does not exist"));
+    }
+    return ErrnoStatus(error, path);
+  }
   if (::fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, path);
   if (!S_ISREG(info.st_mode)) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": is not a regular file"));

@@ -129,7 +129,7 @@ absl::StatusOr<std::unique_ptr<Folder>> Folder::Open(const std::string& path) {
   std::unique_ptr<Folder> folder(new Folder);
   folder->path_ = path;
   const std::string index_path = absl::StrCat(path, "/", kIndexFile);
-  if (::access(absl::StrCat(path, "/", kWeightsFile).c_str(), F_OK) == 0) {
+  if (Exists(path, kWeightsFile)) {
     RETURN_IF_ERROR(folder->AddFile(std::string(kWeightsFile), nullptr));
     return folder;
   }

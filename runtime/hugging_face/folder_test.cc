@@ -112,7 +112,7 @@ TEST(HuggingFaceFolder, AMissingTensorIsNamedAndSoIsOneTooMany) {
   shapes["model.layers.0.self_attn.q_proj.bias"] = {8};
   folder.WriteWeights("model.safetensors", shapes);
   ExpectRefused(folder, absl::StatusCode::kInvalidArgument,
-                "has a tensor model.layers.0.self_attn.q_proj.bias, which is none of");
+                "has a tensor model.layers.0.self_attn.q_proj.bias of type F32, which is none of");
 }
 
 TEST(HuggingFaceFolder, TablesOfOlderVersionsAreIgnored) {

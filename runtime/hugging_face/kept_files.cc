@@ -28,7 +28,9 @@ absl::Status CopyIfThere(const std::string& from, absl::string_view name, const 
 
 bool Exists(const std::string& folder, absl::string_view name) {
   std::error_code error;
-  return std::filesystem::exists(absl::StrCat(folder, "/", name), error);
+  // Also a broken link, so that who reads it says so.
+  return std::filesystem::exists(
+      std::filesystem::symlink_status(absl::StrCat(folder, "/", name), error));
 }
 
 std::string KeptFolderOf(const std::string& checkpoint) {

@@ -262,6 +262,33 @@ TEST(OtherFolders, ATypeThatHoldsNoWeightsHereIsNamed) {
   }
 }
 
+TEST(OtherFolders, ASurplusTensorIsNamedWithItsType) {
+  const TestFolder folder;
+  for (const char* dtype : {"F8_E4M3", "F32", "C64"}) {
+    TestFolder::Tensors tensors = folder.Zeros();
+    tensors["model.layers.0.self_attn.k_proj.scale_b"] = {dtype, {2}};
+    folder.WriteTensors(tensors);
+    EXPECT_THAT(
+        ErrorOf(folder),
+        HasSubstr(absl::StrCat("has a tensor model.layers.0.self_attn.k_proj.scale_b of type ",
+                               dtype, ", which is none of LlamaForCausalLM")));
+  }
+}
+
+// The files of a cache may be links whose targets were deleted.
+TEST(OtherFolders, ABrokenLinkIsNoMissingFile) {
+  for (const char* name : {"config.json", "generation_config.json", "tokenizer_config.json"}) {
+    const TestFolder folder;
+    folder.WriteTensors(folder.Zeros());
+    folder.Remove(name);
+    std::filesystem::create_symlink("none", absl::StrCat(folder.path(), "/", name));
+    const absl::Status status = Import(folder.path(), absl::StrCat(folder.path(), "/out")).status();
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr(absl::StrCat(name, ": is a symbolic link to a file that does not exist")))
+        << name;
+  }
+}
+
 TEST(OtherFolders, TablesMayHaveAnyTypeAndCountsAreIgnoredWithAWarning) {
   const TestFolder folder;
   TestFolder::Tensors tensors = folder.Zeros();
@@ -279,7 +306,7 @@ TEST(OtherFolders, TablesMayHaveAnyTypeAndCountsAreIgnoredWithAWarning) {
   tensors["model.layers.0.extra.weight"] = {"F32", {5}};
   folder.WriteTensors(tensors);
   EXPECT_THAT(ErrorOf(folder),
-              HasSubstr("has a tensor model.layers.0.extra.weight, which is none"));
+              HasSubstr("has a tensor model.layers.0.extra.weight of type F32, which is none"));
 }
 
 TEST(OtherFolders, AMissingTensorIsNamedWithTheNearestOne) {

@@ -161,9 +161,9 @@ absl::Status Weights::CheckTensors() {
                                               tensor.dtype, " holds no weights"));
       continue;
     }
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": has a tensor ", shown, ", which is none of ",
-                     Name(config_.architecture), " with this ", kConfigFile));
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, ": has a tensor ", shown, " of type ", tensor.dtype, ", which is none of ",
+        Name(config_.architecture), " with this ", kConfigFile));
   }
   return absl::OkStatus();
 }

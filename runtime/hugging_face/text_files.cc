@@ -26,7 +26,7 @@ constexpr const char* kOtherTokens[] = {"bos_token_id", "pad_token_id"};
 
 // Returns a folder's tokenizer file of the kinds that a checkpoint keeps; "" without one.
 std::string TokenizerNameIn(const std::string& folder) {
-  for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
+  for (const char* name : {"tokenizer.json", "tokenizer.model", "vocab.json"}) {
     if (Exists(folder, name)) return name;
   }
   return "";

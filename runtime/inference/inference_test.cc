@@ -689,7 +689,7 @@ TEST_F(FolderGenerationTest, MistakesAreNamed) {
                                     " has 10: expected no more; use the model's own"));
   folder_.Remove("tokenizer.json");
   EXPECT_EQ(ErrorOf(), folder_.path() +
-                           ": has neither tokenizer.json nor tokenizer.model; name "
+                           ": has no tokenizer.json, tokenizer.model or vocab.json; name "
                            "one by --tokenizer, or say --tokenizer bytes if every byte is a "
                            "token");
 }

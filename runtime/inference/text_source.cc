@@ -85,8 +85,8 @@ absl::StatusOr<std::string> FindTokenizer(const Found& found, const std::string&
   }
   return absl::FailedPreconditionError(
       absl::StrCat(found.source.path,
-                   ": has neither tokenizer.json nor tokenizer.model; name one by --tokenizer, or "
-                   "say --tokenizer bytes if every byte is a token"));
+                   ": has no tokenizer.json, tokenizer.model or vocab.json; name one by "
+                   "--tokenizer, or say --tokenizer bytes if every byte is a token"));
 }
 
 absl::Status CheckVocabulary(const TextCodec& codec, const hugging_face::Source& source) {

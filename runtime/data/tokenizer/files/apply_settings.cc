@@ -94,7 +94,7 @@ class SettingsApplier {
       return absl::InvalidArgumentError(
           absl::StrCat("tokenizer_config.json: add_prefix_space: ", why));
     };
-    if (!is_json_) return absl::OkStatus();  // LlamaOptionsOf has read it
+    if (!is_json_) return absl::OkStatus();  // it was read with the file
     if (IsLlama(settings_.tokenizer_class)) {
       if (!wanted) return absl::OkStatus();
       const PrefixStyle style = StyleOf(parts_);
@@ -218,13 +218,15 @@ class SettingsApplier {
   }
 
   absl::Status SetAround() {
-    if (!DecidesAround(tokenizer_class_)) return absl::OkStatus();
+    // The class of GPT-2 reads add_bos_token only where it makes a tokenizer of vocab.json.
+    const bool is_gpt2 = !is_json_ && tokenizer_class_ == TokenizerClass::kGpt2;
+    if (!DecidesAround(tokenizer_class_) && !is_gpt2) return absl::OkStatus();
     parts_.begin_ids.clear();
     parts_.end_ids.clear();
     if (settings_.adds_begin) {
       RETURN_IF_ERROR(Append(settings_.begin_token, "bos", &parts_.begin_ids));
     }
-    if (settings_.adds_end) {
+    if (settings_.adds_end && !is_gpt2) {
       RETURN_IF_ERROR(Append(settings_.end_token, "eos", &parts_.end_ids));
     }
     return absl::OkStatus();

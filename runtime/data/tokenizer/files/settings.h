@@ -72,9 +72,10 @@ absl::StatusOr<Settings> ReadSettings(const SettingsFiles& files, TokenizerClass
 // class than Llama's.
 absl::StatusOr<LlamaOptions> LlamaOptionsOf(const Settings& settings);
 
-// Changes the parts of a tokenizer.json, or of a SentencePiece model that was read as
-// LlamaOptionsOf says (`is_json` is false). The digest changes if the tokens do. Errors:
-// InvalidArgument - the settings contradict the tokenizer's file.
+// Changes the parts of a tokenizer.json, or of older files that were read as `settings` say
+// (`is_json` is false): a SentencePiece model by LlamaOptionsOf, or ParseVocabularyFiles. The
+// digest changes if the tokens do. Errors: InvalidArgument - the settings contradict the
+// tokenizer's file.
 absl::Status ApplySettings(const Settings& settings, bool is_json, TokenizerParts* parts);
 
 // True for classes that decide which tokens are put around a text, whatever the tokenizer's file

@@ -14,6 +14,7 @@
 #include "runtime/data/tokenizer/files/sentencepiece.h"
 #include "runtime/data/tokenizer/files/settings.h"
 #include "runtime/data/tokenizer/files/tokenizer_json.h"
+#include "runtime/data/tokenizer/files/vocabulary_files.h"
 
 namespace megascale::tokenizer {
 namespace {
@@ -25,9 +26,10 @@ bool IsFolder(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
 }
 
+// Also for a broken link, so that who reads it says so.
 bool Exists(const std::string& path) {
   struct stat info = {};
-  return ::stat(path.c_str(), &info) == 0;
+  return ::lstat(path.c_str(), &info) == 0;
 }
 
 constexpr char kJsonFile[] = "tokenizer.json";
@@ -46,9 +48,7 @@ absl::StatusOr<SettingsFiles> ReadSettingsFiles(const std::string& folder) {
   ASSIGN_OR_RETURN(files.tokenizer_config, ReadIfThere(folder, kConfigFile));
   ASSIGN_OR_RETURN(files.special_tokens_map, ReadIfThere(folder, kMapFile));
   ASSIGN_OR_RETURN(files.added_tokens, ReadIfThere(folder, kAddedFile));
-  // It only names a class, so any other file of this name is no obstacle.
-  auto config = base::ReadFile(absl::StrCat(folder, "/", kModelConfigFile), kFileBytesMax);
-  if (config.ok()) files.config = *std::move(config);
+  ASSIGN_OR_RETURN(files.config, ReadIfThere(folder, kModelConfigFile));
   return files;
 }
 
@@ -71,39 +71,83 @@ std::string WithClass(const std::optional<std::string>& config, const Settings& 
   return json->dump(2) + "\n";
 }
 
-absl::StatusOr<TokenizerParts> ReadParts(const std::string& content, bool is_json,
-                                         const Settings* settings) {
-  if (is_json) return ParseTokenizerJson(content);
-  if (settings == nullptr) return ParseSentencePiece(content);
-  ASSIGN_OR_RETURN(const LlamaOptions options, LlamaOptionsOf(*settings));
+// The files that describe a tokenizer, and what they are.
+struct TokenizerFiles {
+  enum class Kind { kJson, kModel, kVocabulary };
+  Kind kind = Kind::kJson;
+  std::string folder;  // whose settings count; empty: none
+  std::vector<LoadedTokenizer::File> files;
+
+  bool is_json() const { return kind == Kind::kJson; }
+};
+
+absl::StatusOr<TokenizerFiles> ReadTokenizerFiles(const std::string& path,
+                                                  const std::string& folder) {
+  TokenizerFiles read;
+  read.folder = folder;
+  if (absl::EndsWith(path, ".model")) read.kind = TokenizerFiles::Kind::kModel;
+  if (absl::EndsWith(path, absl::StrCat("/", kVocabularyFile)) || path == kVocabularyFile) {
+    read.kind = TokenizerFiles::Kind::kVocabulary;
+    if (folder.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": is the vocabulary alone; name its folder, with ", kMergesFile));
+    }
+  }
+  ASSIGN_OR_RETURN(std::string content, base::ReadFile(path, kFileBytesMax));
+  const char* const names[] = {kJsonFile, kModelFile, kVocabularyFile};
+  read.files.push_back({names[static_cast<int>(read.kind)], std::move(content)});
+  if (read.kind != TokenizerFiles::Kind::kVocabulary) return read;
+  ASSIGN_OR_RETURN(auto merges, ReadIfThere(folder, kMergesFile));
+  if (!merges) {
+    return absl::InvalidArgumentError(absl::StrCat(folder, ": has ", kVocabularyFile, ", but no ",
+                                                   kMergesFile, "; expected both, or a ",
+                                                   kJsonFile));
+  }
+  read.files.push_back({kMergesFile, *std::move(merges)});
+  return read;
+}
+
+absl::StatusOr<TokenizerParts> ReadParts(const TokenizerFiles& read, const Settings& settings) {
+  const std::string& content = read.files[0].content;
+  switch (read.kind) {
+    case TokenizerFiles::Kind::kJson:
+      return ParseTokenizerJson(content);
+    case TokenizerFiles::Kind::kVocabulary:
+      return ParseVocabularyFiles(content, read.files[1].content, settings);
+    case TokenizerFiles::Kind::kModel:
+      break;
+  }
+  if (read.folder.empty()) return ParseSentencePiece(content);
+  ASSIGN_OR_RETURN(const LlamaOptions options, LlamaOptionsOf(settings));
   return ParseSentencePieceAsLlama(content, options);
 }
 
-// `folder`: whose settings count; empty: none.
 absl::StatusOr<LoadedTokenizer> Load(const std::string& path, const std::string& folder) {
-  ASSIGN_OR_RETURN(const std::string content, base::ReadFile(path, kFileBytesMax));
-  const bool is_json = !absl::EndsWith(path, ".model");
+  ASSIGN_OR_RETURN(TokenizerFiles read, ReadTokenizerFiles(path, folder));
+  const bool is_vocabulary = read.kind == TokenizerFiles::Kind::kVocabulary;
   SettingsFiles files;
   Settings settings;
   if (!folder.empty()) {
     ASSIGN_OR_RETURN(files, ReadSettingsFiles(folder));
-    auto read = ReadSettings(files, is_json ? TokenizerClass::kPlain : TokenizerClass::kLlama);
-    if (!read.ok()) return base::Annotate(read.status(), folder);
-    settings = *std::move(read);
+    auto found =
+        ReadSettings(files, read.kind == TokenizerFiles::Kind::kModel ? TokenizerClass::kLlama
+                                                                      : TokenizerClass::kPlain);
+    if (!found.ok()) return base::Annotate(found.status(), folder);
+    settings = *std::move(found);
   }
-  auto parts = ReadParts(content, is_json, folder.empty() ? nullptr : &settings);
-  if (!parts.ok()) return base::Annotate(parts.status(), path);
+  auto parts = ReadParts(read, settings);
+  if (!parts.ok()) return base::Annotate(parts.status(), is_vocabulary ? folder : path);
   const std::string sha256 = parts->sha256;
   const std::vector<std::string> tokens =
-      is_json && !settings.class_is_named ? parts->tokens : std::vector<std::string>();
+      read.is_json() && !settings.class_is_named ? parts->tokens : std::vector<std::string>();
   // A tokenizer.json without any other file is as if it were named itself.
-  const bool is_alone = is_json && !files.tokenizer_config && !files.special_tokens_map &&
+  const bool is_alone = read.is_json() && !files.tokenizer_config && !files.special_tokens_map &&
                         !files.added_tokens && !files.config;
   if (!folder.empty() && !is_alone) {
-    RETURN_IF_ERROR(base::Annotate(ApplySettings(settings, is_json, &*parts), folder));
+    RETURN_IF_ERROR(base::Annotate(ApplySettings(settings, read.is_json(), &*parts), folder));
   }
   LoadedTokenizer loaded;
-  loaded.files.push_back({is_json ? kJsonFile : kModelFile, content});
+  loaded.files = std::move(read.files);
   if (parts->sha256 != sha256) {
     loaded.files.push_back({kConfigFile, WithClass(files.tokenizer_config, settings, tokens)});
     if (files.special_tokens_map) loaded.files.push_back({kMapFile, *files.special_tokens_map});
@@ -122,12 +166,14 @@ absl::StatusOr<std::string> FindTokenizerFile(const std::string& path) {
     if (Exists(path)) return path;
     return absl::NotFoundError(absl::StrCat("tokenizer ", path, ": does not exist"));
   }
-  for (const char* name : {kJsonFile, kModelFile}) {
+  for (const char* name : {kJsonFile, kModelFile, kVocabularyFile}) {
     const std::string file = absl::StrCat(path, "/", name);
     if (Exists(file)) return file;
   }
-  return absl::NotFoundError(absl::StrCat(
-      "tokenizer folder ", path, ": has neither tokenizer.json nor tokenizer.model; expected one"));
+  return absl::NotFoundError(
+      absl::StrCat("tokenizer folder ", path,
+                   ": has no tokenizer.json, tokenizer.model or vocab.json; expected "
+                   "one"));
 }
 
 absl::StatusOr<std::string> TokenizerOfCheckpoint(const std::string& checkpoint) {

@@ -10,8 +10,8 @@
 
 namespace megascale::tokenizer {
 
-// Returns the file that LoadTokenizer reads: `path`, or if that is a folder, the file in it.
-// Errors: NotFound.
+// Returns the file that LoadTokenizer reads: `path`, or if that is a folder, the file in it; for
+// vocab.json and merges.txt, the former. Errors: NotFound.
 absl::StatusOr<std::string> FindTokenizerFile(const std::string& path);
 
 // A tokenizer with the files that make it again in a folder of their own.
@@ -25,10 +25,11 @@ struct LoadedTokenizer {
 };
 
 // Loads a tokenizer.json or a SentencePiece model (*.model) alone, or a folder with a file of
-// either kind; if the folder has both, tokenizer.json. In a folder, tokenizer_config.json,
-// special_tokens_map.json, added_tokens.json and config.json decide, too (settings.h). Errors, each
-// with the path: NotFound; PermissionDenied; ResourceExhausted - larger than 64 MiB; those of
-// ParseTokenizerJson, ParseSentencePiece, ReadSettings and ApplySettings.
+// either kind or with vocab.json and merges.txt; the first of these that the folder has. In a
+// folder, tokenizer_config.json, special_tokens_map.json, added_tokens.json and config.json decide,
+// too (settings.h). Errors, each with the path: NotFound; PermissionDenied; ResourceExhausted -
+// larger than 64 MiB; those of ParseTokenizerJson, ParseSentencePiece, ParseVocabularyFiles,
+// ReadSettings and ApplySettings.
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& path);
 absl::StatusOr<LoadedTokenizer> LoadTokenizerWithFiles(const std::string& path);
 

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/checksum.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/work/counted_work.h"
 #include "runtime/data/dataset/text_chunks.h"
 #include "runtime/data/token_file/token_file.h"
 
@@ -416,6 +417,20 @@ TEST_F(DatasetTest, AGoodPlaceToCutIsFoundWhereTwoBlocksOfTheFileMeet) {
     const std::string first = std::string(static_cast<size_t>(size) - 1, '1') + "\n";
     const std::string text = first + "Line";
     EXPECT_THAT(ChunksOf(Write("a.txt", text), block - 10), ::testing::ElementsAre(first, "Line"));
+  }
+}
+
+TEST_F(DatasetTest, TheWorkOfCuttingGrowsAsTheText) {
+  constexpr int kSize = 4 << 20;
+  constexpr int kChunk = 1 << 20;
+  for (const std::string unit : {"\n", "x", "1\n", "a\nb", "\u4e2d", " \n1"}) {
+    const auto work = [&](int size) {
+      const std::string path = Write("a.txt", Repeated(unit, size / static_cast<int>(unit.size())));
+      return base::WorkOf([&] { ChunksOf(path, kChunk); });
+    };
+    const int64_t before = work(kSize);
+    EXPECT_GE(before, kSize);
+    EXPECT_LE(work(2 * kSize), before * 5 / 2) << unit;
   }
 }
 

@@ -6,6 +6,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/string_view.h"
 #include "runtime/base/status.h"
+#include "runtime/base/work/counted_work.h"
 
 namespace megascale::data {
 namespace {
@@ -55,6 +56,7 @@ absl::Status TextChunks::Fill() {
   const size_t begin = place(options_.begin);
   held_.append(piece, begin, place(options_.end) - begin);
   position_ += size;
+  base::CountWork(piece.size());
   text_ended_ = !more || position_ >= options_.end;
   return absl::OkStatus();
 }
@@ -65,7 +67,9 @@ bool TextChunks::Ready(size_t* end) {
   const auto wanted = static_cast<size_t>(options_.chunk_bytes);
   const size_t most = 2 * wanted;
   if (text_ended_ && held_.size() <= wanted) return true;
-  for (size_t at = std::max(wanted, scanned_); at + 1 < held_.size() && at < most; ++at) {
+  const size_t first = std::max(wanted, scanned_);
+  base::CountWork(std::min(held_.size(), most) - std::min({held_.size(), most, first}) + 1);
+  for (size_t at = first; at + 1 < held_.size() && at < most; ++at) {
     if (held_[at] != '\n' || !IsGraphic(held_[at - 1]) || !IsLetter(held_[at + 1])) continue;
     *end = at + 1;
     scanned_ = 0;
@@ -89,6 +93,7 @@ absl::StatusOr<bool> TextChunks::Next(TextChunk* chunk) {
   size_t end = 0;
   while (!Ready(&end)) RETURN_IF_ERROR(Fill());
   chunk->text = held_.substr(0, end);
+  base::CountWork(held_.size());
   held_.erase(0, end);
   chunk->begins_document = !std::exchange(given_any_, true);
   done_ = text_ended_ && held_.empty();

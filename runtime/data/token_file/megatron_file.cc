@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "runtime/base/status.h"
+#include "runtime/base/work/counted_work.h"
 
 namespace megascale::data {
 namespace {
@@ -103,6 +104,7 @@ absl::Status FindEnds(const ReadAt& read, const Sizes& sizes, int64_t token_byte
       return absl::DataLossError(absl::StrCat("document entry ", entry, " is ", end, ", expected ",
                                               sequence, " to ", num_sequences));
     }
+    base::CountWork(static_cast<size_t>(end - sequence) + 1);
     for (; sequence < end; ++sequence) {
       ASSIGN_OR_RETURN(const int32_t length, lengths.Next());
       ASSIGN_OR_RETURN(const int64_t position, positions.Next());

@@ -8,10 +8,12 @@
 #include <cstring>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/work/counted_work.h"
 #include "runtime/data/token_file/megatron_file.h"
 
 namespace megascale::data {
@@ -192,6 +194,45 @@ TEST(MegatronIndexTest, ALongIndexIsReadInBlocks) {
   ASSERT_EQ(index->document_ends.size(), 150'000u);
   for (int64_t i = 0; i < 150'000; ++i) ASSERT_EQ(index->document_ends[i], i + 1);
   EXPECT_LE(largest, 1u << 20);
+}
+
+TEST(MegatronIndexTest, TheWorkGrowsAsTheIndex) {
+  // Many sequences in one document, none in many, and one in each.
+  const auto work = [](int64_t num_sequences, int64_t num_documents) {
+    IndexOptions options;
+    options.lengths.assign(static_cast<size_t>(num_sequences), 1);
+    options.positions.clear();
+    options.documents = {0};
+    for (int64_t i = 0; i < num_sequences; ++i) options.positions.push_back(2 * i);
+    for (int64_t i = 1; i <= num_documents; ++i) {
+      options.documents.push_back(num_sequences * i / num_documents);
+    }
+    size_t largest = 0;
+    return base::WorkOf([&] { EXPECT_TRUE(IndexOf(Index(options), &largest).ok()); });
+  };
+  constexpr int64_t kSize = 1 << 14;
+  EXPECT_GE(work(kSize, 1), kSize);
+  EXPECT_LE(work(2 * kSize, 1), work(kSize, 1) * 5 / 2);
+  EXPECT_GE(work(0, kSize), kSize);
+  EXPECT_LE(work(0, 2 * kSize), work(0, kSize) * 5 / 2);
+  EXPECT_LE(work(2 * kSize, 2 * kSize), work(kSize, kSize) * 5 / 2);
+}
+
+TEST_F(TokenFileTest, TheWorkGrowsAsTheFile) {
+  const auto work = [&](size_t num_documents, size_t size) {
+    Write(70'000, std::vector<std::vector<int32_t>>(num_documents, std::vector<int32_t>(size, 7)));
+    return base::WorkOf([&] {
+      const auto file = OpenTokenFile(path_);
+      ASSERT_TRUE(file.ok() && VerifyTokenFile(path_).ok());
+      All(*file->source);
+    });
+  };
+  constexpr size_t kSize = 1 << 14;
+  const std::vector<std::pair<size_t, size_t>> shapes = {{kSize, 0}, {kSize, 1}, {1, kSize}};
+  for (const auto& [documents, size] : shapes) {
+    EXPECT_GE(work(documents, size), static_cast<int64_t>(kSize));
+    EXPECT_LE(work(2 * documents, size), work(documents, size) * 5 / 2) << documents;
+  }
 }
 
 TEST(MegatronIndexTest, AContradictionIsNamed) {

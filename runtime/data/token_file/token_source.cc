@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
+#include "runtime/base/work/counted_work.h"
 
 namespace megascale::data {
 namespace {
@@ -44,6 +45,7 @@ absl::Status ReadExactly(int fd, const std::string& path, int64_t offset, absl::
           absl::StrCat(path, ": ends at byte ", offset, ", expected more; write it again"));
     }
     out.remove_prefix(static_cast<size_t>(count));
+    base::CountWork(static_cast<size_t>(count));
     offset += count;
   }
   return absl::OkStatus();

@@ -66,10 +66,69 @@ size_t SpaceRuns::EndAt(size_t at) {
   return end_;
 }
 
+std::vector<std::string> TextsOf(const std::vector<AddedTokenFinder::Pattern>& patterns) {
+  std::vector<std::string> texts;
+  texts.reserve(patterns.size());
+  for (const auto& pattern : patterns) texts.push_back(pattern.text);
+  return texts;
+}
+
 }  // namespace
 
+// Looks for matches from left to right. Trying each place is the quickest way in usual texts. Where
+// that looks at far more bytes than the text has, because patterns are long and nearly match at
+// every place, one pass finds all that is left.
+class AddedTokenFinder::Search {
+ public:
+  struct Match {
+    size_t begin = 0;
+    size_t end = 0;
+    const AddedToken* token = nullptr;
+  };
+
+  Search(const AddedTokenFinder& finder, absl::string_view text) : finder_(finder), text_(text) {}
+
+  // Returns the first match from `from` on; nullptr as its token: none. Requires: `from` does not
+  // fall from call to call.
+  Match Next(size_t from) {
+    for (size_t at = from; at < text_.size() && !found_all_; ++at) {
+      if (num_steps_ > kStepsPerByte * text_.size()) {
+        FindAll(at);
+        break;
+      }
+      if (!finder_.begins_[static_cast<unsigned char>(text_[at])]) continue;
+      const int32_t index = finder_.LongestAt(text_.substr(at), &num_steps_);
+      if (index >= 0) return MatchOf(at, index);
+    }
+    while (!all_.empty() && all_begin_ + all_.back().begin < from) all_.pop_back();
+    if (all_.empty()) return {};
+    return MatchOf(all_begin_ + all_.back().begin, all_.back().pattern);
+  }
+
+ private:
+  static constexpr size_t kStepsPerByte = 8;
+
+  void FindAll(size_t from) {
+    found_all_ = true;
+    all_begin_ = from;
+    all_ = finder_.matches_.Find(text_.substr(from));
+  }
+
+  Match MatchOf(size_t begin, int32_t index) const {
+    const Pattern& pattern = finder_.patterns_[index];
+    return {begin, begin + pattern.text.size(), &pattern.token};
+  }
+
+  const AddedTokenFinder& finder_;
+  const absl::string_view text_;
+  size_t num_steps_ = 0;
+  bool found_all_ = false;
+  std::vector<LongestMatches::Match> all_;  // those that are left, the last one first
+  size_t all_begin_ = 0;                    // where the text of `all_` begins
+};
+
 AddedTokenFinder::AddedTokenFinder(std::vector<Pattern> patterns)
-    : patterns_(std::move(patterns)), pattern_at_(1, -1) {
+    : patterns_(std::move(patterns)), pattern_at_(1, -1), matches_(TextsOf(patterns_)) {
   for (size_t i = 0; i < patterns_.size(); ++i) {
     begins_[static_cast<unsigned char>(patterns_[i].text[0])] = true;
     uint32_t node = 0;
@@ -83,33 +142,28 @@ AddedTokenFinder::AddedTokenFinder(std::vector<Pattern> patterns)
   }
 }
 
-int32_t AddedTokenFinder::LongestAt(absl::string_view text) const {
+int32_t AddedTokenFinder::LongestAt(absl::string_view text, size_t* num_steps) const {
   int32_t longest = -1;
   uint32_t node = 0;
-  for (const char byte : text) {
-    const auto edge = children_.find(EdgeOf(node, byte));
+  size_t at = 0;
+  for (; at < text.size(); ++at) {
+    const auto edge = children_.find(EdgeOf(node, text[at]));
     if (edge == children_.end()) break;
     node = edge->second;
     if (pattern_at_[node] >= 0) longest = pattern_at_[node];
   }
+  *num_steps += at + 1;
+  base::CountWork(at + 1);
   return longest;
-}
-
-AddedTokenFinder::Match AddedTokenFinder::Next(absl::string_view text, size_t from) const {
-  for (size_t at = from; at < text.size(); ++at) {
-    if (!begins_[static_cast<unsigned char>(text[at])]) continue;
-    const int32_t index = LongestAt(text.substr(at));
-    if (index < 0) continue;
-    return {at, at + patterns_[index].text.size(), &patterns_[index].token};
-  }
-  return {};
 }
 
 void AddedTokenFinder::Split(absl::string_view text, bool skip_special,
                              absl::FunctionRef<void(const Part&)> on_part) const {
   size_t done = 0;  // what comes before was given to on_part
   SpaceRuns runs(text);
-  for (Match match = Next(text, 0); match.token != nullptr; match = Next(text, match.end)) {
+  Search search(*this, text);
+  for (Search::Match match = search.Next(0); match.token != nullptr;
+       match = search.Next(match.end)) {
     const AddedToken& token = *match.token;
     if (skip_special && token.special) continue;
     if (token.single_word &&

@@ -12,6 +12,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "absl/strings/string_view.h"
+#include "runtime/data/tokenizer/longest_matches.h"
 
 namespace megascale::tokenizer {
 
@@ -44,28 +45,23 @@ class AddedTokenFinder {
     int32_t id = -1;
   };
   // Calls `on_part` for each part of `text` in order. With `skip_special`, special tokens stay part
-  // of the text around them. Requires: valid UTF-8.
-  // Cost: O(size of the text · length of the longest pattern), near O(size) in practice.
+  // of the text around them. Requires: valid UTF-8. Cost: O(size of the text).
   void Split(absl::string_view text, bool skip_special,
              absl::FunctionRef<void(const Part&)> on_part) const;
 
  private:
-  struct Match {
-    size_t begin = 0;
-    size_t end = 0;
-    const AddedToken* token = nullptr;
-  };
+  class Search;
 
-  // Returns the first match from `from` on; nullptr as its token: none.
-  Match Next(absl::string_view text, size_t from) const;
-  // Returns the index of the longest pattern at the beginning of `text`; -1: none.
-  int32_t LongestAt(absl::string_view text) const;
+  // Returns the index of the longest pattern at the beginning of `text`; -1: none. Adds how many
+  // bytes it looked at to `num_steps`.
+  int32_t LongestAt(absl::string_view text, size_t* num_steps) const;
 
   std::vector<Pattern> patterns_;
   bool begins_[256] = {};  // bytes with which patterns begin
   // A tree of all patterns: (node, byte) -> node; the root is 0.
   absl::flat_hash_map<uint64_t, uint32_t> children_;
   std::vector<int32_t> pattern_at_;  // by node; -1: none ends there
+  LongestMatches matches_;           // for texts in which many patterns nearly match
 };
 
 }  // namespace megascale::tokenizer

@@ -3,9 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/work/counted_work.h"
 
@@ -56,6 +60,95 @@ TEST(AddedTokensTest, TheWorkGrowsAsTheText) {
         }
       }
     }
+  }
+}
+
+AddedTokenFinder FinderOf(const std::vector<std::string>& texts) {
+  std::vector<AddedTokenFinder::Pattern> patterns;
+  for (const std::string& text : texts) {
+    const auto id = static_cast<int32_t>(patterns.size());
+    patterns.push_back({text, {.id = id, .content = text}});
+  }
+  return AddedTokenFinder(std::move(patterns));
+}
+
+// The definition: at each place the longest text, of equal ones the first.
+std::vector<std::string> PartsByDefinition(const std::vector<std::string>& texts,
+                                           absl::string_view text) {
+  std::vector<std::string> parts;
+  std::string between;
+  while (!text.empty()) {
+    size_t best = texts.size();
+    for (size_t i = 0; i < texts.size(); ++i) {
+      if (!absl::StartsWith(text, texts[i])) continue;
+      if (best == texts.size() || texts[i].size() > texts[best].size()) best = i;
+    }
+    if (best == texts.size()) {
+      between += text[0];
+      text.remove_prefix(1);
+      continue;
+    }
+    if (!between.empty()) parts.push_back(std::exchange(between, ""));
+    parts.push_back(absl::StrCat(texts[best], "=", best));
+    text.remove_prefix(texts[best].size());
+  }
+  if (!between.empty()) parts.push_back(between);
+  return parts;
+}
+
+TEST(AddedTokensTest, TheLongestOneOfEachPlaceIsFoundWhicheverWayItIsLookedFor) {
+  std::mt19937 random(5);
+  const auto letters = [&](size_t size_max) {
+    std::string text;
+    for (size_t size = 1 + random() % size_max; size > 0; --size) text += "ab"[random() % 8 == 0];
+    return text;
+  };
+  for (int round = 0; round < 500; ++round) {
+    std::vector<std::string> texts;
+    for (size_t count = 1 + random() % 6; count > 0; --count) texts.push_back(letters(40));
+    texts.push_back(texts[0]);
+    const std::string text = letters(300);
+    EXPECT_THAT(PartsOf(FinderOf(texts), text),
+                ::testing::ElementsAreArray(PartsByDefinition(texts, text)))
+        << text;
+    const auto matches = LongestMatches(texts).Find(text);
+    size_t index = 0;
+    for (size_t at = text.size(); at-- > 0;) {
+      const auto parts = PartsByDefinition(texts, absl::string_view(text).substr(at));
+      if (!absl::StrContains(parts[0], '=')) continue;
+      ASSERT_LT(index, matches.size());
+      EXPECT_EQ(matches[index].begin, at);
+      EXPECT_EQ(absl::StrCat(texts[matches[index].pattern], "=", matches[index].pattern), parts[0]);
+      ++index;
+    }
+    EXPECT_EQ(index, matches.size());
+  }
+}
+
+// Every place of the text begins as a long token does, which only the token's end refutes.
+TEST(AddedTokensTest, TheWorkGrowsAsTheTextAndTheTokensTogether) {
+  constexpr size_t kSize = 1 << 14;
+  const auto work = [](const std::vector<std::string>& texts, const std::string& text) {
+    return base::WorkOf([&] { PartsOf(FinderOf(texts), text); });
+  };
+  using Texts = std::vector<std::string>;
+  const std::function<int64_t(size_t)> worst[] = {
+      [&](size_t size) { return work(Texts{std::string(size, 'a')}, std::string(size - 1, 'a')); },
+      [&](size_t size) {
+        return work(Texts{std::string(size, 'a') + "b"}, std::string(2 * size, 'a'));
+      },
+      [&](size_t size) {
+        return work(Texts{"a", std::string(size, 'a') + "b"}, std::string(2 * size, 'a'));
+      },
+      [&](size_t size) {
+        return work(Texts{"b", "b" + std::string(size, 'a'), std::string(size, 'a') + "b"},
+                    std::string(size - 1, 'a') + "c" + std::string(size - 1, 'a'));
+      },
+  };
+  for (const auto& work_of : worst) {
+    const int64_t before = work_of(kSize);
+    EXPECT_GE(before, static_cast<int64_t>(kSize));
+    EXPECT_LE(work_of(2 * kSize), before * 5 / 2) << &work_of - worst;
   }
 }
 

@@ -6,6 +6,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "runtime/base/work/counted_work.h"
 #include "runtime/data/tokenizer/text/utf8.h"
 
 namespace megascale::tokenizer {
@@ -21,7 +22,9 @@ void MergeShort(const MergeTable& merges, std::vector<int32_t>* symbols_pointer,
   size_t size = symbols_pointer->size() - first;
   std::array<MergeTable::Found, kShortSymbols> pairs;  // of a symbol and the next one
   for (size_t i = 0; i + 1 < size; ++i) pairs[i] = merges.Find(symbols[i], symbols[i + 1]);
+  size_t num_pairs = size;  // looked at
   while (size > 1) {
+    num_pairs += size;
     size_t best = 0;
     for (size_t i = 1; i + 1 < size; ++i) {
       if (pairs[i].rank < pairs[best].rank) best = i;
@@ -38,6 +41,7 @@ void MergeShort(const MergeTable& merges, std::vector<int32_t>* symbols_pointer,
     if (best > 0) pairs[best - 1] = merges.Find(symbols[best - 1], symbols[best]);
     if (best + 1 < size) pairs[best] = merges.Find(symbols[best], symbols[best + 1]);
   }
+  base::CountWork(num_pairs);
   symbols_pointer->resize(first + size);
 }
 
@@ -55,6 +59,7 @@ class LongMerge {
       previous_[i] = i - 1;
     }
     for (int64_t i = 0; i + 1 < size; ++i) Offer(i);
+    base::CountWork(ids_.size());
     while (!queue_.empty()) MergeFirst();
     symbols->resize(first);
     for (int64_t i = 0; i != kNone; i = next_[i]) symbols->push_back(ids_[i]);
@@ -81,6 +86,7 @@ class LongMerge {
   void MergeFirst() {
     const Entry entry = queue_.top();
     queue_.pop();
+    base::CountWork(1);
     const int64_t at = entry.at;
     if (ids_[at] == kGone || next_[at] == kNone) return;
     const int64_t right = next_[at];
@@ -199,6 +205,7 @@ void BpeModel::Encode(absl::string_view piece, std::vector<int32_t>* ids) const 
     size_t end = 0;
     while (absl::StartsWith(piece.substr(end), word_begin_)) end += word_begin_.size();
     end = std::min(piece.find(word_begin_, end), piece.size());
+    base::CountWork(end);
     const absl::string_view word = piece.substr(0, end);
     if (ignore_merges_) {
       Merge(word, ids);
@@ -211,6 +218,7 @@ void BpeModel::Encode(absl::string_view piece, std::vector<int32_t>* ids) const 
 
 void BpeModel::EncodeWord(absl::string_view word, std::vector<int32_t>* ids) const {
   const int32_t id = words_.Find(word);
+  base::CountWork(word.size());
   if (id != WordTable::kAbsent) return ids->push_back(id);
   size_t begin = 0;
   for (size_t i = 1; cuts_words_ && i < word.size(); ++i) {

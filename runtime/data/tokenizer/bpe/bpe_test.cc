@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/work/counted_work.h"
 #include "runtime/data/tokenizer/bpe/bpe_model.h"
 #include "runtime/data/tokenizer/bpe/bpe_trainer.h"
 #include "runtime/data/tokenizer/text/byte_alphabet.h"
@@ -194,6 +195,45 @@ TEST(BpeModelTest, AnUnknownCharacterIsLeftOutOrReplacedOrFused) {
   EXPECT_THAT(Encode(BpeModel(spec), "éaéé"), ElementsAre(1, 0, 1));
 }
 
+// What the definition does in the square of the text, one merge of the first pair at a time.
+TEST(BpeModelTest, TheWorkOfAPieceGrowsAsThePiece) {
+  BpeSpec powers;  // "a", "aa", "aaaa", …
+  std::string token = "a";
+  for (int32_t id = 0; id < 14; ++id, token += token) {
+    powers.symbols.emplace_back(token, id);
+    if (id > 0) powers.merges.push_back({id - 1, id - 1, id});
+  }
+  BpeSpec chain;  // each merge takes in one letter more, so every one waits for the one before it
+  chain.symbols = {{"a", 0}, {"b", 1}};
+  token = "b";
+  for (int32_t id = 2; id < 2000; ++id) {
+    token += "a";
+    chain.symbols.emplace_back(token, id);
+    chain.merges.push_back({id - 1, 0, id});
+  }
+  BpeSpec words = powers;
+  words.start = BpeStart::kCharacters;
+  words.word_begin = "▁";
+  words.symbols.emplace_back("▁", 50);
+  words.byte_fallback.assign(256, 60);
+  constexpr size_t kSize = 1 << 14;
+  for (const BpeSpec& spec : {powers, chain, words, SmallSpec()}) {
+    const BpeModel model(spec);
+    for (const std::string unit : {"a", "ab", "b", "aaaaaaaab", "▁", "▁a", "ab\n", "é"}) {
+      const auto work = [&](size_t size) {
+        std::string text;
+        while (text.size() < size) text += unit;
+        return base::WorkOf([&] { Encode(model, text); });
+      };
+      const std::string chained = "b" + std::string(kSize, 'a');
+      EXPECT_GE(work(kSize), static_cast<int64_t>(kSize));
+      EXPECT_LE(work(2 * kSize), work(kSize) * 5 / 2) << unit;
+      EXPECT_LE(base::WorkOf([&] { Encode(model, chained + chained); }),
+                base::WorkOf([&] { Encode(model, chained); }) * 5 / 2);
+    }
+  }
+}
+
 std::string Golden(const std::string& name) {
   const auto text = base::ReadFile(
       absl::StrCat(::getenv("TEST_SRCDIR"), "/megascale/tests/golden/tokenizer/", name), 1 << 20);
@@ -241,6 +281,19 @@ TEST(BpeTrainerTest, WordsDoNotDependOnTheBlocksOfTheText) {
   for (const auto split : {SplitPattern::kGpt2, SplitPattern::kLlama3, SplitPattern::kQwen2}) {
     const auto whole = CountWords(split, text, text.size());
     for (const size_t block : {1u, 7u, 4096u}) EXPECT_EQ(CountWords(split, text, block), whole);
+  }
+}
+
+TEST(BpeTrainerTest, TheWorkOfCountingGrowsAsTheTextThatArrivesInBlocks) {
+  const auto work = [](const std::string& unit, size_t size) {
+    std::string text;
+    while (text.size() < size) text += unit;
+    return base::WorkOf([&] { CountWords(SplitPattern::kGpt2, text, 512); });
+  };
+  constexpr size_t kSize = 1 << 18;
+  for (const std::string unit : {"x", " ", "\n", "ab cd ", "1 a", "é", "\xC3"}) {
+    EXPECT_GE(work(unit, kSize), static_cast<int64_t>(kSize));
+    EXPECT_LE(work(unit, 2 * kSize), work(unit, kSize) * 5 / 2) << unit;
   }
 }
 

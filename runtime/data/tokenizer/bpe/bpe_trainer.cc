@@ -5,6 +5,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "runtime/base/work/counted_work.h"
 #include "runtime/data/tokenizer/text/byte_alphabet.h"
 
 namespace megascale::tokenizer {
@@ -15,9 +16,11 @@ constexpr int kNumBytes = 256;
 constexpr int64_t kMergesBetweenReports = 256;
 
 // Returns the last place at which text may be cut without changing its pieces: before a space
-// between two letters, where every pattern begins a piece. 0: none.
-size_t LastCut(absl::string_view text) {
-  for (size_t at = text.size(); at >= 3; --at) {
+// between two letters, where every pattern begins a piece. 0: none. There is none within the first
+// `searched` bytes.
+size_t LastCut(absl::string_view text, size_t searched) {
+  base::CountWork(text.size() - searched);
+  for (size_t at = text.size(); at > std::max<size_t>(searched, 2); --at) {
     if (text[at - 2] == ' ' && absl::ascii_isalpha(static_cast<unsigned char>(text[at - 1])) &&
         absl::ascii_isalpha(static_cast<unsigned char>(text[at - 3]))) {
       return at - 2;
@@ -191,17 +194,21 @@ class Trainer {
 
 void WordCounter::Feed(absl::string_view bytes) {
   repair_.Push(bytes, &held_);
-  size_t cut = LastCut(held_);
+  size_t cut = LastCut(held_, searched_);
   if (cut == 0 && held_.size() > kHeldBytesMax) cut = held_.size();
-  if (cut == 0) return;
-  Count(absl::string_view(held_).substr(0, cut));
-  held_.erase(0, cut);
+  if (cut > 0) {
+    Count(absl::string_view(held_).substr(0, cut));
+    base::CountWork(held_.size());
+    held_.erase(0, cut);
+  }
+  searched_ = held_.size();
 }
 
 void WordCounter::Finish() {
   repair_.Finish(&held_);
   Count(held_);
   held_.clear();
+  searched_ = 0;
 }
 
 void WordCounter::Count(absl::string_view text) {

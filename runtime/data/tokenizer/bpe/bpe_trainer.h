@@ -41,7 +41,8 @@ class WordCounter {
 
   const SplitPattern pattern_;
   Utf8Repair repair_;
-  std::string held_;  // may belong to a piece that is not complete
+  std::string held_;     // may belong to a piece that is not complete
+  size_t searched_ = 0;  // its first bytes, within which is no place to cut
   Words words_;
 };
 

@@ -15,6 +15,9 @@ namespace {
 
 constexpr size_t kShownTypeBytesMax = 120;
 constexpr size_t kSplitsMax = 8;
+// A step looks for text and puts other text in its place. The search may cost the size of the whole
+// text times that of what it looks for, and the result may be as much longer.
+constexpr size_t kStepBytesMax = 1024;
 
 absl::Status Unsupported(const JsonObject& component, absl::string_view type,
                          absl::string_view supported) {
@@ -39,6 +42,12 @@ absl::Status ForEach(const JsonObject& component, const char* list,
   return absl::OkStatus();
 }
 
+absl::Status CheckStepBytes(absl::string_view text, absl::string_view path) {
+  if (text.size() <= kStepBytesMax) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(path, ": has ", text.size(), " bytes; expected at most ", kStepBytesMax));
+}
+
 // Reads {"String": …}; nullopt: it is a {"Regex": …}.
 absl::StatusOr<std::optional<std::string>> ReadString(const JsonObject& component) {
   ASSIGN_OR_RETURN(const JsonObject pattern, component.Object("pattern"));
@@ -48,6 +57,7 @@ absl::StatusOr<std::optional<std::string>> ReadString(const JsonObject& componen
     return absl::InvalidArgumentError(
         absl::StrCat(pattern.path(), ".String: is empty, expected text to look for"));
   }
+  RETURN_IF_ERROR(CheckStepBytes(text, pattern.PathOf("String")));
   return text;
 }
 
@@ -60,6 +70,7 @@ absl::StatusOr<Replacement> ReadReplace(const JsonObject& component) {
   ASSIGN_OR_RETURN(const auto pattern, ReadString(component));
   if (!pattern) return Unsupported(component, "Replace of a Regex", "Replace of a String");
   ASSIGN_OR_RETURN(std::string content, component.Text("content"));
+  RETURN_IF_ERROR(CheckStepBytes(content, component.PathOf("content")));
   return Replacement{*pattern, std::move(content)};
 }
 
@@ -78,6 +89,7 @@ absl::Status AddNormalizer(const JsonObject& component, absl::string_view type,
     steps->push_back({NormalizerStep::Kind::kNfc, "", ""});
   } else if (type == "Prepend") {
     ASSIGN_OR_RETURN(std::string prepend, component.Text("prepend"));
+    RETURN_IF_ERROR(CheckStepBytes(prepend, component.PathOf("prepend")));
     steps->push_back({NormalizerStep::Kind::kPrepend, "", std::move(prepend)});
   } else if (type == "Replace") {
     ASSIGN_OR_RETURN(Replacement replace, ReadReplace(component));

@@ -6,6 +6,7 @@
 #include "runtime/base/status.h"
 #include "runtime/base/text/json_nesting.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/base/work/counted_work.h"
 
 namespace megascale::tokenizer {
 namespace {
@@ -15,6 +16,7 @@ constexpr size_t kShownNameBytesMax = 100;
 }  // namespace
 
 absl::StatusOr<Json> ParseJson(absl::string_view text) {
+  base::CountWork(text.size());
   RETURN_IF_ERROR(base::CheckJsonNesting(text));
   try {
     return Json::parse(text.begin(), text.end());
@@ -48,6 +50,7 @@ std::string JsonObject::PathOf(absl::string_view name) const {
 }
 
 const Json* JsonObject::Find(absl::string_view name) const {
+  base::CountWork(1);
   const auto found = value_->find(std::string(name));
   return found == value_->end() || found->is_null() ? nullptr : &*found;
 }

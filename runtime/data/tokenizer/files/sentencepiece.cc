@@ -14,6 +14,7 @@
 #include "runtime/base/checksum.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/base/work/counted_work.h"
 #include "runtime/data/tokenizer/text/utf8.h"
 
 namespace megascale::tokenizer {
@@ -42,6 +43,7 @@ class Fields {
 
   absl::StatusOr<Field> Next() {
     Field field;
+    base::CountWork(1);
     ASSIGN_OR_RETURN(const uint64_t key, Varint());
     field.number = key >> 3;
     switch (key & 7) {
@@ -196,6 +198,7 @@ void AddMerges(const Model& model, const Ids& ids, BpeSpec* spec) {
                                         [](float a, float b) { return a > b; });
     const absl::string_view text = symbol;
     for (size_t at = CharacterLength(text[0]); at < text.size(); at += CharacterLength(text[at])) {
+      base::CountWork(text.size());
       const auto left = ids.find(text.substr(0, at));
       const auto right = ids.find(text.substr(at));
       if (left == ids.end() || right == ids.end()) continue;
@@ -264,6 +267,7 @@ size_t NumCharacters(absl::string_view text) {
 std::vector<RankedMerge> MergesOf(absl::string_view text, int32_t id, float score, const Ids& ids) {
   std::vector<RankedMerge> merges;
   for (size_t at = CharacterLength(text[0]); at < text.size(); at += CharacterLength(text[at])) {
+    base::CountWork(text.size());
     const auto left = ids.find(text.substr(0, at));
     const auto right = ids.find(text.substr(at));
     if (left == ids.end() || right == ids.end()) continue;

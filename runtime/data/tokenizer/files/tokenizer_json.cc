@@ -13,6 +13,7 @@
 #include "runtime/base/checksum.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/base/work/counted_work.h"
 #include "runtime/data/tokenizer/files/components.h"
 #include "runtime/data/tokenizer/files/json_object.h"
 #include "runtime/data/tokenizer/text/byte_alphabet.h"
@@ -42,6 +43,7 @@ absl::StatusOr<std::vector<std::string>> ReadVocabulary(const JsonObject& model)
   std::vector<std::string> tokens(vocabulary.size());
   std::vector<bool> taken(vocabulary.size(), false);
   for (const auto& [token, value] : vocabulary.items()) {
+    base::CountWork(token.size() + 1);
     ASSIGN_OR_RETURN(const int32_t id, IdOfJson(value, object.PathOf(Quoted(token))));
     if (static_cast<size_t>(id) >= tokens.size() || taken[id]) {
       return absl::InvalidArgumentError(
@@ -88,6 +90,7 @@ absl::StatusOr<std::vector<BpeMerge>> ReadMerges(const JsonObject& model, const 
     const auto pair = ReadPair(value, "");
     if (!pair.ok()) return base::Annotate(pair.status(), path());
     joined = absl::StrCat(pair->left, pair->right);
+    base::CountWork(joined.size());
     BpeMerge merge = {};
     for (const auto& [token, id] :
          {std::make_pair(pair->left, &merge.left), std::make_pair(pair->right, &merge.right),
@@ -211,6 +214,7 @@ absl::Status ReadAddedTokens(const JsonObject& file, TokenizerParts* parts) {
     const std::string path = absl::StrCat("added_tokens[", index++, "]");
     ASSIGN_OR_RETURN(const JsonObject object, JsonObject::Of(value, path));
     ASSIGN_OR_RETURN(AddedToken token, ReadAddedToken(object));
+    base::CountWork(token.content.size() + 1);
     if (token.content.empty()) continue;
     if (!seen.insert(token.content).second) {
       return absl::InvalidArgumentError(

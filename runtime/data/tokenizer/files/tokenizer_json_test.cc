@@ -124,6 +124,26 @@ TEST(TokenizerJsonTest, AMalformedPartIsNamed) {
   }
 }
 
+// Looking for a long text costs that text times its length.
+TEST(TokenizerJsonTest, WhatAStepLooksForAndWritesIsShort) {
+  const auto error_of = [](const std::string& step) {
+    return std::string(
+        ErrorAfter("\"normalizer\": null", absl::StrCat("\"normalizer\": ", step)).message());
+  };
+  const auto replace = [](size_t pattern, size_t content) {
+    return absl::StrCat(R"({"type": "Replace", "pattern": {"String": ")", std::string(pattern, 'x'),
+                        R"("}, "content": ")", std::string(content, 'y'), "\"}");
+  };
+  EXPECT_EQ(error_of(replace(1024, 1024)), "");
+  EXPECT_EQ(error_of(replace(1025, 1)),
+            "normalizer.pattern.String: has 1025 bytes; expected at most 1024");
+  EXPECT_EQ(error_of(replace(1, 1025)),
+            "normalizer.content: has 1025 bytes; expected at most 1024");
+  EXPECT_EQ(
+      error_of(absl::StrCat(R"({"type": "Prepend", "prepend": ")", std::string(1025, 'x'), "\"}")),
+      "normalizer.prepend: has 1025 bytes; expected at most 1024");
+}
+
 TEST(TokenizerJsonTest, DeepNestingIsRefusedBeforeItTakesMemory) {
   const absl::Status status = ParseTokenizerJson(std::string(1 << 20, '[')).status();
   EXPECT_EQ(std::string(status.message()), "is nested more than 32 levels deep; expected fewer");

@@ -118,6 +118,7 @@ size_t RunSplitter::MatchAt(absl::string_view text, size_t at) const {
   do {
     end += CharacterLength(text[end]);
   } while (many_ && has(end));
+  base::CountWork(end - at);
   return end;
 }
 
@@ -133,18 +134,16 @@ size_t RunSplitter::FirstPieceOfLineEnds(absl::string_view text) const {
       end += CharacterLength(text[end]);
     }
     const size_t match = end == text.size() ? end : newline;
+    const size_t next = end > at ? end : at + CharacterLength(text[at]);
+    base::CountWork(next - at);
     if (end > at && match > at) return at == 0 ? match : at;
-    at = end > at ? end : at + CharacterLength(text[at]);
+    at = next;
   }
   return text.size();
 }
 
 size_t RunSplitter::FirstPiece(absl::string_view text) const {
-  if (at_line_end_) {
-    const size_t length = FirstPieceOfLineEnds(text);
-    base::CountWork(length);
-    return length;
-  }
+  if (at_line_end_) return FirstPieceOfLineEnds(text);
   const size_t match = MatchAt(text, 0);
   size_t at = match;
   if (match == 0) {

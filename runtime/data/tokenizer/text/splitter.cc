@@ -205,6 +205,7 @@ const char* EndOfLlama3Piece(absl::string_view text, int digits_max) {
 const char* EndOfCl100kPiece(absl::string_view text) {
   Cursor cursor(text);
   while (cursor.Is(kSpaceBit)) cursor.Step();
+  base::CountWork(static_cast<size_t>(cursor.position() - text.data()));
   if (cursor.at_end()) return cursor.position();
   return EndOfLlama3Piece(text, std::numeric_limits<int>::max());
 }
@@ -213,11 +214,13 @@ const char* EndOfCl100kPiece(absl::string_view text) {
 // first part or begin the second, so the word ends with the last lower one.
 const char* EndOfLowerWord(Cursor cursor) {
   const char* after_lower = nullptr;
+  const char* const begin = cursor.position();
   while (cursor.IsUpper()) {
     const bool is_lower = cursor.IsLower();
     cursor.Step();
     if (is_lower) after_lower = cursor.position();
   }
+  base::CountWork(static_cast<size_t>(cursor.position() - begin));
   if (!cursor.IsLower()) return after_lower;
   while (cursor.IsLower()) cursor.Step();
   return cursor.position();

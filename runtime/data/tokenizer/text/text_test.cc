@@ -12,8 +12,10 @@
 #include "absl/strings/str_split.h"
 #include "runtime/base/checksum.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/work/counted_work.h"
 #include "runtime/data/tokenizer/text/byte_alphabet.h"
 #include "runtime/data/tokenizer/text/nfc.h"
+#include "runtime/data/tokenizer/text/run_splitter.h"
 #include "runtime/data/tokenizer/text/splitter.h"
 #include "runtime/data/tokenizer/text/unicode_class.h"
 #include "runtime/data/tokenizer/text/utf8.h"
@@ -206,6 +208,54 @@ TEST(SplitterTest, TekkenEndsWordsBeforeCapitalLetters) {
               ElementsAre("a", "B", " CDef", " 中文", "A", "1", "2", "./\n/", "x"));
   EXPECT_THAT(Split(SplitPattern::kO200k, "isn't 1234 DON'T"),
               ElementsAre("isn't", " ", "123", "4", " DON'T"));
+}
+
+// The reference's engine refuses a range whose end comes before its begin, too. DeepSeek's own
+// ranges only overlap.
+TEST(SplitterTest, ARangeThatDescendsIsRefused) {
+  EXPECT_FALSE(RunSplitter::Parse("[z-a]+").has_value());
+  EXPECT_FALSE(RunSplitter::Parse("[퟿-가]").has_value());
+  const auto splitter = RunSplitter::Parse("[一-龥ࠀ-一가-퟿]+");
+  ASSERT_TRUE(splitter.has_value());
+  EXPECT_EQ(splitter->FirstPiece("一가z-a"), std::string("一가").size());
+}
+
+// Runs that a pattern reads to their end before it takes only a part, or takes another way.
+TEST(SplitterTest, TheWorkOfEveryPatternGrowsAsTheText) {
+  const std::string units[] = {" ",      "\n",  " \n",  "\n  x",   "A",  "a",     "ʰ",
+                               "ʰA",     "中",  "中A",  "A\u0301", "1",  "1a",    "'",
+                               "'s",     "'S.", "/\n",  ".",       " .", "\r\n/", "½ ",
+                               "\u3000", "\t1", " A\n", "a  b\n",  "🜚"};
+  constexpr size_t kSize = 1 << 13;
+  const auto repeat = [](const std::string& unit, size_t size) {
+    std::string text;
+    while (text.size() < size) text += unit;
+    return text + "x";
+  };
+  const auto check = [&](const auto& first_piece, const std::string& name) {
+    for (const std::string& unit : units) {
+      const auto work = [&](size_t size) {
+        const std::string text = repeat(unit, size);
+        return base::WorkOf([&] {
+          for (absl::string_view rest = text; !rest.empty();) rest.remove_prefix(first_piece(rest));
+        });
+      };
+      EXPECT_GE(work(kSize), static_cast<int64_t>(kSize)) << name << " " << unit;
+      EXPECT_LE(work(2 * kSize), work(kSize) * 5 / 2) << name << " " << unit;
+    }
+  };
+  for (const auto pattern :
+       {SplitPattern::kDigits, SplitPattern::kNumbers, SplitPattern::kGpt2, SplitPattern::kLlama3,
+        SplitPattern::kQwen2, SplitPattern::kTekken, SplitPattern::kO200k, SplitPattern::kCl100k}) {
+    check([&](absl::string_view rest) { return FirstPiece(pattern, rest); },
+          std::string(NameOf(pattern)));
+  }
+  for (const std::string expression :
+       {R"(\s+$)", R"(\s?\p{L}+)", R"([\r\n])", R"(\p{N}+)", R"(\s?[!-/:-~]+)", R"(\s)"}) {
+    const auto splitter = RunSplitter::Parse(expression);
+    ASSERT_TRUE(splitter.has_value()) << expression;
+    check([&](absl::string_view rest) { return splitter->FirstPiece(rest); }, expression);
+  }
 }
 
 TEST(SplitterTest, DigitsAreAloneOrInRuns) {

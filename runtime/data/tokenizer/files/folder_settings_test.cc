@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "runtime/base/fd.h"
+#include "runtime/data/tokenizer/files/known_fields.h"
 #include "runtime/data/tokenizer/files/settings.h"
 #include "runtime/data/tokenizer/files/tokenizer_file.h"
 
@@ -305,6 +306,22 @@ TEST(FolderSettingsTest, EveryFieldThatTheReferenceWritesIsKnownAndDocumented) {
     }
   }
   EXPECT_GT(num_fields, 40);
+}
+
+// make_components.py walks what PyPI's `tokenizers` writes for every family of the golden files.
+TEST(FolderSettingsTest, EveryFieldOfAComponentThatTheReferenceWritesIsKnown) {
+  const auto golden = nlohmann::json::parse(Golden("tokenizer_components.json"));
+  size_t num_fields = 0;
+  for (const auto& [version, fields] : golden.items()) {
+    num_fields += fields.size();
+    for (const auto& field : fields) {
+      EXPECT_TRUE(IsKnownField(field[0].get<std::string>(), field[1].get<std::string>(),
+                               field[2].get<std::string>()))
+          << version << " " << field;
+    }
+  }
+  EXPECT_EQ(golden.size(), 2u);
+  EXPECT_GT(num_fields, 120u);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "runtime/base/work/counted_work.h"
 #include "runtime/data/tokenizer/files/components.h"
 #include "runtime/data/tokenizer/files/json_object.h"
+#include "runtime/data/tokenizer/files/known_fields.h"
 #include "runtime/data/tokenizer/text/byte_alphabet.h"
 
 namespace megascale::tokenizer {
@@ -324,6 +325,10 @@ absl::StatusOr<TokenizerParts> ParseTokenizerJson(absl::string_view text) {
   TokenizerParts parts;
   WarnIfSet(file, "truncation", &parts);
   WarnIfSet(file, "padding", &parts);
+  for (const std::string& path : UnknownFieldsOf(json)) {
+    parts.warnings.push_back(
+        absl::StrCat("tokenizer.json: the field ", path, " is unknown and ignored"));
+  }
   ASSIGN_OR_RETURN(parts.normalizer, ReadNormalizer(file));
   ASSIGN_OR_RETURN(parts.pre_tokenizer, ReadPreTokenizer(file));
   ASSIGN_OR_RETURN(parts.decoder, ReadDecoder(file));

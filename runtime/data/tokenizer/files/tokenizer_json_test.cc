@@ -93,6 +93,31 @@ TEST(TokenizerJsonTest, SavedTruncationAndPaddingAreIgnoredWithAWarning) {
   }
 }
 
+TEST(TokenizerJsonTest, AFieldOfAComponentThatIsNotKnownIsIgnoredWithAWarning) {
+  const auto warnings_after = [](const std::string& old_text, const std::string& new_text) {
+    const auto parts = ParseTokenizerJson(absl::StrReplaceAll(kSmall, {{old_text, new_text}}));
+    EXPECT_TRUE(parts.ok()) << parts.status();
+    return parts.ok() ? parts->warnings : std::vector<std::string>();
+  };
+  const auto warning_of = [](const std::string& path) {
+    return absl::StrCat("tokenizer.json: the field ", path, " is unknown and ignored");
+  };
+  EXPECT_THAT(warnings_after("\"BPE\"", "\"BPE\", \"dropout\": null"), ElementsAre());
+  EXPECT_THAT(warnings_after("\"BPE\"", "\"BPE\", \"colour\": 1"),
+              ElementsAre(warning_of("model.colour")));
+  EXPECT_THAT(warnings_after("{\"id\"", "{\"colour\": 1, \"id\""),
+              ElementsAre(warning_of("added_tokens[0].colour")));
+  EXPECT_THAT(warnings_after("\"model\"", "\"colour\": 1, \"model\""),
+              ElementsAre(warning_of("colour")));
+  EXPECT_THAT(warnings_after("\"normalizer\": null",
+                             R"("normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"},
+                                {"type": "NFC", "colour": 1}], "pattern": 2})"),
+              ElementsAre(warning_of("normalizer.pattern"),
+                          warning_of("normalizer.normalizers[1].colour")));
+  EXPECT_THAT(warnings_after("\"decoder\": null", R"("decoder": {"type": "Fuse", "start": 1})"),
+              ElementsAre(warning_of("decoder.start")));
+}
+
 TEST(TokenizerJsonTest, AMalformedPartIsNamed) {
   const struct {
     std::string old_text, new_text, message;

@@ -66,7 +66,8 @@ class Follower {
   }
   bool TimedOut() const { return Now() - started_at_ > options_.timeout; }
   bool OutputLost() const { return options_.needs_output && OutputFailed(); }
-  bool ShouldStop() { return Interrupted() || TimedOut() || OutputLost(); }
+  bool Stopped() const { return options_.should_stop && options_.should_stop(); }
+  bool ShouldStop() { return Interrupted() || TimedOut() || OutputLost() || Stopped(); }
 
   // Runs in another thread than OnMessage.
   bool Poll() {
@@ -78,7 +79,7 @@ class Follower {
   }
 
   absl::StatusOr<FollowResult> End(const absl::Status& status) {
-    if (!answered_ && !Interrupted()) {
+    if (!answered_ && !Interrupted() && !Stopped()) {
       if (absl::IsNotFound(status) || absl::IsUnavailable(status)) return status;
       if (TimedOut()) {
         return absl::UnavailableError(absl::StrCat("the driver has not answered within ",
@@ -86,6 +87,7 @@ class Follower {
       }
     }
     result_.end = Interrupted()  ? FollowResult::End::kInterrupted
+                  : Stopped()    ? FollowResult::End::kStopped
                   : OutputLost() ? FollowResult::End::kOutputLost
                                  : FollowResult::End::kTimedOut;
     return std::move(result_);

@@ -24,6 +24,8 @@ struct FollowOptions {
   int signals_before = 0;
   bool needs_output = false;  // FollowJob returns when standard output cannot be written
   bool needs_ranks = false;   // the result has all ranks, not only a few; kJson implies it
+  // FollowJob returns once it says true; called every 50 ms; may be empty.
+  std::function<bool()> should_stop;
   // Returns new lines to show with the job; called before each display; may be empty.
   std::function<std::vector<std::string>()> take_notes;
   absl::Duration timeout = absl::InfiniteDuration();
@@ -36,7 +38,7 @@ struct FollowOptions {
 };
 
 struct FollowResult {
-  enum class End { kJobEnded, kInterrupted, kTimedOut, kOutputLost };
+  enum class End { kJobEnded, kInterrupted, kTimedOut, kOutputLost, kStopped };
   End end = End::kJobEnded;
   control::v1::Job job;              // newest state of the job
   std::vector<CurvePoint> losses;    // of the steps seen, each once

@@ -152,16 +152,13 @@ class LocalRun {
     options.machine_tests = flags_.machine_tests;
     options.http_address = flags_.http_address;
     options.on_restart = [this](const launch::ClusterRestart& restart) {
-      const bool forever = restart.backoff == absl::InfiniteDuration();
-      if (forever && restart.process == "driver") {
-        notes_.Take();  // of the drivers before, which said the same
+      if (restart.backoff == absl::InfiniteDuration()) {
+        notes_.Take();  // of the starts before, which said the same
         return refusal_.Add(ErrorOf(restart));
       }
-      const std::string next =
-          forever ? "all processes of the cluster ended with it; Ctrl-C ends this program"
-                  : absl::StrCat("started again in ", absl::FormatDuration(restart.backoff),
-                                 "; its output: ", restart.log_path);
-      notes_.Add(absl::StrCat(restart.process, " ", restart.how, "; ", next));
+      notes_.Add(absl::StrCat(restart.process, " ", restart.how, "; started again in ",
+                              absl::FormatDuration(restart.backoff),
+                              "; its output: ", restart.log_path));
     };
     ASSIGN_OR_RETURN(cluster_, launch::LocalCluster::Start(options));
     ConnectionFlags connection;
@@ -174,7 +171,7 @@ class LocalRun {
     const absl::Duration began_at = base::RealClock().Monotonic();
     const auto job = client_->Submit(request_, {.time = kDriverStart, .should_stop = should_stop});
     // The driver's own words say why it could not be reached.
-    for (const std::string& why : refusal_.Take()) return absl::InternalError(why);
+    if (!job.ok()) RETURN_IF_ERROR(Refusal());
     if (!job.ok() && must_end()) return absl::CancelledError("ended before the job began");
     RETURN_IF_ERROR(job.status());
     if (IsTerminal(job->state()) && IsOlder(*job, base::RealClock().Monotonic() - began_at)) {
@@ -193,8 +190,10 @@ class LocalRun {
     options.interrupt = &interrupt_;
     options.take_notes = [this] { return notes_.Take(); };
     options.needs_output = true;
+    options.should_stop = [this] { return !refusal_.empty(); };
     ASSIGN_OR_RETURN(FollowResult result, FollowJob(client_.get(), request_.job_id(), options));
     if (result.end == FollowResult::End::kJobEnded) return result;
+    if (result.end == FollowResult::End::kStopped) return CancelRefused();
     const bool output_lost = result.end == FollowResult::End::kOutputLost;
     std::fprintf(stderr, "%s\ncancelling %s; Ctrl-C%s ends it at once\n",
                  output_lost ? "megascale: standard output is closed" : "",
@@ -222,7 +221,31 @@ class LocalRun {
 
  private:
   static std::string ErrorOf(const launch::ClusterRestart& restart) {
-    return restart.error.empty() ? absl::StrCat("the driver ", restart.how) : restart.error;
+    if (restart.process == "driver") {
+      return restart.error.empty() ? absl::StrCat("the driver ", restart.how) : restart.error;
+    }
+    return absl::StrCat(restart.process, ": ", restart.error.empty() ? restart.how : restart.error);
+  }
+
+  // Why a process of the cluster cannot run; OK if all can.
+  absl::Status Refusal() {
+    for (const std::string& why : refusal_.Take()) return absl::InternalError(why);
+    return absl::OkStatus();
+  }
+
+  // Cancels the job, which otherwise would run in the next cluster on this state directory, and
+  // returns why it cannot run in this one.
+  absl::Status CancelRefused() {
+    const absl::Status why = Refusal();
+    const auto request = MakeCancelRequest(request_.job_id(), absl::ZeroDuration(), false);
+    // An error means that the driver is gone, too.
+    if (!client_->Cancel(request).ok()) return why;
+    FollowOptions options;
+    options.style = FollowStyle::kQuiet;
+    options.interrupt = &interrupt_;
+    options.timeout = kCancelMax;
+    FollowJob(client_.get(), request_.job_id(), options).IgnoreError();
+    return why;
   }
 
   // The driver writes the file before it answers.
@@ -255,7 +278,7 @@ class LocalRun {
   const control::v1::SubmitJobRequest& request_;
   Interrupt interrupt_;  // before any thread
   Notes notes_;          // these outlive the cluster, which calls back
-  Notes refusal_;        // why the driver did not start
+  Notes refusal_;        // why a process of the cluster cannot run
   std::string state_directory_;
   std::unique_ptr<launch::LocalCluster> cluster_;
   std::unique_ptr<client::JobClient> client_;

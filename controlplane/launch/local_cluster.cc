@@ -37,7 +37,7 @@ constexpr absl::Duration kStopGrace = absl::Seconds(5);
 constexpr off_t kOldLogBytes = 8 << 20;
 constexpr off_t kLogReserveBytes = 64 << 10;
 constexpr absl::Duration kListenPoll = absl::Milliseconds(100);
-constexpr int kExitsBeforeListeningMax = 3;  // in a row; about a second with the backoff
+constexpr int kBadStartsMax = 3;  // in a row; about a second with the backoff
 constexpr int kAgentsMax = 1000;
 // Socket paths have 107 bytes; what follows the run directory ("/n999/t9999/r99999-99999.sock")
 // fits.
@@ -101,6 +101,14 @@ absl::Status ReserveLog(const base::UniqueFd& log, const std::string& path) {
   return base::ErrnoStatus(errno, absl::StrCat("write ", path));
 }
 
+// Returns false for a process that was asked to end, or killed: the next one may do better.
+bool FailedByItself(int status) {
+  if (WIFEXITED(status)) return WEXITSTATUS(status) != 0;
+  const int signal = WTERMSIG(status);
+  return signal == SIGABRT || signal == SIGSEGV || signal == SIGBUS || signal == SIGILL ||
+         signal == SIGFPE;
+}
+
 // Returns the message of an error in what a program printed since `begin`; else its last line.
 std::string ErrorIn(const std::string& path, off_t begin) {
   constexpr absl::string_view kPrefix = "megascale: ";
@@ -149,6 +157,8 @@ class LocalCluster::Supervisor {
     absl::Duration started;
     absl::Duration start_at = absl::ZeroDuration();
     RestartBackoff backoff;
+    bool was_sound = false;  // it has lived for kSoundLife once
+    int num_bad_starts = 0;  // in a row
   };
 
   void AddMembers();
@@ -158,11 +168,11 @@ class LocalCluster::Supervisor {
   absl::Duration NextStart() const;
   // Takes the exits of processes; returns false if the keeper is gone.
   bool TakeExits(bool restart);
-  void OnDeath(Member* member, const std::string& how);
-  // The driver ended and has not listened yet. Returns true if it ended by itself, as did enough of
-  // them before it: the next one would, too.
-  bool IsHopeless(const ProcessExit& exited);
-  void GiveUp(Member* driver, const std::string& how);
+  // The member died, or could not be started. Starts it again later, unless that is hopeless.
+  void OnDeath(Member* member, const std::string& how, bool by_itself);
+  // Returns true if the member ended by itself at its start, as it did before: it would again.
+  bool IsHopeless(Member* member, bool by_itself);
+  void GiveUp(Member* member, const std::string& how);
   // Notes it when the driver listens.
   bool HasListened();
   void EndMembers(bool driver);
@@ -175,7 +185,6 @@ class LocalCluster::Supervisor {
   std::vector<Member> members_;
   int64_t last_token_ = 0;
   bool has_listened_ = false;
-  int num_exits_before_listening_ = 0;  // of drivers that ended by themselves, in a row
   std::thread thread_;
 };
 
@@ -237,8 +246,8 @@ absl::Status LocalCluster::Supervisor::StartMember(Member* member) {
     // The agents of the cluster before ended with it.
     request.arguments.push_back("--agents-ended");
     RETURN_IF_ERROR(ReserveLog(log, member->log_path));
-    member->log_begin = SizeOf(member->log_path);
   }
+  member->log_begin = SizeOf(member->log_path);
   RETURN_IF_ERROR(keeper_->Spawn(request).status());
   member->token = request.token;
   member->started = base::RealClock().Monotonic();
@@ -256,7 +265,8 @@ void LocalCluster::Supervisor::Supervise() {
     if (entries[0].revents != 0) break;
     if (!TakeExits(/*restart=*/true)) {
       if (options_.on_restart) {
-        options_.on_restart({"process keeper", "it ended", 1, absl::InfiniteDuration(), "", ""});
+        options_.on_restart({"process keeper", "it ended, and all processes with it", 1,
+                             absl::InfiniteDuration(), "", ""});
       }
       return;
     }
@@ -270,7 +280,8 @@ void LocalCluster::Supervisor::StartDue(absl::Duration now) {
     if (member.token != 0 || now < member.start_at) continue;
     if (absl::Status started = StartMember(&member); !started.ok()) {
       member.started = now;
-      OnDeath(&member, std::string(started.message()));
+      member.log_begin = SizeOf(member.log_path);  // what an older process said is not the reason
+      OnDeath(&member, std::string(started.message()), /*by_itself=*/true);
     }
   }
 }
@@ -291,36 +302,35 @@ bool LocalCluster::Supervisor::TakeExits(bool restart) {
       if (member.token != exited.token) continue;
       member.token = 0;
       if (!restart) continue;
-      const std::string how = DescribeExit(exited.status);
-      if (member.is_driver && !HasListened() && IsHopeless(exited)) {
-        GiveUp(&member, how);
-      } else {
-        OnDeath(&member, how);
-      }
+      OnDeath(&member, DescribeExit(exited.status), FailedByItself(exited.status));
     }
   }
   return true;
 }
 
-void LocalCluster::Supervisor::OnDeath(Member* member, const std::string& how) {
+void LocalCluster::Supervisor::OnDeath(Member* member, const std::string& how, bool by_itself) {
   const absl::Duration now = base::RealClock().Monotonic();
-  const absl::Duration backoff = member->backoff.OnDeath(now - member->started);
+  const absl::Duration lived = now - member->started;
+  member->was_sound = member->was_sound || lived >= kSoundLife;
+  if (IsHopeless(member, by_itself)) return GiveUp(member, how);
+  const absl::Duration backoff = member->backoff.OnDeath(lived);
   member->start_at = now + backoff;
   if (!options_.on_restart) return;
   options_.on_restart(
       {member->name, how, member->backoff.times_in_a_row(), backoff, member->log_path, ""});
 }
 
-bool LocalCluster::Supervisor::IsHopeless(const ProcessExit& exited) {
-  num_exits_before_listening_ = WIFEXITED(exited.status) ? num_exits_before_listening_ + 1 : 0;
-  return num_exits_before_listening_ >= kExitsBeforeListeningMax;
+bool LocalCluster::Supervisor::IsHopeless(Member* member, bool by_itself) {
+  const bool has_started = member->is_driver ? HasListened() : member->was_sound;
+  member->num_bad_starts = by_itself && !has_started ? member->num_bad_starts + 1 : 0;
+  return member->num_bad_starts >= kBadStartsMax;
 }
 
-void LocalCluster::Supervisor::GiveUp(Member* driver, const std::string& how) {
-  driver->start_at = absl::InfiniteDuration();
+void LocalCluster::Supervisor::GiveUp(Member* member, const std::string& how) {
+  member->start_at = absl::InfiniteDuration();
   if (!options_.on_restart) return;
-  options_.on_restart({driver->name, how, num_exits_before_listening_, absl::InfiniteDuration(),
-                       driver->log_path, ErrorIn(driver->log_path, driver->log_begin)});
+  options_.on_restart({member->name, how, member->num_bad_starts, absl::InfiniteDuration(),
+                       member->log_path, ErrorIn(member->log_path, member->log_begin)});
 }
 
 bool LocalCluster::Supervisor::HasListened() {

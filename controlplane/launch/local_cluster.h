@@ -23,16 +23,17 @@ namespace megascale::launch {
 
 // A driver or agent died and will be started again. If the backoff is infinite, it will not be
 // started again, and only Stop is left to call. Either the "process keeper" died, and all processes
-// with it; or three drivers in a row ended by themselves before any driver had listened, so that
-// the next one would do the same. One or two such ends are no reason to stop: the lock or the port
-// may still belong to a cluster that is just ending.
+// with it; or a process ended by itself three times in a row at its start, so that the next one
+// would do the same: the driver before any driver had listened, an agent before it had once lived
+// for 10 s. One or two such ends are no reason to stop: the lock or the port may still belong to a
+// cluster that is just ending.
 struct ClusterRestart {
   std::string process;     // "driver", "agent n0"
   std::string how;         // "killed by signal 9 (Killed)"
   int times_in_a_row = 0;  // deaths since it last lived for 10 s
   absl::Duration backoff;  // until it is started again
   std::string log_path;    // its output
-  std::string error;       // what the last driver said, if none is started again
+  std::string error;       // what the process said last, if it is not started again
 };
 
 struct LocalClusterOptions {

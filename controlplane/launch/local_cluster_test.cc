@@ -148,6 +148,42 @@ TEST_F(LocalClusterTest, ADriverIsStartedAgainWhenWhatStoppedItMayHavePassed) {
   EXPECT_EQ(ended[1].backoff, absl::Milliseconds(400));
 }
 
+TEST_F(LocalClusterTest, ThreeAgentsThatEndAtTheirStartAreEnough) {
+  options_.num_agents = 1;
+  for (const int slots : {91, 99}) {
+    options_.slots_per_agent = slots;
+    auto cluster = LocalCluster::Start(options_);
+    ASSERT_TRUE(cluster.ok()) << cluster.status();
+    ASSERT_TRUE(WaitUntil([&] { return restarts().size() >= 3; }));
+    const std::vector<ClusterRestart> ended = restarts();
+    for (const ClusterRestart& restart : ended) {
+      EXPECT_EQ(restart.process, "agent n0");
+      EXPECT_EQ(restart.how, slots == 99 ? "killed by signal 6 (Aborted)" : "exited with status 1");
+    }
+    EXPECT_EQ(ended[1].backoff, absl::Milliseconds(400));
+    EXPECT_EQ(ended[1].error, "");
+    EXPECT_EQ(ended[2].backoff, absl::InfiniteDuration());
+    EXPECT_EQ(ended[2].error, "too many slots");
+    (*cluster)->Stop();
+    EXPECT_EQ(restarts().size(), 3u);
+    restarts_.clear();
+  }
+}
+
+TEST_F(LocalClusterTest, AnAgentThatIsKilledAtItsStartIsStartedAgainAndAgain) {
+  options_.num_agents = 1;
+  auto cluster = LocalCluster::Start(options_);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  pid_t pid = 0;
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_TRUE(WaitUntil([&] { return PidIn(Run("n0/pid")) > 0 && PidIn(Run("n0/pid")) != pid; }));
+    pid = PidIn(Run("n0/pid"));
+    ::kill(pid, SIGKILL);
+  }
+  ASSERT_TRUE(WaitUntil([&] { return restarts().size() == 4; }));
+  EXPECT_LT(restarts()[3].backoff, absl::InfiniteDuration());
+}
+
 TEST_F(LocalClusterTest, NothingIsLeftWhenTheSupervisorIsKilled) {
   const pid_t supervisor = ::fork();
   if (supervisor == 0) {

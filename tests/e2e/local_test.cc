@@ -345,6 +345,25 @@ TEST_F(LocalTest, TheNextRunInItsFolderDoesNotWaitForTheAgentsOfTheOneBefore) {
   }
 }
 
+TEST_F(LocalTest, AnAgentThatCannotStartEndsItWithTheAgentsOwnWords) {
+  ::setenv("XDG_RUNTIME_DIR", directory_.c_str(), 1);
+  const std::string line =
+      absl::StrCat("ulimit -n 64; exec ", absl::StrJoin(Command({"--job-id", "j"}), " "));
+  const CommandResult result = e2e::Run({"/bin/sh", "-c", line});
+  EXPECT_EQ(result.exit_code, 1) << result.out << result.err;
+  const std::string why = "--slots 2: needs 136 open descriptors, and the limit is 64; raise it";
+  EXPECT_THAT(result.err, HasSubstr("megascale: agent n"));
+  const std::vector<std::string> parts = absl::StrSplit(result.out + result.err, why);
+  EXPECT_EQ(parts.size(), 2u) << "once: " << result.out << result.err;
+  EXPECT_THAT(Sockets(), testing::IsEmpty());
+  // The job does not wait for the next run in this folder.
+  const CommandResult next =
+      e2e::Run(Command({"--set", "train.steps=5", "--held-out-windows", "1", "--job-id", "next"}));
+  EXPECT_EQ(next.exit_code, 0) << next.out << next.err;
+  const CommandResult again = e2e::Run(Command({"--job-id", "j"}));
+  EXPECT_THAT(again.err, HasSubstr("j: exists already, CANCELLED")) << again.err;
+}
+
 TEST_F(LocalTest, WhenTheReaderOfItsOutputLeavesTheJobIsCancelledAndItSaysSo) {
   ::setenv("XDG_RUNTIME_DIR", directory_.c_str(), 1);
   const std::string line =

@@ -1,5 +1,6 @@
 // The child process of this folder's tests. It also replaces `megascale driver`, which
-// refuses to start with --machine-tests refused, or "refused twice", and `megascale agent`.
+// refuses to start with --machine-tests refused, or "refused twice", and `megascale agent`, which
+// cannot start with more than 90 slots: it ends with an error, with 99 slots by abort().
 //   exit N | pause | linger | family | write FD TEXT | environment NAME | driver … | agent …
 #include <dirent.h>
 #include <pthread.h>
@@ -104,6 +105,11 @@ int RunDriver(int argc, char** argv) {
 }
 
 int RunAgent(int argc, char** argv) {
+  const int slots = std::atoi(Option(argc, argv, "--slots").c_str());
+  if (slots > 90) std::printf("I agent: starts\nmegascale: too many slots\n  what to do\n");
+  std::fflush(stdout);
+  if (slots == 99) std::abort();
+  if (slots > 90) return 1;
   const std::string directory = Option(argc, argv, "--run-dir");
   ::mkdir(directory.c_str(), 0700);
   WritePid(directory + "/pid");

@@ -16,8 +16,8 @@ inline constexpr int kReceivedBytesMax = 16 << 20;
 inline constexpr int kSentBytesMax = 64 << 20;
 
 // Memory for messages that are read or wait to be sent, of all connections together; enough for
-// several of the largest messages. Beyond it gRPC ends streams, with RESOURCE_EXHAUSTED. Messages
-// that calls work on take memory beside that.
+// several of the largest messages. Beyond it gRPC ends streams, with RESOURCE_EXHAUSTED. Requests
+// that calls work on take memory beside that: bounded_requests.h.
 inline constexpr size_t kMemoryBytesMax = size_t{192} << 20;
 
 // Threads that serve calls: kStreamsMax of open_streams.h, and calls that wait for the loop. A call

@@ -14,8 +14,9 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "controlplane/driver/listen/bounded_requests.h"
+#include "controlplane/driver/listen/message_budget.h"
 #include "controlplane/driver/listen/open_streams.h"
-#include "controlplane/driver/listen/write_budget.h"
 #include "controlplane/driver/relay/evidence_stream.h"
 #include "controlplane/driver/relay/last_evidence.h"
 #include "controlplane/driver/relay/log_stream.h"
@@ -333,7 +334,7 @@ class JobServiceOnLoop final : public control::JobService::Service {
                 const std::function<bool(const control::WatchJobResponse&)>& write,
                 SentToWatcher* sent) {
     if (shown.view->round() == sent->round) return true;
-    const WriteBudget::Share room(&watch_budget_, shown.num_bytes);
+    const MessageBudget::Share room(&watch_budget_, shown.num_bytes);
     if (!room.granted()) return true;
     control::WatchJobResponse response;
     for (auto& step : shown.view->StepsSince(shown.job.job_id(), &sent->position)) {
@@ -373,13 +374,15 @@ class JobServiceOnLoop final : public control::JobService::Service {
   AgentStreams& agents_;
   OpenStreams streams_;
   WatchedJobs watched_;
-  WriteBudget watch_budget_{kWatchBytesMax};
+  MessageBudget watch_budget_{kWatchBytesMax};
 };
 
 }  // namespace
 
 std::unique_ptr<grpc::Service> MakeJobService(DriverLoop* loop, AgentStreams* agents) {
-  return std::make_unique<JobServiceOnLoop>(loop, agents);
+  return BoundRequests(std::make_unique<JobServiceOnLoop>(loop, agents),
+                       *control::SubmitJobRequest::descriptor()->file()->service(0),
+                       {.large_methods = {"SubmitJob"}});
 }
 
 }  // namespace megascale::driver

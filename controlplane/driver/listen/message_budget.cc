@@ -1,8 +1,8 @@
-#include "controlplane/driver/listen/write_budget.h"
+#include "controlplane/driver/listen/message_budget.h"
 
 namespace megascale::driver {
 
-WriteBudget::Share::Share(WriteBudget* budget, size_t bytes)
+MessageBudget::Share::Share(MessageBudget* budget, size_t bytes)
     : budget_(*budget), bytes_(bytes > kSmallBytes ? bytes : 0) {
   size_t before = budget_.bytes_;
   do {
@@ -10,7 +10,7 @@ WriteBudget::Share::Share(WriteBudget* budget, size_t bytes)
   } while (granted_ && !budget_.bytes_.compare_exchange_weak(before, before + bytes_));
 }
 
-WriteBudget::Share::~Share() {
+MessageBudget::Share::~Share() {
   if (granted_) budget_.bytes_ -= bytes_;
 }
 

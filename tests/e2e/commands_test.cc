@@ -159,6 +159,10 @@ TEST_F(CommandsTest, CancelWithCheckpointKeepsTheLastStepAndAnotherJobGoesOnFrom
   const CommandResult rest = cluster_.Megascale(
       {"submit", job_file(), "--job-id", "rest", "--from", part.last_checkpoint().directory()});
   EXPECT_EQ(rest.exit_code, 0) << rest.err;
+  // Whose checkpoint it is stands in one line before the others.
+  EXPECT_EQ(rest.err.substr(0, rest.err.find('\n')),
+            absl::StrCat("--from: begins with step ", part.last_step(), " of job part, ",
+                         part.last_checkpoint().directory()));
   ASSERT_EQ(cluster_.WaitForEnd("rest"), control::v1::JOB_STATE_SUCCEEDED);
   EXPECT_EQ(cluster_.Digest("rest"), cluster_.Digest("whole"));
 }

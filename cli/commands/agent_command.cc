@@ -118,8 +118,8 @@ void AddAgentCommand(CommandLine* line, const telemetry::ReadGpus& read_gpus) {
       "so and asks again; it never ends the other agent's workers.");
   command->Examples(
       "megascale agent --slots 2\n"
-      "megascale agent --driver 10.0.0.1:7077 --slots 8 --tls-ca ca.pem --tls-cert n1.pem "
-      "--tls-key n1.key");
+      "megascale agent --driver 10.0.0.1:7077 --slots 8 \\\n"
+      "  --tls-ca ca.pem --tls-cert n1.pem --tls-key n1.key");
   command->Runs([flags] { return RunAgentCommand(*flags); });
 }
 

@@ -212,7 +212,7 @@ void AddGenerateCommand(CommandLine* line) {
       "With -o json it writes a line for each prompt.");
   command->Examples(
       "megascale generate --checkpoint out/checkpoints --prompt 'Love is'\n"
-      "megascale generate --checkpoint out/checkpoints --temperature 0.6 --top-k 40 --seed 7 "
+      "megascale generate --checkpoint out/checkpoints --temperature 0.6 --top-k 40 "
       "--tokens 500\n"
       "megascale generate --checkpoint /models/llama --prompts questions.txt --temperature 0 "
       "-o json");

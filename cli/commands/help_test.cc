@@ -124,6 +124,18 @@ TEST_F(HelpTest, LinesFitTheTerminal) {
   }
 }
 
+TEST_F(HelpTest, NoLineIsWiderThanAHundredColumns) {
+  Terminal wide;
+  wide.width = 500;
+  for (const Command* command : Shown()) {
+    for (const Terminal& terminal : {Terminal(), wide}) {
+      for (const absl::string_view line : absl::StrSplit(command->Help(terminal), '\n')) {
+        EXPECT_LE(DisplayWidth(line), 100) << command->name() << ": " << line;
+      }
+    }
+  }
+}
+
 TEST_F(HelpTest, HeadingsAreBoldWhereThereIsColourAndPlainElsewhere) {
   Terminal colored;
   colored.color = true;

@@ -441,8 +441,8 @@ void AddTrain(Command* parent) {
       "programs that read tokenizer.json give the same tokens with it.");
   command->Examples(
       "megascale tokenizer train --vocab-size 8192 book.txt --out tokenizer.json\n"
-      "megascale tokenizer train --vocab-size 32000 --json-field text web.jsonl.zst "
-      "--out tokenizer.json");
+      "megascale tokenizer train --vocab-size 32000 --json-field text web.jsonl.zst \\\n"
+      "  --out tokenizer.json");
   command->Runs([flags] {
     const absl::Status status = Train(*flags);
     return status.ok() ? static_cast<int>(kExitGood) : ReportError(status);

@@ -39,6 +39,7 @@ using base::SharedMemory;
 using megascale::link::v1::FromHost;
 using megascale::link::v1::HostAssignment;
 using megascale::link::v1::ToHost;
+using HostMail = Mail<ToHost>;
 
 constexpr absl::Duration kFetchTimeout = absl::Seconds(10);
 
@@ -92,17 +93,18 @@ absl::StatusOr<device::Description> Describe(const MakeDevice& make_device,
 
 // Asks the agent, which asks the driver, for the list of files on which the job has trained. The
 // process is about to end, so other messages do not matter. Empty: no answer came.
-std::vector<std::string> FetchFiles(Link* link, const std::string& job_id) {
+std::vector<std::string> FetchFiles(Link* link, HostMail* mail, const std::string& job_id) {
   FromHost question;
   question.mutable_fetch_data_files()->set_job_id(job_id);
   if (!link->Send(question).ok()) return {};
   const absl::Duration end = base::RealClock().Monotonic() + kFetchTimeout;
   for (;;) {
-    ToHost answer;
     const absl::Duration left = end - base::RealClock().Monotonic();
-    if (left <= absl::ZeroDuration() || !link->Receive(&answer, left).ok()) return {};
-    if (!answer.has_data_files()) continue;
-    const auto& files = answer.data_files().file_sha256();
+    if (left <= absl::ZeroDuration()) return {};
+    const absl::StatusOr<ToHost> answer = mail->Take(left);
+    if (!answer.ok()) return {};
+    if (!answer->has_data_files()) continue;
+    const auto& files = answer->data_files().file_sha256();
     return {files.begin(), files.end()};
   }
 }
@@ -127,8 +129,8 @@ agent::v1::RankFailure FailureOfPreflight(const absl::Status& status,
   return failure;
 }
 
-int ReportPreflight(Link* link, const HostAssignment& assignment, const device::Description& device,
-                    const MakeDevice& make_device) {
+int ReportPreflight(Link* link, HostMail* mail, const HostAssignment& assignment,
+                    const device::Description& device, const MakeDevice& make_device) {
   FromHost message;
   const auto report = [&](const agent::v1::Preflight& running) {
     *message.mutable_preflight() = running;
@@ -145,7 +147,7 @@ int ReportPreflight(Link* link, const HostAssignment& assignment, const device::
   auto preflight = RunPreflight(
       assignment, device,
       {.on_progress = report, .on_away = away, .free_bytes = free_bytes, .fetch_files = [&] {
-         return FetchFiles(link, assignment.job_id());
+         return FetchFiles(link, mail, assignment.job_id());
        }});
   if (!preflight.ok()) return Fail(link, FailureOfPreflight(preflight.status(), assignment));
   *message.mutable_preflight() = *std::move(preflight);
@@ -157,7 +159,7 @@ int ReportPreflight(Link* link, const HostAssignment& assignment, const device::
 }
 
 // Opens the data and sets `assignment`'s fingerprint to the complete one, which checkpoints keep.
-absl::StatusOr<std::shared_ptr<const data::Dataset>> OpenDataset(Link* link,
+absl::StatusOr<std::shared_ptr<const data::Dataset>> OpenDataset(Link* link, HostMail* mail,
                                                                  HostAssignment* assignment) {
   // The preflight has encoded the text.
   ASSIGN_OR_RETURN(std::shared_ptr<const data::Dataset> dataset,
@@ -167,18 +169,18 @@ absl::StatusOr<std::shared_ptr<const data::Dataset>> OpenDataset(Link* link,
   *assignment->mutable_data() = now;
   if (job::AreSameData(kept, now)) return dataset;
   const absl::Status same = checkpoint::CompareFingerprints(
-      WithFiles(kept, [&] { return FetchFiles(link, assignment->job_id()); }), now, {});
+      WithFiles(kept, [&] { return FetchFiles(link, mail, assignment->job_id()); }), now, {});
   return MayBeMissing(kept, now,
                       base::Annotate(same, absl::StrCat("data.files changed since the job began (",
                                                         dataset->PathsText(), ")")));
 }
 
 // Hands the agent's messages to the persister until the link breaks.
-void ServeLink(Link* link, int64_t attempt, const PersisterActor& persister,
-               base::Termination* termination) {
+void ServeLink(HostMail* mail, int64_t attempt, const PersisterActor& persister) {
   for (;;) {
-    ToHost message;
-    if (!link->Receive(&message, absl::InfiniteDuration()).ok()) return;
+    const absl::StatusOr<ToHost> received = mail->Take(absl::InfiniteDuration());
+    if (!received.ok()) return;
+    const ToHost& message = *received;
     if (message.has_persist()) {
       caf::anon_send(persister,
                      PersistSnapshot{attempt, message.persist().rank(), message.persist().step(),
@@ -188,18 +190,16 @@ void ServeLink(Link* link, int64_t attempt, const PersisterActor& persister,
                                                         message.finalize().step()});
     } else if (message.has_retain()) {
       caf::anon_send(persister, message.retain().SerializeAsString());
-    } else if (message.has_draining()) {
-      termination->OnDraining();
     }
   }
 }
 
-int Serve(Link* link, HostAssignment assignment, const device::Description& device,
-          HostRegions* regions, base::Termination* termination) {
+int Serve(Link* link, HostMail* mail, HostAssignment assignment, const device::Description& device,
+          HostRegions* regions) {
   telemetry::HeartbeatWriter heartbeat(regions->heartbeats.get(), assignment.heartbeat_slot());
   heartbeat.Start(::getpid());
   const telemetry::HeartbeatTimer timer(&heartbeat, &base::RealClock());
-  auto dataset = OpenDataset(link, &assignment);
+  auto dataset = OpenDataset(link, mail, &assignment);
   if (!dataset.ok()) return Fail(link, FailureOfInput(dataset.status()));
 
   caf::actor_system_config config;
@@ -228,18 +228,18 @@ int Serve(Link* link, HostAssignment assignment, const device::Description& devi
   }
   base::LogInfo(absl::StrCat("job ", assignment.job_id(), " attempt ", assignment.attempt(),
                              ": loading from step ", assignment.first_step()));
-  ServeLink(link, assignment.attempt(), persister, termination);
+  ServeLink(mail, assignment.attempt(), persister);
   // The agent closed the link, or is gone. This process holds nothing that must survive.
   std::fflush(nullptr);
   std::_Exit(0);
 }
 
 // Deletes checkpoints of a job that is about to end. Neither its data nor its device matters.
-int ServeRetention(Link* link, const HostAssignment& assignment) {
+int ServeRetention(Link* link, HostMail* mail, const HostAssignment& assignment) {
   for (;;) {
-    ToHost message;
-    if (!link->Receive(&message, absl::InfiniteDuration()).ok()) return 0;
-    const auto& retain = message.retain();
+    const absl::StatusOr<ToHost> message = mail->Take(absl::InfiniteDuration());
+    if (!message.ok()) return 0;
+    const auto& retain = message->retain();
     if (retain.committed().empty()) continue;
     const absl::Status status = checkpoint::ApplyRetention(
         assignment.checkpoint_directory(), {{retain.committed().begin(), retain.committed().end()},
@@ -270,16 +270,19 @@ int RunHost(int link_fd, const MakeDevice& make_device) {
     return 1;
   }
   const HostAssignment& assignment = first.assignment();
-  if (assignment.retain_only()) return ServeRetention(&link, assignment);
+  HostMail mail(&link, &termination);
+  if (assignment.retain_only()) return ServeRetention(&link, &mail, assignment);
   // Serving a job needs the device's name alone; the preflight all devices' memory.
   const int first_rank = assignment.preflight_only() ? 0 : assignment.local_ranks_size() - 1;
   const auto device = Describe(make_device, assignment, first_rank);
   // Only a preflight finds out about the data.
   if (!device.ok()) return Fail(&link, FailureOfDevice(device.status(), assignment.has_data()));
-  if (assignment.preflight_only()) return ReportPreflight(&link, assignment, *device, make_device);
+  if (assignment.preflight_only()) {
+    return ReportPreflight(&link, &mail, assignment, *device, make_device);
+  }
   auto regions = MapRegions(assignment, *std::move(fds));
   if (!regions.ok()) return Fail(&link, FailureOf(regions.status()));
-  return Serve(&link, assignment, *device, &*regions, &termination);
+  return Serve(&link, &mail, assignment, *device, &*regions);
 }
 
 }  // namespace megascale::actors

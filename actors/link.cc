@@ -1,5 +1,7 @@
 #include "actors/link.h"
 
+#include <sys/socket.h>
+
 #include <cerrno>
 #include <string>
 #include <utility>
@@ -35,5 +37,7 @@ absl::StatusOr<std::vector<base::UniqueFd>> Link::Receive(google::protobuf::Mess
   }
   return std::move(frame.fds);
 }
+
+void Link::StopReceiving() { ::shutdown(socket_.get(), SHUT_RD); }
 
 }  // namespace megascale::actors

@@ -95,23 +95,23 @@ WorkerCoreOptions CoreOptionsOf(const link::v1::Assignment& assignment) {
   return options;
 }
 
+using WorkerMail = Mail<link::v1::ToWorker>;
+
 // Passes the agent's messages on until the link breaks.
-void ReadLink(Link* link, comm::LinkStore* store, int64_t attempt, const WorkerActor& worker,
-              base::Termination* termination) {
+void ReadMail(WorkerMail* mail, comm::LinkStore* store, int64_t attempt,
+              const WorkerActor& worker) {
   for (;;) {
-    link::v1::ToWorker message;
-    const auto received = link->Receive(&message, absl::InfiniteDuration());
+    const absl::StatusOr<link::v1::ToWorker> received = mail->Take(absl::InfiniteDuration());
     if (!received.ok()) {
       store->Close(absl::UnavailableError("the agent is gone"));
       caf::anon_send(worker, LinkLost{absl::StrCat("agent: ", received.status().message())});
       return;
     }
+    const link::v1::ToWorker& message = *received;
     if (message.has_store()) {
       store->OnReply(message.store());
     } else if (message.has_stop()) {
       caf::anon_send(worker, StopRequested{attempt, message.stop().checkpoint()});
-    } else if (message.has_draining()) {
-      termination->OnDraining();
     }
   }
 }
@@ -132,8 +132,8 @@ int FailToMake(Link* link, const absl::Status& status) {
                    absl::IsInvalidArgument(status) ? FailureOfInput(status) : FailureOf(status));
 }
 
-int RunAssigned(Link* link, const link::v1::Assignment& assignment, WorkerRegions* regions,
-                const MakeDevice& make_device, base::Termination* termination) {
+int RunAssigned(Link* link, WorkerMail* mail, const link::v1::Assignment& assignment,
+                WorkerRegions* regions, const MakeDevice& make_device) {
   telemetry::HeartbeatWriter heartbeat(regions->heartbeats.get(), assignment.heartbeat_slot());
   heartbeat.Start(::getpid());
   telemetry::SpanWriter spans(regions->spans.get(), assignment.heartbeat_slot());
@@ -179,7 +179,7 @@ int RunAssigned(Link* link, const link::v1::Assignment& assignment, WorkerRegion
     if (!exiting.exchange(true)) exit_code.set_value(code);
   };
   const WorkerActor worker = system.spawn(Worker, std::move(options));
-  std::thread reader([&] { ReadLink(link, &store, assignment.attempt(), worker, termination); });
+  std::thread reader([&] { ReadMail(mail, &store, assignment.attempt(), worker); });
   const int code = exit_code.get_future().get();
   // A peer that is behind still needs what this rank sent last.
   if (code == 0) (*engine)->Leave();
@@ -216,9 +216,10 @@ int RunWorker(int link_fd, const MakeDevice& make_device) {
   base::InitLog(absl::StrCat("worker ", assignment.rank()), base::LogLevel::kInfo);
   base::LogInfo(absl::StrCat("job ", assignment.job_id(), " attempt ", assignment.attempt(),
                              " from step ", assignment.restore().step()));
+  WorkerMail mail(&link, &termination);
   auto regions = MapRegions(*std::move(fds), assignment.has_batch_ring());
   if (!regions.ok()) return FailEarly(&link, FailureOf(regions.status()));
-  return RunAssigned(&link, assignment, &*regions, make_device, &termination);
+  return RunAssigned(&link, &mail, assignment, &*regions, make_device);
 }
 
 }  // namespace megascale::actors

@@ -1,7 +1,9 @@
 // Processes are killed in the middle of training; the job goes on by itself and ends with the bits
 // of an undisturbed run.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -10,6 +12,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -42,6 +45,38 @@ void SubmitTo(const Cluster& cluster, const std::string& job_id,
               std::vector<std::string> sets = {}) {
   sets.insert(sets.end(), {absl::StrCat("train.steps=", kSteps), "train.micro_batch_size=4"});
   cluster.Submit(job_id, sets);
+}
+
+// Takes all locks of a cache of tokens.
+std::vector<base::UniqueFd> LockAllBelow(const std::string& cache) {
+  std::vector<base::UniqueFd> locks;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(cache)) {
+    if (entry.path().filename() != "lock") continue;
+    locks.emplace_back(::open(entry.path().c_str(), O_RDWR | O_CLOEXEC));
+    EXPECT_EQ(::flock(locks.back().get(), LOCK_EX), 0) << entry.path();
+  }
+  return locks;
+}
+
+// Returns whether the process has begun to decide itself what SIGTERM does.
+bool HoldsSigtermBack(pid_t pid) {
+  const std::string status =
+      base::ReadFile(absl::StrCat("/proc/", pid, "/status"), 1 << 16).value_or("");
+  const size_t at = status.find("SigBlk:\t");
+  if (at == std::string::npos) return false;
+  return (std::stoull(status.substr(at + 8, 16), nullptr, 16) >> (SIGTERM - 1) & 1) != 0;
+}
+
+// Returns what all host processes of the job "job" below `folder` wrote.
+std::string HostLogs(const std::string& folder) {
+  std::string logs;
+  std::error_code gone;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder, gone)) {
+    const std::string path = entry.path().string();
+    if (!absl::StrContains(path, "/job/") || !absl::StrContains(path, "/host")) continue;
+    absl::StrAppend(&logs, base::ReadFile(path, 1 << 20).value_or(""));
+  }
+  return logs;
 }
 
 // Two agents with two slots each, paced, so that a job lasts long enough to be disturbed; and a run
@@ -225,6 +260,49 @@ TEST_F(FaultsTest, SigtermToAllProcessesOfAllAgentsCostsNoStep) {
   const Job after = cluster_.Status("job");
   EXPECT_EQ(after.attempt(), before_.attempt() + 1);
   EXPECT_FALSE(after.has_culprit()) << after.culprit().evidence();
+}
+
+// The processes that look at machines before a job may take long.
+TEST_F(FaultsTest, SigtermToAllProcessesDuringAPreflightBlamesNoMachine) {
+  const std::string cache = cluster_.directory() + "/tokens";
+  const std::vector<std::string> sets = {"data.tokenizer_vocab_size=320",
+                                         "data.token_cache=" + cache};
+  StartTwoAgents();
+  SubmitTo(cluster_, "before", sets);
+  const Ended before = EndOf(cluster_, "before");
+  std::vector<base::UniqueFd> locks = LockAllBelow(cache);  // preflights wait for them
+  ASSERT_FALSE(locks.empty());
+  SubmitTo(cluster_, "job", sets);
+  std::vector<pid_t> processes;
+  for (const int agent : {0, 1}) {
+    const pid_t pid = cluster_.agent_pid(agent);
+    const auto is_ready = [&] {
+      const std::vector<pid_t> hosts = DescendantsOf(pid, "host --link-fd");
+      return !hosts.empty() && HoldsSigtermBack(hosts[0]);
+    };
+    ASSERT_TRUE(WaitUntil(is_ready, 60));
+    const std::vector<pid_t> below = DescendantsOf(pid, "");
+    processes.insert(processes.end(), below.begin(), below.end());
+  }
+  // The driver does not answer before the processes have had to know what to do.
+  ::kill(cluster_.driver_pid(), SIGSTOP);
+  for (const pid_t pid : processes) ::kill(pid, SIGTERM);
+  for (const int agent : {0, 1}) ::kill(cluster_.agent_pid(agent), SIGTERM);
+  for (const int agent : {0, 1}) {
+    const auto log = [&] { return HostLogs(absl::StrCat(cluster_.directory(), "/n", agent)); };
+    EXPECT_TRUE(
+        WaitUntil([&] { return absl::StrContains(log(), "SIGTERM: the agent drains"); }, 30))
+        << log();
+  }
+  ::kill(cluster_.driver_pid(), SIGCONT);
+  for (const int agent : {0, 1}) EXPECT_EQ(cluster_.AwaitAgentExit(agent), 0);
+  const Job waiting = cluster_.Status("job");
+  EXPECT_EQ(waiting.reason(), "WaitingForSlots") << waiting.message();
+  EXPECT_FALSE(waiting.has_culprit()) << waiting.culprit().evidence();
+  locks.clear();
+  for (const int agent : {0, 1}) cluster_.StartAgent(agent, 2);
+  EXPECT_EQ(EndOf(cluster_, "job").digest, before.digest);
+  EXPECT_EQ(cluster_.Status("job").attempt_reason(), "NodeDraining");
 }
 
 TEST_F(FaultsTest, SigtermToTheDriverEndsItCleanlyWhileWorkersGoOn) {

@@ -301,7 +301,9 @@ TEST(WorkerCoreTest, ANotFiniteTensorOnADeviceEndsAsDivergedWithItsName) {
 // report the end of their exchange, is not to be taken for the cause.
 TEST(WorkerCoreTest, ARankWhoseDeviceHangsInAStepEndsAsHungBeforeItsPeerIsBlamed) {
   job::v1::JobSpec spec = engine::ToyJob(engine::WriteTestText("text"), /*data=*/2, 1);
-  spec.mutable_fault()->mutable_progress_timeout()->set_seconds(2);
+  // In the order of runtime/job/deadlines.h: the job's defaults for the start are long.
+  spec.mutable_fault()->mutable_progress_timeout()->set_seconds(4);
+  spec.mutable_fault()->mutable_start_timeout()->set_seconds(5);
   engine::RunOptions options(spec);
   std::mutex mutex;
   std::condition_variable changed;

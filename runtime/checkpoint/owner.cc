@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <filesystem>
 #include <system_error>
 #include <vector>
@@ -17,6 +16,7 @@
 #include "runtime/base/text/counted.h"
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/format/message_json.h"
+#include "runtime/checkpoint/place_file.h"
 #include "runtime/checkpoint/product_table.h"
 
 namespace megascale::checkpoint {
@@ -39,28 +39,13 @@ absl::Status OthersError(const std::string& directory, const v1::Owner& owner,
       absl::StrCat(directory, ": belongs to ", Describe(owner), "; ", what_to_do));
 }
 
-absl::Status Move(const std::string& from, const std::string& to) {
-  if (::rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
-  return base::ErrnoStatus(errno, absl::StrCat("rename ", from, " to ", to));
-}
-
-// Makes the owner's file unless there is one.
+// Makes the owner's file unless there is one. On a file system without links two jobs that begin at
+// the same moment are not told apart here: the one that lost finds the other's file at its next
+// write.
 absl::Status MakeOwnerFile(const std::string& directory, const v1::Owner& owner) {
-  const std::string path = OwnerPath(directory);
   const std::string json = ToJson(owner, JsonStyle::kPretty);
-  const std::string mine =
-      absl::StrCat(path, ".", base::Sha256Hex(json).substr(0, 8), ".", ::getpid());
-  RETURN_IF_ERROR(base::WriteFileDurably(mine, json));
-  // Unlike a rename, a link never replaces a file.
-  int error = ::link(mine.c_str(), path.c_str()) == 0 ? 0 : errno;
-  const bool has_links = error != EPERM && error != EOPNOTSUPP && error != ENOSYS;
-  // On a file system without links two jobs that begin at the same moment are not told apart here:
-  // the one that lost finds the other's file at its next write.
-  if (!has_links) error = ::access(path.c_str(), F_OK) == 0 ? EEXIST : 0;
-  if (!has_links && error == 0 && ::rename(mine.c_str(), path.c_str()) != 0) error = errno;
-  ::unlink(mine.c_str());
-  if (error != 0 && error != EEXIST) return base::ErrnoStatus(error, path);
-  return base::SyncDirectory(directory);
+  return MakeFileOnce(directory, kOwnerFile,
+                      absl::StrCat(base::Sha256Hex(json).substr(0, 8), ".", ::getpid()), json);
 }
 
 // Returns an error if `other`, within `directory` or around it, is another job's directory.
@@ -106,18 +91,18 @@ absl::StatusOr<int> MoveAside(const DirectoryClaim& claim, const std::string& as
         std::filesystem::equivalent(from, claim.from_checkpoint, error)) {
       continue;
     }
-    absl::Status gone = Move(from, absl::StrCat(aside, "/", name));
+    absl::Status gone = RenamePath(from, absl::StrCat(aside, "/", name));
     // The other owner, which has just lost the directory, has made it once more.
     for (int copy = 1; !gone.ok() && copy <= kCopiesMax; ++copy) {
       const int error = base::ErrnoOf(gone);
       if (error != ENOTEMPTY && error != EEXIST) break;
-      gone = Move(from, absl::StrCat(aside, "/", name, ".", copy));
+      gone = RenamePath(from, absl::StrCat(aside, "/", name, ".", copy));
     }
     RETURN_IF_ERROR(gone);
     ++moved;
   }
   if (has_table) {
-    RETURN_IF_ERROR(Move(table, absl::StrCat(aside, "/", kProductTableFile)));
+    RETURN_IF_ERROR(RenamePath(table, absl::StrCat(aside, "/", kProductTableFile)));
   }
   return moved;
 }

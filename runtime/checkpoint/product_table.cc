@@ -3,14 +3,13 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <cerrno>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "runtime/base/checksum.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/directory.h"
+#include "runtime/checkpoint/place_file.h"
 
 namespace megascale::checkpoint {
 namespace {
@@ -74,18 +73,9 @@ absl::StatusOr<std::string> KeepProductTable(const std::string& directory,
         kProductTableBytesMax, "; let the chunks and micro-batches of the job be alike, ",
         "so that it has fewer different products"));
   }
-  const std::string path = PathIn(directory);
-  const std::string mine = absl::StrCat(path, ".", ::getpid(), ".new");
-  RETURN_IF_ERROR(base::WriteFileDurably(mine, FileOf(table)));
-  // Unlike a rename, a link never replaces a file.
-  int error = ::link(mine.c_str(), path.c_str()) == 0 ? 0 : errno;
-  const bool has_links = error != EPERM && error != EOPNOTSUPP && error != ENOSYS;
   // On a file system without links only the processes of one attempt are told apart: by asking.
-  if (!has_links) error = ::access(path.c_str(), F_OK) == 0 ? EEXIST : 0;
-  if (!has_links && error == 0 && ::rename(mine.c_str(), path.c_str()) != 0) error = errno;
-  ::unlink(mine.c_str());
-  if (error != 0 && error != EEXIST) return base::ErrnoStatus(error, path);
-  RETURN_IF_ERROR(base::SyncDirectory(directory));
+  RETURN_IF_ERROR(
+      MakeFileOnce(directory, kProductTableFile, absl::StrCat(::getpid(), ".new"), FileOf(table)));
   return ReadProductTable(directory);
 }
 

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -23,6 +22,7 @@
 #include "runtime/checkpoint/format/shard.h"
 #include "runtime/checkpoint/format/tensor_index.h"
 #include "runtime/checkpoint/owner.h"
+#include "runtime/checkpoint/place_file.h"
 #include "runtime/job/job_spec.h"
 
 namespace megascale::checkpoint {
@@ -95,11 +95,6 @@ std::string PathOfDeleted(const std::string& root, const CheckpointId& id) {
   return absl::StrCat(root, "/", kDeletedPrefix, StepDirectoryName(id.step(), id.attempt()));
 }
 
-absl::Status Rename(const std::string& from, const std::string& to) {
-  if (::rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
-  return base::ErrnoStatus(errno, absl::StrCat("rename ", from, " to ", to));
-}
-
 // Makes a step's directory, and never one that was there before: without the directory around it,
 // its file system is not mounted.
 absl::Status MakeStepDirectory(const std::string& root, const std::string& directory,
@@ -132,7 +127,7 @@ bool IsOfAnother(const std::string& directory, const v1::Owner& owner) {
 absl::Status RemoveLeftovers(const std::string& root, const std::vector<CheckpointId>& committed) {
   for (const CheckpointId& id : committed) {
     const std::string away = PathOfDeleted(root, id);
-    if (HasManifest(away)) RETURN_IF_ERROR(Rename(away, PathOf(root, id)));
+    if (HasManifest(away)) RETURN_IF_ERROR(RenamePath(away, PathOf(root, id)));
   }
   std::error_code error;
   std::vector<std::string> leftovers;
@@ -174,7 +169,7 @@ absl::Status PersistShard(const SnapshotReader& reader, const SealedSnapshot& sn
         absl::StrCat(path, ": a rank took the memory of the snapshot while it was written"));
   }
   RETURN_IF_ERROR(CheckOwner(checkpoint_directory, owner));
-  RETURN_IF_ERROR(Rename(beside, path));
+  RETURN_IF_ERROR(RenamePath(beside, path));
   std::move(remove_beside).Cancel();
   RETURN_IF_ERROR(CheckOwner(checkpoint_directory, owner));
 
@@ -234,7 +229,7 @@ absl::Status ApplyRetention(const std::string& checkpoint_directory, const Reten
     if (IsOfAnother(PathOf(checkpoint_directory, id), retention.owner)) continue;
     RETURN_IF_ERROR(CheckOwner(checkpoint_directory, retention.owner));
     const std::string away = PathOfDeleted(checkpoint_directory, id);
-    RETURN_IF_ERROR(Rename(PathOf(checkpoint_directory, id), away));
+    RETURN_IF_ERROR(RenamePath(PathOf(checkpoint_directory, id), away));
     RETURN_IF_ERROR(base::SyncDirectory(checkpoint_directory));
     RETURN_IF_ERROR(RemoveTree(away));
   }
@@ -253,7 +248,7 @@ absl::StatusOr<int> GiveUpIncomplete(const std::string& checkpoint_directory,
     const bool earlier =
         std::pair(id.attempt(), id.step()) < std::pair(newest.attempt(), newest.step());
     if (!earlier || HasManifest(from)) continue;
-    if (const absl::Status moved = Rename(from, away); !moved.ok()) {
+    if (const absl::Status moved = RenamePath(from, away); !moved.ok()) {
       const int error = base::ErrnoOf(moved);
       // another host moved it
       if (error == ENOENT || error == ENOTEMPTY || error == EEXIST) continue;
@@ -261,7 +256,7 @@ absl::StatusOr<int> GiveUpIncomplete(const std::string& checkpoint_directory,
     }
     // The manifest was written after the check above. After the rename no manifest can be written.
     if (HasManifest(away)) {
-      RETURN_IF_ERROR(Rename(away, from));
+      RETURN_IF_ERROR(RenamePath(away, from));
       continue;
     }
     RETURN_IF_ERROR(RemoveTree(away));

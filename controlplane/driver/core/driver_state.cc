@@ -58,17 +58,6 @@ JobRecord* FindJob(DriverState* state, absl::string_view job_id) {
   return const_cast<JobRecord*>(FindJob(*state, job_id));
 }
 
-const NodeRecord* FindNode(const DriverState& state, absl::string_view node_id) {
-  const auto it = std::lower_bound(
-      state.nodes().begin(), state.nodes().end(), node_id,
-      [](const NodeRecord& node, absl::string_view id) { return node.hello().node_id() < id; });
-  return it != state.nodes().end() && it->hello().node_id() == node_id ? &*it : nullptr;
-}
-
-NodeRecord* FindNode(DriverState* state, absl::string_view node_id) {
-  return const_cast<NodeRecord*>(FindNode(*state, node_id));
-}
-
 NodeRecord* AddNode(DriverState* state, absl::string_view node_id) {
   auto* nodes = state->mutable_nodes();
   nodes->Add();

@@ -13,6 +13,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "controlplane/driver/exchanges/party.h"  // FindNode
 #include "proto/driver_log.pb.h"
 
 namespace megascale::driver {
@@ -24,7 +25,7 @@ using Event = megascale::driver::v1::Event;
 
 class IndexedState;  // job_index.h
 
-// Find a job or node by its id; null: there is no such job or node.
+// Find a job by its id; null: there is no such job.
 const JobRecord* FindJob(const DriverState& state, absl::string_view job_id);
 JobRecord* FindJob(DriverState* state, absl::string_view job_id);
 // Returns whether the suspicion explains a stall; false: a slow job, or a machine that differs from
@@ -34,8 +35,6 @@ bool IsOfStall(const megascale::control::v1::Suspicion& suspicion);
 bool Trains(const JobRecord& job);
 // Returns whether the driver itself found why the job stands still.
 bool HasStallSuspicion(const JobRecord& job);
-const NodeRecord* FindNode(const DriverState& state, absl::string_view node_id);
-NodeRecord* FindNode(DriverState* state, absl::string_view node_id);
 
 inline const std::string& JobId(const JobRecord& job) { return job.submitted().job_id(); }
 

@@ -25,14 +25,6 @@ constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr ExchangeSize kQuick = {16 * kMiB, absl::Milliseconds(300)};
 constexpr ExchangeSize kFull = {1024 * kMiB, absl::Seconds(4)};
 
-const v1::NodeRecord* Find(const v1::DriverState& state, absl::string_view node_id) {
-  const auto& nodes = state.nodes();
-  const auto it = std::lower_bound(
-      nodes.begin(), nodes.end(), node_id,
-      [](const v1::NodeRecord& node, absl::string_view id) { return node.hello().node_id() < id; });
-  return it != nodes.end() && it->hello().node_id() == node_id ? &*it : nullptr;
-}
-
 // Returns the best rate of the machine; 0: it has too few to say more than how slow a partner is.
 double BestRate(const v1::NodeRecord& node) {
   double best = 0;
@@ -103,7 +95,7 @@ std::string ProofOf(const v1::DriverState& state, const v1::NodeRecord& node,
   for (const control::ExchangeResult& result : node.exchanges().results()) {
     if (Judge(result) != ExchangeVerdict::kPassed) continue;
     if (state.rules() < kRulesOfParties) return result.node_id();
-    const v1::NodeRecord* third = Find(state, result.node_id());
+    const v1::NodeRecord* third = FindNode(state, result.node_id());
     if (third != nullptr && PartyOf(*third, accused) != PartyOf(node, accused)) {
       return result.node_id();
     }
@@ -121,7 +113,7 @@ std::string EvidenceAgainst(const v1::DriverState& state, const v1::NodeRecord& 
     const std::string why = WhyFailed(result);
     if (why.empty()) continue;
     failures.push_back(absl::StrCat("with ", result.node_id(), ": ", why));
-    const v1::NodeRecord* other = Find(state, result.node_id());
+    const v1::NodeRecord* other = FindNode(state, result.node_id());
     if (other == nullptr) {
       // Only older rules count a machine that is forgotten by now.
       if (state.rules() < kRulesOfParties) parties.insert(result.node_id());

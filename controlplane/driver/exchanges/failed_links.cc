@@ -8,14 +8,6 @@
 namespace megascale::driver {
 namespace {
 
-const v1::NodeRecord* NodeWithId(const v1::DriverState& state, absl::string_view node_id) {
-  const auto& nodes = state.nodes();
-  const auto found = std::find_if(nodes.begin(), nodes.end(), [&](const v1::NodeRecord& node) {
-    return node.hello().node_id() == node_id;
-  });
-  return found == nodes.end() ? nullptr : &*found;
-}
-
 // Agents that share a machine are told apart by their node ids.
 bool IsWithinOneMachine(const v1::FailedLink& link) {
   return link.one().machine_id() == link.other().machine_id();
@@ -44,8 +36,8 @@ v1::FailedLinkEnd EndAt(const v1::NodeRecord& node) {
 
 void NoteFailedLink(absl::string_view one, absl::string_view other, int64_t now_unix_nanos,
                     v1::DriverState* state) {
-  const v1::NodeRecord* node = NodeWithId(*state, one);
-  const v1::NodeRecord* peer = NodeWithId(*state, other);
+  const v1::NodeRecord* node = FindNode(*state, one);
+  const v1::NodeRecord* peer = FindNode(*state, other);
   if (node == nullptr || peer == nullptr || node == peer) return;
   if (!node->alive() || !peer->alive()) return;
   auto* links = state->mutable_failed_links();
@@ -67,7 +59,7 @@ void ForgetLinksAmong(const std::vector<std::string>& node_ids, v1::DriverState*
   if (state->failed_links().empty()) return;
   std::vector<const v1::NodeRecord*> nodes;
   for (const std::string& node_id : node_ids) {
-    if (const v1::NodeRecord* node = NodeWithId(*state, node_id); node != nullptr)
+    if (const v1::NodeRecord* node = FindNode(*state, node_id); node != nullptr)
       nodes.push_back(node);
   }
   const auto is_at_any = [&](const v1::FailedLinkEnd& end, const v1::FailedLink& link) {
@@ -88,7 +80,7 @@ bool IsAtEitherEnd(const v1::NodeRecord& node, const v1::FailedLink& link) {
 }  // namespace
 
 bool HasFailedLink(const v1::DriverState& state, absl::string_view node_id) {
-  const v1::NodeRecord* node = NodeWithId(state, node_id);
+  const v1::NodeRecord* node = FindNode(state, node_id);
   const auto& links = state.failed_links();
   return node != nullptr && std::any_of(links.begin(), links.end(), [&](const auto& link) {
            return IsAtEitherEnd(*node, link);
@@ -97,7 +89,7 @@ bool HasFailedLink(const v1::DriverState& state, absl::string_view node_id) {
 
 bool ForgetLinksOf(absl::string_view node_id, v1::DriverState* state) {
   if (!HasFailedLink(*state, node_id)) return false;
-  const v1::NodeRecord* node = NodeWithId(*state, node_id);
+  const v1::NodeRecord* node = FindNode(*state, node_id);
   base::EraseIf(state->mutable_failed_links(),
                 [&](const auto& link) { return IsAtEitherEnd(*node, link); });
   return true;

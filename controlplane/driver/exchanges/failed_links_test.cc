@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "controlplane/driver/exchanges/testing/test_machine.h"
 
 namespace megascale::driver {
@@ -54,17 +54,18 @@ TEST(FailedLinksTest, OnlyLinksBetweenMachinesThatLiveAreKept) {
 
 TEST(FailedLinksTest, TheNewestLinksStay) {
   v1::DriverState state;
-  for (int i = 0; i <= kFailedLinksMax + 1; ++i) AddMachine(absl::StrCat(i), &state);
+  const auto id = [](int i) { return absl::StrFormat("%03d", i); };
+  for (int i = 0; i <= kFailedLinksMax + 1; ++i) AddMachine(id(i), &state);
   for (int i = 1; i <= kFailedLinksMax + 1; ++i) {
-    NoteFailedLink("0", absl::StrCat(i), kNow + i, &state);
+    NoteFailedLink(id(0), id(i), kNow + i, &state);
   }
   EXPECT_THAT(state.failed_links(), SizeIs(kFailedLinksMax));
-  EXPECT_FALSE(HasFailedLink(state, "1"));
-  EXPECT_TRUE(HasFailedLink(state, "2"));
+  EXPECT_FALSE(HasFailedLink(state, id(1)));
+  EXPECT_TRUE(HasFailedLink(state, id(2)));
   ForgetOldLinks(kNow + 2 + absl::ToInt64Nanoseconds(kFailedLinkMemory), &state);
-  EXPECT_TRUE(HasFailedLink(state, "2"));
+  EXPECT_TRUE(HasFailedLink(state, id(2)));
   ForgetOldLinks(kNow + 3 + absl::ToInt64Nanoseconds(kFailedLinkMemory), &state);
-  EXPECT_FALSE(HasFailedLink(state, "2"));
+  EXPECT_FALSE(HasFailedLink(state, id(2)));
 }
 
 }  // namespace

@@ -194,6 +194,31 @@ absl::Status CheckOwnFolder(const std::string& folder, absl::string_view advice)
   return CheckFolder(folder, /*is_closed=*/true, advice);
 }
 
+namespace {
+
+absl::Status CheckNotWritable(const std::string& path, const struct stat& info) {
+  if (!OthersMayWrite(info)) return absl::OkStatus();
+  return Refuse(
+      path,
+      absl::StrCat("has mode ", ModeText(info), ", expected that only its owner may write to it"),
+      absl::StrCat("look whether another user changed it, then chmod go-w ", path));
+}
+
+// Checks what a link of this user's in a trusted folder leads to, such as a larger disk.
+absl::Status CheckTarget(const std::string& link) {
+  std::error_code error;
+  const std::filesystem::path target = std::filesystem::canonical(link, error);
+  if (error) return absl::OkStatus();  // it leads nowhere
+  const std::string advice = absl::StrCat("remove the link ", link);
+  struct stat info;
+  RETURN_IF_ERROR(Look(target.string(), advice, &info));
+  RETURN_IF_ERROR(CheckOwner(target.string(), info, advice));
+  RETURN_IF_ERROR(CheckNotWritable(target.string(), info));
+  return CheckAbove(target, advice);
+}
+
+}  // namespace
+
 absl::Status CheckTrustedFolder(const std::string& folder, absl::string_view advice) {
   RETURN_IF_ERROR(CheckFolder(folder, /*is_closed=*/false, advice));
   std::error_code error;
@@ -205,11 +230,7 @@ absl::Status CheckTrustedFolder(const std::string& folder, absl::string_view adv
     if (absl::IsNotFound(looked)) continue;  // deleted meanwhile
     RETURN_IF_ERROR(looked);
     RETURN_IF_ERROR(CheckOwner(path, info, "remove it if you did not put it there"));
-    if (S_ISLNK(info.st_mode) || !OthersMayWrite(info)) continue;
-    return Refuse(
-        path,
-        absl::StrCat("has mode ", ModeText(info), ", expected that only its owner may write to it"),
-        absl::StrCat("look whether another user changed it, then chmod go-w ", path));
+    RETURN_IF_ERROR(S_ISLNK(info.st_mode) ? CheckTarget(path) : CheckNotWritable(path, info));
   }
   return error ? ErrnoStatus(error.value(), folder) : absl::OkStatus();
 }

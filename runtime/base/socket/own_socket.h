@@ -32,8 +32,9 @@ absl::Status CheckOwnFolder(const std::string& folder, absl::string_view advice)
 bool OthersMayWrite(const struct stat& info);
 
 // Checks a folder in which this process keeps files that it trusts, such as its state: as
-// CheckOwnFolder, but others may read. Each file and folder in it belongs to this user, too, and
-// others cannot write to it; what lies deeper is not checked. Errors: also NotFound.
+// CheckOwnFolder, but others may read. Each file and folder in it, or to which a link in it leads,
+// belongs to this user, too, and others cannot write to it; what lies deeper is not checked.
+// Errors: also NotFound.
 absl::Status CheckTrustedFolder(const std::string& folder, absl::string_view advice);
 
 // Checks a file with a secret of this process's: a regular file of this user's that others can

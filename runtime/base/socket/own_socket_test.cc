@@ -122,6 +122,20 @@ TEST_F(OwnSocketTest, TrustsAFolderThatOthersMayReadButNotWrite) {
   EXPECT_TRUE(CheckTrustedFolder(folder, "advice").ok());
 }
 
+TEST_F(OwnSocketTest, TrustsALinkInAFolderOnlyIfItLeadsToWhatOthersCannotWrite) {
+  const std::string folder = directory_ + "/state";
+  const std::string disk = directory_ + "/disk";
+  ASSERT_EQ(::mkdir(folder.c_str(), 0700), 0);
+  ASSERT_EQ(::mkdir(disk.c_str(), 0755), 0);
+  ASSERT_EQ(::symlink(disk.c_str(), (folder + "/log").c_str()), 0);
+  EXPECT_EQ(CheckTrustedFolder(folder, "advice"), absl::OkStatus());
+  ASSERT_EQ(::chmod(disk.c_str(), 0777), 0);
+  EXPECT_THAT(std::string(CheckTrustedFolder(folder, "advice").message()),
+              HasSubstr("/disk: has mode 0777, expected that only its owner may write to it"));
+  ASSERT_EQ(::rmdir(disk.c_str()), 0);
+  EXPECT_EQ(CheckTrustedFolder(folder, "advice"), absl::OkStatus()) << "it leads nowhere";
+}
+
 TEST_F(OwnSocketTest, TheGroupOfOneUserIsThatUser) {
   struct stat info = {};
   info.st_uid = info.st_gid = 0;  // root has a group of its own

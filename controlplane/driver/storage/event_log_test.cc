@@ -303,6 +303,29 @@ TEST_F(RocksDbLogTest, ACopyThatWasCutShortIsRefused) {
   }
 }
 
+TEST_F(RocksDbLogTest, NothingIsRestoredFromOrToWhereOthersMayWrite) {
+  const std::string state_directory = directory_ + "/state";
+  DriverState state;
+  {
+    auto log = *OpenRocksDbLog(state_directory + "/log");
+    ASSERT_TRUE(
+        log->Append(0, {StartedEvent(state, {absl::FromUnixSeconds(100), "s", false})}).ok());
+  }
+  const std::string copy = directory_ + "/copy";
+  const std::string made = directory_ + "/new";
+  ASSERT_TRUE(BackUpLog(state_directory, copy).ok());
+  std::filesystem::create_directory(made);
+  const auto restore = [&] { return RestoreLog(copy, made, absl::FromUnixSeconds(200)).status(); };
+  for (const std::string& open : {copy, made}) {
+    std::filesystem::permissions(open, std::filesystem::perms::all);
+    EXPECT_EQ(restore().code(), absl::StatusCode::kPermissionDenied);
+    EXPECT_THAT(std::string(restore().message()),
+                HasSubstr(open.substr(open.rfind('/')) + ": has mode 0777"));
+    std::filesystem::permissions(open, std::filesystem::perms::owner_all);
+  }
+  EXPECT_EQ(restore(), absl::OkStatus());
+}
+
 // All that a driver may have: jobs, nodes and what belongs to neither.
 DriverState LargeState(int num_jobs) {
   DriverState state;

@@ -18,6 +18,7 @@
 #include "controlplane/driver/storage/log_clock.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/log.h"
+#include "runtime/base/socket/own_socket.h"
 #include "runtime/base/status.h"
 
 namespace megascale::driver {
@@ -66,6 +67,13 @@ absl::Status WriteState(const DriverState& state, const std::string& directory) 
   std::error_code error;
   if (!written.ok()) std::filesystem::remove_all(made, error);
   return written;
+}
+
+// Whoever may write there could give the driver any jobs. A directory that does not exist yet is
+// fine.
+absl::Status CheckIsTrusted(const std::string& directory, absl::string_view advice) {
+  const absl::Status trusted = base::CheckTrustedFolder(directory, advice);
+  return absl::IsNotFound(trusted) ? absl::OkStatus() : trusted;
 }
 
 std::string SizePathOf(const std::string& copy) { return absl::StrCat(copy, "/size"); }
@@ -125,6 +133,8 @@ absl::StatusOr<int> BackUpLog(const std::string& state_directory, const std::str
 
 absl::StatusOr<int> RestoreLog(const std::string& copy, const std::string& state_directory,
                                absl::Time now) {
+  RETURN_IF_ERROR(CheckIsTrusted(copy, "restore a copy of your own"));
+  RETURN_IF_ERROR(CheckIsTrusted(state_directory, "give another --state-dir"));
   ASSIGN_OR_RETURN(DriverState state, ReadState(copy));
   RETURN_IF_ERROR(CheckIsWhole(state, copy));
   Event started = StartedEvent(state, {.now = now, .secret = "", .restored = true});

@@ -18,7 +18,8 @@ absl::StatusOr<int> BackUpLog(const std::string& state_directory, const std::str
 // Makes the log of `state_directory` from `copy`. Folders of jobs that the copy does not know are
 // moved to jobs.before-restore, because a driver refuses a log that lacks a job. `now`: wall time.
 // Returns how many jobs the log has. Errors: AlreadyExists - the directory has a log already, which
-// must be moved away first; DataLoss - the copy is not whole.
+// must be moved away first; DataLoss - the copy is not whole; PermissionDenied - other users may
+// write to one of the two.
 absl::StatusOr<int> RestoreLog(const std::string& copy, const std::string& state_directory,
                                absl::Time now);
 

@@ -95,7 +95,15 @@ TEST(JobMemoryTest, AMachineNeedsWhatItsRanksNeedOneByOne) {
     for (const int slots : {1, 2, 3, world}) {
       for (int first = 0; first < world; first += slots) {
         const std::vector<int> here = Ranks(first, std::min(first + slots, world));
-        ExpectOneByOne(spec, here, of_job.OfMachine(here).value());
+        const NodeMemory memory = of_job.OfMachine(here).value();
+        ExpectOneByOne(spec, here, memory);
+        const NodeMemory exchanges = of_job.ExchangesOfMachine(here);
+        EXPECT_EQ(exchanges.collectives, memory.collectives);
+        for (size_t i = 0; i < here.size(); ++i) {
+          EXPECT_EQ(exchanges.ranks[i].rank, here[i]);
+          EXPECT_EQ(exchanges.ranks[i].num_connections(), memory.ranks[i].num_connections());
+          EXPECT_EQ(exchanges.ranks[i].memory.communicators, memory.ranks[i].memory.communicators);
+        }
       }
     }
     EXPECT_EQ(of_job.OfMachine({world}).status().code(), absl::StatusCode::kInvalidArgument);

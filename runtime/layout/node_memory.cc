@@ -160,6 +160,14 @@ void JobMemory::AddExchanges(NodeMemory* memory) const {
   }
 }
 
+NodeMemory JobMemory::ExchangesOfMachine(const std::vector<int>& here) const {
+  NodeMemory memory;
+  memory.ranks.resize(here.size());
+  for (size_t i = 0; i < here.size(); ++i) memory.ranks[i].rank = here[i];
+  AddExchanges(&memory);
+  return memory;
+}
+
 absl::StatusOr<NodeMemory> JobMemory::OfMachine(const std::vector<int>& here) {
   std::vector<LocalRank> ranks;
   NodeMemory memory;
@@ -264,7 +272,7 @@ absl::Status CheckDescriptors(const NodeMemory& needed, int64_t limit) {
       parts.push_back(absl::StrCat(of_group.count, " (", of_group.group, " group of ",
                                    of_group.num_members, " ranks)"));
     }
-    parts.push_back(absl::StrCat(kOtherDescriptors, " (the process)"));
+    parts.push_back(absl::StrCat(comm::kDescriptorsBesideStreams, " (the process)"));
     return absl::FailedPreconditionError(absl::StrCat(
         "descriptors: rank ", rank.rank, " needs ", absl::StrJoin(parts, " + "), " = ",
         rank.num_descriptors(), ", for its connections to other machines; the limit is ", limit,

@@ -18,6 +18,7 @@
 #include "proto/job.pb.h"
 #include "runtime/base/process/resource_limit.h"
 #include "runtime/base/process/shared_memory.h"
+#include "runtime/comm/host/connect.h"
 #include "runtime/layout/rank_layout.h"
 #include "runtime/layout/rank_memory.h"
 #include "runtime/plan/mesh.h"
@@ -41,10 +42,6 @@ struct LocalRank {
   int batch_reader = 0;
 };
 
-// The most descriptors that a rank's process has beside its connections: shared memory, its link to
-// the agent, listening sockets, those of threads and libraries, connections that are being made.
-inline constexpr int64_t kOtherDescriptors = 64;
-
 // The memory that a job needs on one machine, computed before anything is made or started. Bytes.
 struct NodeMemory {
   // A rank's streams to other machines, for one of its groups.
@@ -61,7 +58,7 @@ struct NodeMemory {
 
     int64_t num_connections() const;
     // The most that its process has open at a time.
-    int64_t num_descriptors() const { return num_connections() + kOtherDescriptors; }
+    int64_t num_descriptors() const { return num_connections() + comm::kDescriptorsBesideStreams; }
   };
   std::vector<Rank> ranks;  // ranks on this machine, in order
   // Whether the ranks' devices compute in the machine's memory, as processors do. False: the parts
@@ -87,6 +84,9 @@ class JobMemory {
 
   // As MemoryOfNode.
   absl::StatusOr<NodeMemory> OfMachine(const std::vector<int>& ranks);
+  // The part of OfMachine that CheckDescriptors and CheckRings look at, everything else 0.
+  // Requires: the job has the ranks. Cost: the number of ranks, since no plan and no shard is made.
+  NodeMemory ExchangesOfMachine(const std::vector<int>& ranks) const;
 
   // Returns how many plans of a step, layouts, and lists of a shard's slices were made.
   size_t num_plans() const { return of_stage_.size(); }

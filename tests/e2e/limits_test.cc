@@ -150,6 +150,27 @@ TEST(LimitsTest, AMachineServesMoreRanksThanOneMessageHadDescriptors) {
   EXPECT_EQ(cluster.Status("job").attempt(), 1);
 }
 
+// 140 stages on two machines: each rank has five streams to each of the 70 stages elsewhere.
+TEST(LimitsTest, AJobWhoseRanksNeedMoreDescriptorsThanTheirMachinesAllowIsRefusedAtTheSubmit) {
+  Cluster cluster;
+  cluster.StartDriver();
+  cluster.RunAgentsUnder({"/usr/bin/prlimit", "--nofile=413"});
+  for (const int agent : {0, 1}) cluster.StartAgent(agent, 70);
+  ASSERT_TRUE(cluster.WaitForAgents(2));
+  const CommandResult refused = cluster.Megascale(
+      {"submit", cluster.directory() + "/job.yaml", "--job-id", "wide", "--set",
+       "parallel.data_parallel_size=1", "--set", "parallel.pipeline_model_parallel_size=140",
+       "--set", "model.num_hidden_layers=140", "--set", "train.global_batch_size=140", "--set",
+       "train.micro_batch_size=1"});
+  EXPECT_NE(refused.exit_code, 0);
+  EXPECT_NE(refused.err.find("node n0: descriptors: rank 0 needs 350 (pipeline group of 140 ranks) "
+                             "+ 64 (the process) = 414, for its connections to other machines; the "
+                             "limit is 413; "),
+            std::string::npos)
+      << refused.err;
+  EXPECT_NE(cluster.Megascale({"status", "wide"}).exit_code, 0) << "it is in no queue";
+}
+
 TEST(LimitsTest, AQuotaOfCoresIsShownAndWarnedOf) {
   LimitedGroups groups;
   if (!groups.LimitCores()) GTEST_SKIP() << "no cpu control group can be made here";

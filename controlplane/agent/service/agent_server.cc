@@ -159,6 +159,7 @@ v1::Resources MakeResources() {
     resources.set_memory_bytes(memory->limit_bytes);
     resources.set_memory_source(memory->source);
   }
+  resources.set_descriptors(base::RaiseDescriptorLimit());
   return resources;
 }
 

@@ -374,13 +374,24 @@ bool HasRoomWithout(const DriverState& state, const JobRecord& job,
   });
 }
 
-bool NeedsMoreThanThereIs(const DriverState& state, const JobRecord& job) {
+std::vector<std::string> NodesIfAlone(const DriverState& state, const JobRecord& job) {
   Exceptions exceptions;
   exceptions.all_give = true;
-  const std::vector<Kind> kinds = KindsFor(state, job);
-  return std::none_of(kinds.begin(), kinds.end(), [&](const Kind& kind) {
-    return !PlaceGroups(job, FreeSlotsFor(state, job, kind, exceptions)).empty();
-  });
+  for (const Kind& kind : KindsFor(state, job)) {
+    const std::vector<std::string> of_groups =
+        PlaceGroups(job, FreeSlotsFor(state, job, kind, exceptions));
+    if (of_groups.empty()) continue;
+    std::vector<std::string> of_ranks;
+    for (const std::string& node : of_groups) {
+      of_ranks.insert(of_ranks.end(), static_cast<size_t>(TensorSize(job)), node);
+    }
+    return of_ranks;
+  }
+  return {};
+}
+
+bool NeedsMoreThanThereIs(const DriverState& state, const JobRecord& job) {
+  return NodesIfAlone(state, job).empty();
 }
 
 PlacementResult PlaceJob(const DriverState& state, const JobRecord& job, const NodePairs& failed,

@@ -44,6 +44,10 @@ std::set<std::string> TestsToWaitFor(const DriverState& state, const JobRecord& 
 bool HasRoomWithout(const DriverState& state, const JobRecord& job,
                     const std::set<std::string>& nodes);
 
+// Returns the node of each rank if no other job had slots and no node were being tested; empty: the
+// job would not fit even then.
+std::vector<std::string> NodesIfAlone(const DriverState& state, const JobRecord& job);
+
 // True when the job would not fit even if no other job had slots.
 bool NeedsMoreThanThereIs(const DriverState& state, const JobRecord& job);
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/admission/admission.h"
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/epoch.h"
 #include "controlplane/driver/exchanges/exchanges.h"
@@ -133,6 +134,7 @@ absl::Status DriverShell::Submit(pb::JobSubmitted submit) {
   ASSIGN_OR_RETURN(const bool is_new, IsNewSubmit(indexed(), submit));
   if (!is_new) return absl::OkStatus();
   RETURN_IF_ERROR(CheckOutsideState(submit, options_.state_directory));
+  RETURN_IF_ERROR(CheckExchanges(state_, submit));
   if (options_.files->Exists(absl::StrCat(submit.directory(), "/", kForgottenFile))) {
     return absl::AlreadyExistsError(absl::StrCat(
         "job id ", submit.job_id(), ": ", submit.directory(),

@@ -30,8 +30,6 @@ constexpr absl::Duration kPollInterval = absl::Milliseconds(100);
 // Incoming sockets that have not authenticated yet. Further ones wait in the kernel's queue.
 constexpr size_t kStrangersMax = 256;
 constexpr size_t kStrangersMin = 8;
-// What a rank opens beside its connections: the listening socket, epolls, an eventfd, some files.
-constexpr size_t kOtherDescriptors = 16;
 // Pause before a socket that the peer closed is replaced: a dying process closes its sockets one by
 // one.
 constexpr absl::Duration kTryAgainAfter = absl::Milliseconds(100);
@@ -190,13 +188,16 @@ void Meeting::SetStream(size_t request, base::UniqueFd socket) {
 absl::Status Meeting::ReserveDescriptors() {
   const auto limit = static_cast<size_t>(base::RaiseDescriptorLimit());
   const auto num_open = static_cast<size_t>(base::CountOpenDescriptors());
-  const size_t num_needed = requests_.size() + kOtherDescriptors + kStrangersMin;
+  // A process that has more open than ranks of a job have needs as many more.
+  constexpr auto kBeside = static_cast<size_t>(kDescriptorsBesideStreams);
+  const size_t num_others = std::max(kBeside, num_open + kBeside / 2);
+  const size_t num_needed = requests_.size() + num_others - num_open;
   if (num_open + num_needed > limit) {
     return base::WithErrno(
         absl::ResourceExhaustedError(absl::StrCat(
-            "too few descriptors: this rank needs ", num_needed,
-            " for its connections to other machines, beside ", num_open,
-            " open ones, and its limit is ", limit,
+            "too few descriptors: this rank needs ", num_needed, " for its ", requests_.size(),
+            " connections to other machines, beside ", num_open, " open ones, and its limit is ",
+            limit,
             ", which it has from its agent; raise the agent's limit (ulimit -Hn, or LimitNOFILE "
             "of its unit) and start the agent again")),
         EMFILE);

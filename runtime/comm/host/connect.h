@@ -15,6 +15,13 @@
 
 namespace megascale::comm {
 
+// The most descriptors that a rank's process has open beside its streams: about 30 when it begins
+// to connect (shared memory, its link to the agent, its log, those of libraries), then the
+// listening socket, epolls, and connections that have not authenticated yet; the rest is for files
+// that it opens and closes again. Whoever checks a limit of descriptors counts these, so that a
+// rank that was let start does not fail here.
+inline constexpr int64_t kDescriptorsBesideStreams = 64;
+
 struct ConnectOptions {
   int rank = 0;
   std::string job_id;

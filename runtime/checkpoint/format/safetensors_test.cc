@@ -4,6 +4,8 @@
 
 #include <cstring>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
@@ -77,6 +79,33 @@ TEST(SafetensorsTest, AFileOfAnotherProgramIsRead) {
       8));
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   EXPECT_EQ(parsed->entries[0].key, "w");
+}
+
+TEST(SafetensorsTest, EveryFormThatTheFormatAllowsIsRead) {
+  const auto entries_of = [](const std::string& json, size_t data_bytes) {
+    const auto header = Parse(FileOf(json, data_bytes));
+    EXPECT_TRUE(header.ok()) << header.status() << json;
+    return header.ok() ? header->entries.size() : 0;
+  };
+  const std::string w = R"("w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]})";
+  EXPECT_EQ(entries_of("{\"__metadata__\":null," + w + "}", 8), 1u);
+  EXPECT_EQ(entries_of("{" + w + ",\"__metadata__\":{}}", 8), 1u);
+  EXPECT_EQ(entries_of("{\"__metadata__\":null}", 0), 0u);
+  EXPECT_EQ(entries_of(R"({"w":{"dtype":"F32","shape":[],"data_offsets":[0,4]}})", 4), 1u);
+  EXPECT_EQ(entries_of(R"({"w":{"dtype":"F32","shape":[0,7],"data_offsets":[0,0]}})", 0), 1u);
+  for (const auto& [dtype, bits] : std::vector<std::pair<std::string, int>>{
+           {"BOOL", 8},    {"U8", 8},          {"I8", 8},          {"F8_E4M3", 8}, {"F8_E5M2", 8},
+           {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},    {"U16", 16},
+           {"F16", 16},    {"BF16", 16},       {"I32", 32},        {"U32", 32},    {"F32", 32},
+           {"I64", 64},    {"U64", 64},        {"F64", 64},        {"C64", 64},    {"F4", 4},
+           {"F6_E2M3", 6}, {"F6_E3M2", 6}}) {
+    const int bytes = bits;  // of eight elements
+    EXPECT_EQ(entries_of(absl::StrCat("{\"w\":{\"dtype\":\"", dtype,
+                                      "\",\"shape\":[8],\"data_offsets\":[0,", bytes, "]}}"),
+                         static_cast<size_t>(bytes)),
+              1u)
+        << dtype;
+  }
 }
 
 TEST(SafetensorsTest, LengthsThatAreNotTrueAreRefused) {

@@ -156,4 +156,5 @@ def main():
     (FOLDER / "folders.json").write_text(f'{{"texts": {texts},\n"folders": [\n{lines}\n]}}\n')
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -357,6 +357,21 @@ def hugging_face():
         write("hugging_face_index", name, json.dumps({"weight_map": weight_map}))
 
 
+def vocabulary(tokens):
+    """A vocab.json in one line, then a merges.txt."""
+    line = json.dumps(tokens)
+    files = {
+        "gpt2": (line, "#version: 0.2\na b\n"), "line-ends": (line, "#version: 0.2\r\na b\r\n"), "no-version": (line, "a b\na b"),
+        "spaces": (line, "#version: 0.2\n\t a\u00a0b \n\n"), "mark": (line, "\ufeff#version: 0.2\na b\n"), "unknown": (line, "x\nb a\n"),
+        "three": (line, "x\na b ab\n"), "no-merges": (line, ""), "no-tokens": ("{}", "x\n"), "list": ("[]", "x\n"), "empty": ("", ""),
+        "hole": (json.dumps({"a": 0, "b": 7}), "x\n"), "deep": ("[" * 1000, "x\n"), "text": (json.dumps({"a": "b"}), "x\n"),
+        "control": (json.dumps({"\u001b[2J": 0}), "x\n\u001b \u202e\n"),
+    }
+    for name, (first, merges) in files.items():
+        write("tokenizer_vocabulary", name, f"{first}\n{merges}")
+    write("tokenizer_vocabulary", "invalid", line.encode() + b"\nx\na \xff\n")
+
+
 def tokenizers():
     fallback = {f"<0x{byte:02X}>": byte for byte in range(256)}
     llama = {"added_tokens": [{"id": 0, "content": "<0x00>", "special": True, "lstrip": True, "rstrip": True}],
@@ -384,11 +399,15 @@ def tokenizers():
             {"type": "Digits", "individual_digits": True}, {"type": "ByteLevel", "add_prefix_space": False}]}},
         "roberta": {**small, "post_processor": {"type": "RobertaProcessing", "sep": ["a", 0], "cls": ["b", 1]}},
         "saved-call": {**small, "truncation": {"max_length": 1}, "padding": {"length": 3}},
+        "fields": {**small, "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC", "\u202e": 1}], "x": 2}, "\n": 3},
+        "long-step": {**small, "normalizer": {"type": "Replace", "pattern": {"String": "a" * 1025}, "content": ""}},
+        "long-token": {**small, "added_tokens": [{"id": 3, "content": "ab" * 500}, {"id": 4, "content": "b"}]},
         "unigram": model(type="Unigram"), "control": model(type="\u001b[2J\u202e\n"), "no-model": {}, "list": [],
     }
     for name, content in files.items():
         write("tokenizer_json", name, json.dumps(content))
     write("tokenizer_json", "deep", "[" * 1000)
+    vocabulary(small["model"]["vocab"])
     write("tokenizer_json", "empty", "")
     written = {"id": 2, "content": "<pad>", "special": True}
     settings = {

@@ -55,6 +55,8 @@ void RunStoreReplies(absl::string_view input);
 void RunTokenizerJson(absl::string_view input);
 // The files beside a tokenizer.json, one in each line; if they are sound, it encodes a text.
 void RunTokenizerSettings(absl::string_view input);
+// A vocab.json in one line, then a merges.txt, as the classes of GPT-2 and of Qwen2 read them.
+void RunTokenizerVocabulary(absl::string_view input);
 // A SentencePiece model; if it is one, it encodes and decodes a text.
 void RunSentencePiece(absl::string_view input);
 // Any bytes, encoded and decoded by the fixed tokenizer that the first byte chooses.

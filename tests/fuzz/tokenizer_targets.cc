@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 #include "runtime/data/tokenizer/files/sentencepiece.h"
 #include "runtime/data/tokenizer/files/settings.h"
 #include "runtime/data/tokenizer/files/tokenizer_json.h"
+#include "runtime/data/tokenizer/files/vocabulary_files.h"
 #include "runtime/data/tokenizer/text/utf8.h"
 #include "tests/fuzz/target.h"
 
@@ -102,6 +104,23 @@ void RunTokenizerSettings(absl::string_view input) {
   const auto tokenizer = Tokenizer::Create(*std::move(parts));
   if (!tokenizer.ok()) return CheckLine(tokenizer.status());
   CheckText(**tokenizer, "a <s> b<pad> <|endoftext|>\xC3\xA9\xFF x");
+}
+
+void RunTokenizerVocabulary(absl::string_view input) {
+  const size_t end = std::min(input.find('\n'), input.size());
+  const absl::string_view merges = input.substr(std::min(end + 1, input.size()));
+  for (const auto one : {tokenizer::TokenizerClass::kGpt2, tokenizer::TokenizerClass::kQwen2}) {
+    tokenizer::Settings settings;
+    settings.tokenizer_class = one;
+    auto parts = tokenizer::ParseVocabularyFiles(input.substr(0, end), merges, settings);
+    if (!parts.ok()) {
+      CheckLine(parts.status());
+      continue;
+    }
+    const auto tokenizer = Tokenizer::Create(*std::move(parts));
+    if (!tokenizer.ok()) return CheckLine(tokenizer.status());
+    CheckText(**tokenizer, "aab b ba  abab\xC3\xA9\xFF 'S 1234");
+  }
 }
 
 void RunSentencePiece(absl::string_view input) {

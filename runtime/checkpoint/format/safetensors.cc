@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/base/work/counted_work.h"
 
 namespace megascale::checkpoint {
 namespace {
@@ -39,6 +40,9 @@ constexpr DtypeSize kDtypes[] = {
     {"F8_E5M2", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"F8_E8M0", 8}, {"F6_E2M3", 6},
     {"F6_E3M2", 6}, {"F4", 4}};
 
+// A name as messages show it, so that the reason stays in sight.
+std::string Shown(absl::string_view name) { return base::Printable(name, 120); }
+
 // Returns 0 if it is not a type of the format.
 int64_t BitsOf(absl::string_view dtype) {
   for (const DtypeSize& known : kDtypes) {
@@ -61,8 +65,9 @@ class HeaderParser {
     SafetensorsHeader header;
     header.data_begin = data_begin;
     for (const auto& [key, value] : json.items()) {
+      base::CountWork(key.size());
       if (key == kMetadata && value.is_null()) continue;
-      if (!value.is_object()) return Wrong(absl::StrCat("\"", key, "\" is not an object"));
+      if (!value.is_object()) return Wrong(absl::StrCat("\"", Shown(key), "\" is not an object"));
       if (key == kMetadata) {
         RETURN_IF_ERROR(ParseMetadata(value, &header));
       } else {
@@ -76,6 +81,7 @@ class HeaderParser {
 
  private:
   absl::StatusOr<Json> ParseJson(absl::string_view text) const {
+    base::CountWork(text.size());
     // For repeated keys the library would silently keep one.
     std::vector<std::set<std::string>> keys;
     bool has_twice = false;
@@ -96,7 +102,8 @@ class HeaderParser {
 
   absl::Status ParseMetadata(const Json& json, SafetensorsHeader* header) const {
     for (const auto& [key, value] : json.items()) {
-      if (!value.is_string()) return Wrong(absl::StrCat("metadata \"", key, "\" is not a string"));
+      if (!value.is_string())
+        return Wrong(absl::StrCat("metadata \"", Shown(key), "\" is not a string"));
       header->metadata[key] = value.get<std::string>();
     }
     return absl::OkStatus();
@@ -104,7 +111,7 @@ class HeaderParser {
 
   absl::StatusOr<SafetensorsEntry> ParseEntry(const std::string& key, const Json& json) const {
     const auto wrong = [&](absl::string_view what) {
-      return Wrong(absl::StrCat("tensor \"", key, "\" ", what));
+      return Wrong(absl::StrCat("tensor \"", Shown(key), "\" ", what));
     };
     if (!json.contains("dtype") || !json["dtype"].is_string() || !json.contains("shape") ||
         !json.contains("data_offsets")) {
@@ -116,7 +123,7 @@ class HeaderParser {
     const int64_t element_bits = BitsOf(entry.dtype);
     if (element_bits == 0) {
       return absl::DataLossError(absl::StrCat(
-          file_, ": tensor \"", key, "\" has the type ", base::Printable(entry.dtype, 80),
+          file_, ": tensor \"", Shown(key), "\" has the type ", base::Printable(entry.dtype, 80),
           ", which this version does not know; save it in another type, such as F32"));
     }
     std::vector<int64_t> offsets;
@@ -141,6 +148,7 @@ class HeaderParser {
 
   static bool ParseIntegers(const Json& json, std::vector<int64_t>* values) {
     if (!json.is_array()) return false;
+    base::CountWork(json.size());
     for (const Json& value : json) {
       if (!value.is_number_unsigned()) return false;
       const auto number = value.get<uint64_t>();
@@ -156,9 +164,10 @@ class HeaderParser {
       return std::pair(a.begin, a.size_bytes) < std::pair(b.begin, b.size_bytes);
     });
     int64_t end = 0;
+    base::CountWork(header->entries.size());
     for (const SafetensorsEntry& entry : header->entries) {
       if (entry.begin != end) {
-        return Wrong(absl::StrCat("tensor \"", entry.key, "\" begins at ", entry.begin,
+        return Wrong(absl::StrCat("tensor \"", Shown(entry.key), "\" begins at ", entry.begin,
                                   ", the one before it ends at ", end));
       }
       if (__builtin_add_overflow(end, entry.size_bytes, &end)) return Wrong("absurd offsets");

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "runtime/base/work/counted_work.h"
 
 namespace megascale::checkpoint {
 namespace {
@@ -105,6 +107,44 @@ TEST(SafetensorsTest, EveryFormThatTheFormatAllowsIsRead) {
                          static_cast<size_t>(bytes)),
               1u)
         << dtype;
+  }
+}
+
+TEST(SafetensorsTest, ALongNameDoesNotHideWhatIsWrong) {
+  const std::string name(100'000, 'n');
+  ExpectRefused(FileOf("{\"" + name + R"(":{"dtype":"F32","shape":[2],"data_offsets":[0,9]}})", 9),
+                "has 9 bytes, its shape needs 8");
+  const auto status =
+      Parse(FileOf("{\"" + name + R"(":{"dtype":"F33","shape":[2],"data_offsets":[0,8]}})", 8))
+          .status();
+  EXPECT_TRUE(absl::StrContains(status.message(), "has the type F33")) << status;
+  EXPECT_LT(status.message().size(), 500u);
+}
+
+TEST(SafetensorsTest, TheWorkGrowsAsTheHeader) {
+  const auto until = [](size_t size, const std::function<std::string(size_t)>& part) {
+    std::string all;
+    for (size_t i = 0; all.size() < size; ++i) absl::StrAppend(&all, i == 0 ? "" : ",", part(i));
+    return absl::StrCat("{", all, "}");
+  };
+  const std::string empty = R"(:{"dtype":"F32","shape":[0],"data_offsets":[0,0]})";
+  const std::function<std::string(size_t)> parts[] = {
+      [&](size_t i) { return absl::StrCat("\"t", i, "\"", empty); },
+      [&](size_t i) { return absl::StrCat("\"", std::string(i, 'x'), "\"", empty); },
+      [&](size_t) { return absl::StrCat("\"t\"", empty); },
+      [&](size_t i) { return absl::StrCat("\"t", i, "\":{\"a\":[[[[]]]]}"); },
+      [&](size_t i) {
+        return absl::StrCat("\"t\":{\"dtype\":\"F32\",\"shape\":[", std::string(2 * i, '1'), "]}");
+      },
+  };
+  constexpr size_t kSize = 1 << 15;
+  for (const auto& part : parts) {
+    const auto work = [&](size_t size) {
+      const std::string file = FileOf(until(size, part), 0);
+      return base::WorkOf([&] { Parse(file).status().IgnoreError(); });
+    };
+    EXPECT_GE(work(kSize), static_cast<int64_t>(kSize)) << &part - parts;
+    EXPECT_LE(work(2 * kSize), work(kSize) * 5 / 2) << &part - parts;
   }
 }
 

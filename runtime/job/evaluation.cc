@@ -23,4 +23,11 @@ bool IsEvaluated(const v1::JobSpec& spec, int64_t step) {
   return step % interval == 0 || step == spec.train().steps();
 }
 
+int64_t LastEvaluated(const v1::JobSpec& spec, int64_t step) {
+  const int64_t interval = EvaluationInterval(spec);
+  if (interval == 0 || step < 1) return 0;
+  const int64_t steps = spec.train().steps();
+  return step >= steps ? steps : step - step % interval;
+}
+
 }  // namespace megascale::job

@@ -23,4 +23,7 @@ int64_t EvaluationBatches(const v1::JobSpec& spec);
 // Whether the weights after `step` are evaluated.
 bool IsEvaluated(const v1::JobSpec& spec, int64_t step);
 
+// Returns the newest step up to `step` whose weights are evaluated; 0: there is none.
+int64_t LastEvaluated(const v1::JobSpec& spec, int64_t step);
+
 }  // namespace megascale::job

@@ -474,6 +474,10 @@ TEST(JobSpecTest, EvaluatesWhereItAsksForItAndAfterTheLastStep) {
   EXPECT_EQ(EvaluationBatches(spec), 7);
   EXPECT_TRUE(IsEvaluated(spec, 600));
   EXPECT_TRUE(IsEvaluated(spec, 1'000'000)) << "the last step";
+  EXPECT_EQ(LastEvaluated(spec, 299), 0);
+  EXPECT_EQ(LastEvaluated(spec, 300), 300);
+  EXPECT_EQ(LastEvaluated(spec, 899), 600);
+  EXPECT_EQ(LastEvaluated(spec, 1'000'000), 1'000'000);
   spec.mutable_train()->set_eval_interval(0);
   for (const int64_t step : {300, 1'000'000}) EXPECT_FALSE(IsEvaluated(spec, step));
 }

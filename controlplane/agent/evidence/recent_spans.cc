@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "runtime/plan/instruction.h"
+#include "runtime/plan/operation.h"
 
 namespace megascale::agent {
 namespace {
@@ -78,6 +79,11 @@ bool IsForward(const Span& span) {
   return plan::InstructionId::FromPacked(span.instruction).operation() == plan::OpKind::kForward;
 }
 
+bool Evaluates(const Span& span) {
+  const auto id = plan::InstructionId::FromPacked(span.instruction);
+  return plan::OperationOf(id.operation()).for_evaluation;
+}
+
 bool Meets(const Span& span) {
   return plan::NeedsPeers(plan::InstructionId::FromPacked(span.instruction));
 }
@@ -94,6 +100,7 @@ RecentSpans::Shares RecentSpans::SharesOf(int64_t begin, int64_t end) const {
     const std::pair<int64_t, int64_t> part = {std::max(begin, span.begin_nanos),
                                               std::min(end, span_end)};
     if (part.first >= part.second) return false;
+    if (Evaluates(span)) return true;
     all.push_back(part);
     if (!Meets(span)) computes.push_back(part);
     if (IsForward(span) && span.end_nanos != 0 && span.end_nanos <= end) ++num_forwards;

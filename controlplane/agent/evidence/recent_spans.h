@@ -42,8 +42,9 @@ class RecentSpans {
   std::vector<telemetry::Span> Since(int64_t first_step) const;
 
   // How a rank spent a stretch of time: the share in which it computed, and the share in which it
-  // waited for other ranks without computing. Also the number of forward passes that ended in this
-  // time, each of one micro-batch through one chunk.
+  // waited for other ranks without computing. Evaluations of held-out text are neither, because
+  // they are no part of a step. Also the number of forward passes of steps that ended in this time,
+  // each of one micro-batch through one chunk.
   struct Shares {
     double compute = 0;
     double wait = 0;

@@ -123,6 +123,8 @@ TEST(RecentSpansTest, AStretchOfTimeIsComputingOrWaiting) {
   write(InstructionId(OpKind::kForward, 0, 1), 0, 90, 130);         // 30 within
   write(InstructionId(OpKind::kReduceNorm), 1, 120, 160);           // 10 of it while computing
   write(InstructionId(OpKind::kReceiveGradient, 0, 1), 2, 180, 0);  // runs: 20
+  write(InstructionId(OpKind::kEvaluate, 0, 0), 3, 160, 175);       // of an evaluation
+  write(InstructionId(OpKind::kGatherLosses), 3, 175, 180);
   recent.Drain();
   const RecentSpans::Shares shares = recent.SharesOf(100, 200);
   EXPECT_DOUBLE_EQ(shares.compute, 0.3);

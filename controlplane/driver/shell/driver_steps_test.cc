@@ -27,6 +27,8 @@ using ::testing::ElementsAre;
 using ::testing::EndsWith;
 using ::testing::StartsWith;
 
+constexpr int64_t kEvaluationInterval = 40;
+
 class CountingLink : public AgentLink {
  public:
   void SendDesired(const agent::DesiredState& desired) override {
@@ -51,12 +53,12 @@ class DriverStepsTest : public ShellTestBase {
     options.files = &disk_;
     options.loss_log_interval = loss_log_interval_;
     Begin(&disk_, std::move(options));
-    Round([&] {
-      EXPECT_TRUE(shell_->Submit(Submitted("j", SpecOf(3, 1, 300)).job_submitted()).ok());
-    });
+    megascale::job::v1::JobSpec spec = SpecOf(3, 1, 300);
+    spec.mutable_train()->set_eval_interval(kEvaluationInterval);
+    Round([&] { EXPECT_TRUE(shell_->Submit(Submitted("j", spec).job_submitted()).ok()); });
     for (const char* node_id : {"n0", "n1", "n2"}) {
       links_[node_id] = std::make_shared<CountingLink>();
-      Round([&] { shell_->OnHello(HelloOf(node_id, "a", 1), links_[node_id]); });
+      Round([&] { shell_->OnHello(HelloFrom(node_id), links_[node_id]); });
       agent::ActualState& report = reports_[node_id];
       report.set_incarnation("a");
       agent::ActualJob* actual = report.add_jobs();
@@ -74,6 +76,12 @@ class DriverStepsTest : public ShellTestBase {
     }
     Pass(absl::Seconds(1));
     ASSERT_EQ(job().state(), control::JOB_STATE_RUNNING);
+  }
+
+  static agent::Hello HelloFrom(const std::string& node_id) {
+    agent::Hello hello = HelloOf(node_id, "a", 1);
+    hello.set_evaluates(true);
+    return hello;
   }
 
   // Lets time pass, in which the agents repeat their reports, but for the silent ones.
@@ -106,6 +114,7 @@ class DriverStepsTest : public ShellTestBase {
       record->set_attempt(job().attempt());
       record->set_seconds(step_seconds_);
       record->set_checkpoint_seconds(checkpoint_seconds_);
+      if (step % kEvaluationInterval == 0) record->set_evaluation_seconds(evaluation_seconds_);
     }
   }
   void AddManifest(int64_t step) {
@@ -218,6 +227,7 @@ class DriverStepsTest : public ShellTestBase {
   // What the reporting rank says of each step.
   double step_seconds_ = 0;
   double checkpoint_seconds_ = 0;
+  double evaluation_seconds_ = 0;
   const absl::Duration loss_log_interval_;
   std::map<std::string, std::shared_ptr<CountingLink>> links_;
   std::map<std::string, agent::ActualState> reports_;
@@ -497,7 +507,7 @@ TEST_F(DriverStepsTest, ADriverThatStartsDuringAFenceCutsTheLogBeforeItTakesStep
   options.files = &disk_;
   Begin(&disk_, std::move(options));
   for (auto& [node_id, link] : links_) {
-    Round([&, id = node_id] { shell_->OnHello(HelloOf(id, "a", 1), links_[id]); });
+    Round([&, id = node_id] { shell_->OnHello(HelloFrom(id), links_[id]); });
   }
   Pass(absl::Seconds(2));
   ASSERT_EQ(job().attempt(), 2);
@@ -657,6 +667,9 @@ class JobTriggersTest : public DriverStepsTest {
           quiet_seconds);
     }
     Complete(step_);
+    return Look();
+  }
+  std::vector<JobTriggers::Triggered> Look() {
     Pass(JobTriggers::kInterval);
     return triggers_.Look(*shell_->view(), clock_.Monotonic(), &slow_looks_);
   }
@@ -728,6 +741,20 @@ TEST_F(JobTriggersTest, ASlowMachineIsConfirmedAlthoughTheJobStoodStillBetweenTh
   }
   EXPECT_FALSE(job().has_suspicion());
   EXPECT_TRUE(EndRoundThatFindsN1());
+}
+
+TEST_F(JobTriggersTest, AnEvaluationIsNoPartOfAStepHoweverLittleTheRanksTellOfIt) {
+  for (int i = 0; i < 7; ++i) EXPECT_TRUE(LookAfter(10).empty()) << i;
+  step_ = 2 * kEvaluationInterval;
+  Complete(step_);
+  AddSteps("n0", step_ - 1);  // the record comes once the evaluation has ended
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(Look().empty()) << i;
+  evaluation_seconds_ = 35;
+  EXPECT_TRUE(LookAfter(1).empty()) << "it has ended just now";
+  for (const int64_t steps : {10, 10, 10, 7}) EXPECT_TRUE(LookAfter(steps).empty()) << steps;
+  evaluation_seconds_ = 6;
+  EXPECT_TRUE(LookAfter(4).empty()) << "an evaluation between two looks";
+  ASSERT_EQ(step_, 3 * kEvaluationInterval + 2);
 }
 
 TEST_F(JobTriggersTest, ANewAttemptBeginsAnew) {

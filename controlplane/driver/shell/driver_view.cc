@@ -106,6 +106,12 @@ std::vector<const JobRecord*> DriverView::TrainingJobs() const {
   return training;
 }
 
+const RecentSteps& DriverView::Steps(const JobRecord& job) const {
+  static const RecentSteps kNone;
+  const JobPart* part = jobs_.Find(JobId(job));
+  return part == nullptr ? kNone : part->steps;
+}
+
 absl::Duration DriverView::StepTime(const JobRecord& job) const {
   const JobPart* part = jobs_.Find(JobId(job));
   return UsualStep(job, part == nullptr ? nullptr : &part->new_steps);

@@ -57,6 +57,8 @@ class DriverView {
   // Returns the jobs that train and of which no rank has ended, in no order. Valid as long as the
   // view.
   std::vector<const JobRecord*> TrainingJobs() const;
+  // Returns the newest steps of the job's loss log. Valid as long as the view.
+  const RecentSteps& Steps(const JobRecord& job) const;
   // Returns UsualStep of the job (step_counts.h); zero: not known.
   absl::Duration StepTime(const JobRecord& job) const;
   // Returns what these ranks of the job's attempt said last. Requires: they are ranks of the job.

@@ -1,5 +1,6 @@
 #include "controlplane/driver/shell/job_triggers.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -29,14 +30,26 @@ std::vector<int> SampleOf(const JobRecord& job) {
 diagnose::SampledReport ReportOf(const JobRecord& job, const telemetry::RankStatus& status) {
   const auto& spec = job.submitted().spec();
   const bool saves = megascale::telemetry::Saves(status);
-  const bool evaluates = megascale::telemetry::Evaluates(status);
   return {.rank = status.rank(),
           .trains = status.phase() == telemetry::PHASE_TRAINING || saves,
-          .saves = saves || evaluates,
-          .save_is_due = (saves && megascale::telemetry::SaveIsDue(spec, status.step())) ||
-                         (evaluates && job::IsEvaluated(spec, status.step())),
+          .saves = saves,
+          .save_is_due = saves && megascale::telemetry::SaveIsDue(spec, status.step()),
           .step = status.step(),
           .quiet_seconds = status.progress_age_seconds()};
+}
+
+// The record of a step that is evaluated comes after its evaluation. All ranks evaluate together,
+// so the one that is furthest behind tells, and no rank can claim an evaluation for the others.
+diagnose::EvaluationState EvaluationOf(const JobRecord& job, const RecentSteps& steps,
+                                       const std::vector<diagnose::SampledReport>& reports) {
+  if (!job.evaluates()) return {};
+  int64_t slowest = -1;
+  for (const diagnose::SampledReport& report : reports) {
+    if (report.trains && (slowest < 0 || report.step < slowest)) slowest = report.step;
+  }
+  const int64_t last = job::LastEvaluated(job.submitted().spec(), slowest);
+  const int64_t recorded = std::max(job.restore().step(), steps.empty() ? 0 : steps.back().step());
+  return {.runs = last > recorded, .seconds = steps.evaluation_seconds()};
 }
 
 }  // namespace
@@ -58,7 +71,8 @@ std::vector<JobTriggers::Triggered> JobTriggers::Look(const DriverView& view, ab
       reports.push_back(ReportOf(*job, rank.status()));
     }
     const diagnose::TriggerVerdict verdict = watched.trigger.Look(
-        absl::ToDoubleSeconds(now), reports, absl::ToDoubleSeconds(view.StepTime(*job)));
+        absl::ToDoubleSeconds(now), reports, absl::ToDoubleSeconds(view.StepTime(*job)),
+        EvaluationOf(*job, view.Steps(*job), reports));
     const bool has_suspect = HasStallSuspicion(*job);
     if (has_suspect || verdict.reason == diagnose::TriggerReason::kStuck) {
       slow_looks->PassOver(JobId(*job));

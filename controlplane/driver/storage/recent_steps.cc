@@ -3,6 +3,11 @@
 #include <algorithm>
 
 namespace megascale::driver {
+namespace {
+
+constexpr double kEvaluationSecondsMax = 1e5;  // no rank is believed more
+
+}  // namespace
 
 const RecentSteps::StepRecord& RecentSteps::operator[](size_t index) const {
   const size_t slot = begin_ + index;
@@ -11,6 +16,8 @@ const RecentSteps::StepRecord& RecentSteps::operator[](size_t index) const {
 
 void RecentSteps::Append(const StepRecord& record) {
   Load(record);
+  const double seconds = record.evaluation_seconds();
+  if (seconds > 0 && seconds < kEvaluationSecondsMax) evaluation_seconds_ += seconds;
   ++num_appended_;
 }
 

@@ -55,6 +55,9 @@ class RecentSteps {
   // Returns the newest record with a loss on held-out text; null: there is none. It may be older
   // than the records.
   const StepRecord* newest_evaluated() const { return newest_evaluated_.get(); }
+  // The sum of the evaluations of all appended records, also of those that were dropped or cut: a
+  // reader compares it with what it was before.
+  double evaluation_seconds() const { return evaluation_seconds_; }
 
   // Returns the records appended since `position` that are still here and were not cut, and moves
   // `position` to the end. A position of -1 returns no records. A reader that did not call this
@@ -85,6 +88,7 @@ class RecentSteps {
 
   std::vector<std::shared_ptr<Block>> blocks_;
   std::shared_ptr<const StepRecord> newest_evaluated_;
+  double evaluation_seconds_ = 0;
   size_t begin_ = 0;  // in the first block
   size_t size_ = 0;
   int64_t num_appended_ = 0;  // cut ones included

@@ -62,7 +62,7 @@ bool Save(absl::Span<const SampledReport> reports) {
 }  // namespace
 
 TriggerVerdict Trigger::Look(double now_seconds, absl::Span<const SampledReport> reports,
-                             double mean_step_seconds) {
+                             double mean_step_seconds, const EvaluationState& evaluation) {
   const SampledReport* slowest = nullptr;
   for (const SampledReport& report : reports) {
     if (report.trains && (slowest == nullptr || report.step < slowest->step)) slowest = &report;
@@ -75,19 +75,25 @@ TriggerVerdict Trigger::Look(double now_seconds, absl::Span<const SampledReport>
   const bool stepped = !has_window_ || slowest->step != step_;
   if (stepped) {
     step_ = slowest->step;
-    stepped_at_ = now_seconds;
+    stepped_at_ = began_at_ = now_seconds;
   }
   const bool may_save = now_seconds - stepped_at_ < kSaveSecondsMax &&
                         now_seconds - excused_at_.value_or(now_seconds) < kSaveSecondsMax;
-  const bool saves = may_save && Save(reports);
-  if (saves && !excused_at_.has_value()) excused_at_ = now_seconds;
-  if (saves || !has_window_) {
+  const bool is_excused = may_save && (evaluation.runs || Save(reports));
+  if (is_excused && !excused_at_.has_value()) excused_at_ = now_seconds;
+  // What excused the look before may have ended just now.
+  const bool begins = is_excused || (was_excused_ && may_save) || !has_window_;
+  if (begins) {
     last_ = {};
-    BeginWindow(now_seconds, slowest->step);
-    return {};
+    began_at_ = now_seconds;
+    BeginWindow(now_seconds, slowest->step, evaluation.seconds);
   }
+  was_excused_ = is_excused;
+  if (is_excused) return {};
   TriggerVerdict verdict = Stuck(now_seconds, reports, mean_step_seconds);
-  if (verdict.reason == TriggerReason::kNone) verdict = Slow(now_seconds, *slowest);
+  if (verdict.reason == TriggerReason::kNone && !begins) {
+    verdict = Slow(now_seconds, *slowest, evaluation.seconds);
+  }
   return verdict;
 }
 
@@ -96,7 +102,7 @@ TriggerVerdict Trigger::Look(double now_seconds, absl::Span<const SampledReport>
 TriggerVerdict Trigger::Stuck(double now_seconds, absl::Span<const SampledReport> reports,
                               double mean_step_seconds) const {
   TriggerVerdict verdict = {.usual_step_seconds = UsualSeconds(),
-                            .step_seconds = now_seconds - stepped_at_,
+                            .step_seconds = now_seconds - began_at_,
                             .normal_step = normal_step_};
   const double usual = std::max(verdict.usual_step_seconds, mean_step_seconds);
   const double limit = std::max(kStuckSecondsMin, kStuckSteps * usual);
@@ -115,8 +121,12 @@ TriggerVerdict Trigger::Stuck(double now_seconds, absl::Span<const SampledReport
   return verdict.reason == TriggerReason::kNone ? TriggerVerdict() : verdict;
 }
 
-TriggerVerdict Trigger::Slow(double now_seconds, const SampledReport& slowest) {
-  const double elapsed = now_seconds - window_begin_;
+TriggerVerdict Trigger::Slow(double now_seconds, const SampledReport& slowest,
+                             double evaluation_seconds) {
+  const double passed = now_seconds - window_begin_;
+  // Evaluations cannot have taken all of the time: ranks that say so would hide slow steps.
+  const double evaluated = evaluation_seconds - window_evaluation_seconds_;
+  const double elapsed = evaluated > 0 && evaluated < passed ? passed - evaluated : passed;
   const int64_t num_steps = slowest.step - window_step_;
   const double usual = UsualSeconds();
   TriggerVerdict verdict = {
@@ -127,7 +137,7 @@ TriggerVerdict Trigger::Slow(double now_seconds, const SampledReport& slowest) {
     if (is_slow) verdict.reason = TriggerReason::kHalfThroughput;
     if (!is_slow) AddUsual(verdict.step_seconds, slowest.step);
     excused_at_.reset();
-    BeginWindow(now_seconds, slowest.step);
+    BeginWindow(now_seconds, slowest.step, evaluation_seconds);
     last_ = is_slow ? verdict : TriggerVerdict();
     return last_;
   }
@@ -141,10 +151,11 @@ TriggerVerdict Trigger::Slow(double now_seconds, const SampledReport& slowest) {
   return last_;
 }
 
-void Trigger::BeginWindow(double now_seconds, int64_t step) {
+void Trigger::BeginWindow(double now_seconds, int64_t step, double evaluation_seconds) {
   has_window_ = true;
   window_begin_ = now_seconds;
   window_step_ = step;
+  window_evaluation_seconds_ = evaluation_seconds;
 }
 
 void Trigger::AddUsual(double interval, int64_t step) {

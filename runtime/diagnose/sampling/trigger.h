@@ -30,12 +30,17 @@ std::vector<int> SampleRanks(const plan::Mesh& mesh, absl::Span<const int> machi
 // What a sampled rank reported last.
 struct SampledReport {
   int rank = 0;
-  bool trains = false;  // it has begun its second step, and has not finished
-  // It says that it copies a checkpoint or waits for storage, or that it evaluates held-out text.
-  bool saves = false;
+  bool trains = false;       // it has begun its second step, and has not finished
+  bool saves = false;        // it says that it copies a checkpoint or waits for storage
   bool save_is_due = false;  // the job does so after its newest step
   int64_t step = 0;          // its newest completed step
   double quiet_seconds = 0;  // since it began or ended an instruction
+};
+
+// What is known of the job's evaluations of held-out text. Their time is no time of a step.
+struct EvaluationState {
+  bool runs = false;   // one is running, or has ended and is not part of `seconds` yet
+  double seconds = 0;  // that the evaluations took so far; does not decrease within an attempt
 };
 
 enum class TriggerReason {
@@ -72,28 +77,30 @@ class Trigger {
   // overlapped communication exceeded.
   static constexpr double kTimesSlower = 2;
 
-  // Saving a checkpoint excuses a job for at most this time after its last step. A job that saves
-  // again and again is excused for at most this time without a whole window.
+  // Saving a checkpoint or evaluating excuses a job for at most this time after its last step. A
+  // job that does so again and again is excused for at most this time without a whole window.
   static constexpr double kSaveSecondsMax = 600;
 
   // `window_seconds_min`: in place of kWindowSecondsMin; positive.
   explicit Trigger(double window_seconds_min = kWindowSecondsMin)
       : window_seconds_min_(window_seconds_min) {}
 
-  // Takes the newest reports of the sampled ranks. If the ranks save a checkpoint, this look does
-  // not count, and a new window begins. Where a save is due, one rank's word is enough. Otherwise
-  // most of the ranks must say so, because one rank that always says so would hide that the job is
-  // slow. Slow windows never count as usual, because an attempt does the same work in each step.
+  // Takes the newest reports of the sampled ranks. If the ranks save a checkpoint or evaluate, this
+  // look does not count, and a new window begins with the first look after the save or the
+  // evaluation. Where a save is due, one rank's word is enough. Otherwise most of the ranks must
+  // say so, because one rank that always says so would hide that the job is slow. Evaluations that
+  // began and ended between two looks are subtracted from the time of the window. Slow windows
+  // never count as usual, because an attempt does the same work in each step.
   // `mean_step_seconds`: of earlier steps, as the driver counted them; 0: not known. Requires:
   // `now_seconds` does not decrease.
   TriggerVerdict Look(double now_seconds, absl::Span<const SampledReport> reports,
-                      double mean_step_seconds = 0);
+                      double mean_step_seconds = 0, const EvaluationState& evaluation = {});
 
  private:
   TriggerVerdict Stuck(double now_seconds, absl::Span<const SampledReport> reports,
                        double mean_step_seconds) const;
-  TriggerVerdict Slow(double now_seconds, const SampledReport& slowest);
-  void BeginWindow(double now_seconds, int64_t step);
+  TriggerVerdict Slow(double now_seconds, const SampledReport& slowest, double evaluation_seconds);
+  void BeginWindow(double now_seconds, int64_t step, double evaluation_seconds);
   void AddUsual(double interval, int64_t step);
   double UsualSeconds() const;
 
@@ -102,8 +109,13 @@ class Trigger {
   int64_t normal_step_ = 0;    // at the end of the newest of these windows
   bool has_window_ = false;
   double window_begin_ = 0;
-  int64_t window_step_ = 0;  // the newest step when the window began
-  double stepped_at_ = 0;    // when a later step was seen first
+  int64_t window_step_ = 0;               // the newest step when the window began
+  double window_evaluation_seconds_ = 0;  // EvaluationState::seconds when the window began
+  double stepped_at_ = 0;                 // when a later step was seen first
+  bool was_excused_ = false;              // the look before did not count
+  // When steps could go on: a later step was seen first, or the first look after looks that did not
+  // count.
+  double began_at_ = 0;
   // When ranks were first seen to save since the last whole window.
   std::optional<double> excused_at_;
   int64_t step_ = 0;     // the newest step of the slowest rank

@@ -73,18 +73,20 @@ class TriggerTest : public ::testing::Test {
   }
   TriggerVerdict Look(double quiet_seconds) {
     const auto step = static_cast<int64_t>(steps_);
-    return trigger_.Look(now_, {{.rank = 1,
-                                 .trains = trains_,
-                                 .saves = saves_ && do_all_save_,
-                                 .save_is_due = is_due_,
-                                 .step = step,
-                                 .quiet_seconds = 0.1},
-                                {.rank = 5,
-                                 .trains = trains_,
-                                 .saves = saves_,
-                                 .save_is_due = is_due_,
-                                 .step = step,
-                                 .quiet_seconds = quiet_seconds}});
+    return trigger_.Look(now_,
+                         {{.rank = 1,
+                           .trains = trains_,
+                           .saves = saves_ && do_all_save_,
+                           .save_is_due = is_due_,
+                           .step = step,
+                           .quiet_seconds = 0.1},
+                          {.rank = 5,
+                           .trains = trains_,
+                           .saves = saves_,
+                           .save_is_due = is_due_,
+                           .step = step,
+                           .quiet_seconds = quiet_seconds}},
+                         0, evaluation_);
   }
 
   Trigger trigger_;
@@ -94,6 +96,7 @@ class TriggerTest : public ::testing::Test {
   bool saves_ = false;
   bool do_all_save_ = false;
   bool is_due_ = true;
+  EvaluationState evaluation_;
 };
 
 TEST_F(TriggerTest, AShorterWindowNoticesHalfTheThroughputSooner) {
@@ -205,6 +208,41 @@ TEST_F(TriggerTest, SavesThatAreAlwaysDueHideSlowStepsForTenMinutesAtMost) {
     has_triggered = has_triggered || is_slow;
   }
   EXPECT_TRUE(has_triggered);
+}
+
+TEST_F(TriggerTest, WhatAnEvaluationTakesIsNoFault) {
+  Run(10, 1);
+  evaluation_.runs = true;
+  for (int i = 0; i < 5; ++i) {
+    now_ += 10;
+    EXPECT_EQ(Look(9).reason, TriggerReason::kNone);
+  }
+  evaluation_ = {.runs = false, .seconds = 59};
+  now_ += 10;
+  EXPECT_EQ(Look(0.1).reason, TriggerReason::kNone) << "it has ended since the last look";
+  EXPECT_EQ(Run(3, 1).reason, TriggerReason::kNone);
+  now_ += 10;
+  EXPECT_EQ(Look(0.1).reason, TriggerReason::kStuck) << "no step follows";
+}
+
+TEST_F(TriggerTest, AnEvaluationBetweenTwoLooksIsNoPartOfTheSteps) {
+  Run(10, 1);
+  for (int i = 0; i < 5; ++i) {
+    now_ += 8;
+    evaluation_.seconds += 8;
+    EXPECT_EQ(Run(1, 1.25).reason, TriggerReason::kNone) << i;
+  }
+  evaluation_.seconds += 1000;
+  EXPECT_EQ(Run(1, 2.5).reason, TriggerReason::kHalfThroughput) << "longer than the window";
+}
+
+TEST_F(TriggerTest, AnEvaluationThatNeverEndsExcusesAJobForTenMinutes) {
+  Run(10, 1);
+  evaluation_.runs = true;
+  now_ += 590;
+  EXPECT_EQ(Look(590).reason, TriggerReason::kNone);
+  now_ += 20;
+  EXPECT_EQ(Look(610).reason, TriggerReason::kStuck);
 }
 
 TEST_F(TriggerTest, RanksThatDoNotTrainRaiseNothing) {

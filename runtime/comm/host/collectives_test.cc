@@ -2,6 +2,7 @@
 // here.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <mutex>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "runtime/comm/fold.h"
 #include "runtime/comm/testing/test_world.h"
 #include "runtime/stream/host_stream.h"
@@ -387,6 +389,58 @@ TEST(GroupsTest, CallsShowTheirProgress) {
 
 // Rank 1 joins only once rank 0 has computed, and rank 0 computes only once its call has begun:
 // this ends well only if compute runs while the collective does.
+// Streams move them between the ranks' own memory, the others through the rings: both in one order.
+TEST(StreamsTest, PayloadsThatNoRingHoldsComeBetweenSmallOnes) {
+  for (const bool uses_tcp : {true, false}) {
+    WorldSpec spec = OneGroup(3, 3, kRingBytes);
+    spec.uses_tcp = uses_tcp;
+    ThreadWorld world(spec);
+    world.RunConnected([&](int, Fabric& fabric) {
+      auto comm = fabric.Make("all").value();
+      int salt = 0;
+      for (const int64_t size : {3 * 65536, 17, 40001, 1, 3 * 32768 + 5, 65536}) {
+        for (const DType dtype : {DType::kF32, DType::kBF16}) {
+          CheckSums(*comm, dtype, size, salt += 10);
+          CheckCopies(*comm, dtype, size, salt += 10);
+        }
+      }
+    });
+  }
+}
+
+TEST(StreamsTest, AFailedCallLeavesItsMemoryAlone) {
+  constexpr size_t kBytes = 16 << 20;  // more than rings and sockets hold
+  constexpr CallInfo kShort{1, absl::Milliseconds(300)};
+  constexpr CallInfo kLong{1, absl::Seconds(25)};
+  for (const bool sends : {true, false}) {
+    ThreadWorld world(OneGroup(2, 2, kRingBytes));
+    absl::Notification is_over;
+    world.RunConnected([&](int rank, Fabric& fabric) {
+      auto comm = fabric.Make("all").value();
+      Bytes memory(kBytes, std::byte{1});
+      const auto bytes = absl::MakeSpan(memory);
+      const auto has = [&](int value) {
+        return std::count(memory.begin(), memory.end(), std::byte(value));
+      };
+      if (rank == 0) {
+        const absl::Status status =
+            sends ? comm->Send(1, bytes, kShort) : comm->Recv(1, bytes, kShort);
+        EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+        std::fill(memory.begin(), memory.end(), std::byte{2});
+        is_over.Notify();
+      } else {
+        is_over.WaitForNotification();
+        const absl::Status status =
+            sends ? comm->Recv(0, bytes, kLong) : comm->Send(0, bytes, kLong);
+        EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+        EXPECT_EQ(has(2), 0) << "bytes that were written after the call";
+      }
+      fabric.Close();
+      EXPECT_EQ(has(rank == 0 ? 2 : 1), static_cast<int64_t>(kBytes));
+    });
+  }
+}
+
 TEST(StreamsTest, ACollectiveOnItsOwnStreamOverlapsWithComputeOnAnother) {
   ThreadWorld world(OneGroup(2, 1, kRingBytes));
   std::mutex mutex;

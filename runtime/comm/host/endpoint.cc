@@ -37,6 +37,16 @@ absl::Status NoticeStatus(const AbortNotice& notice, int world_rank) {
 }  // namespace
 
 absl::Status Endpoint::Run(Exchange& exchange, absl::Duration deadline) {
+  absl::Status status = RunToEnd(exchange, deadline);
+  if (status.ok()) return status;
+  // The caller may now free the memory that it lent to the streams.
+  for (const Peer& peer : peers_) {
+    if (peer.stream != nullptr) peer.stream->Revoke();
+  }
+  return status;
+}
+
+absl::Status Endpoint::RunToEnd(Exchange& exchange, absl::Duration deadline) {
   const absl::Duration begin = base::RealClock().Monotonic();
   absl::Duration next_check = begin + kPeerCheckInterval;
   absl::Duration next_machine_check = begin + unconfirmed_max_ * kMachineCheckShare;

@@ -59,6 +59,7 @@ class Endpoint {
   bool HasCall(uint64_t instruction_id) const;
 
  private:
+  absl::Status RunToEnd(Exchange& exchange, absl::Duration deadline);
   void Report(const Exchange& exchange, bool waits);
   absl::Status Fail(absl::Status status);
   void MeetPeers();

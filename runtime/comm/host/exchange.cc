@@ -16,6 +16,16 @@ constexpr size_t kPieceBytes = 128 << 10;
 // Most bytes that are read in place before this side checks whether the call has failed.
 constexpr size_t kCopyBytes = 64 << 20;
 
+// Payloads below this are copied through the rings, so that their sender need not wait for the
+// socket: they arrive sooner.
+constexpr size_t kDirectBytesMin = 64 << 10;
+
+// Whether a payload goes between a stream and the call's memory. What a ring can hold need not.
+bool GoesDirectly(size_t payload_bytes, const Stream* stream) {
+  return stream != nullptr && payload_bytes >= kDirectBytesMin &&
+         payload_bytes >= stream->outbox().capacity();
+}
+
 size_t PaddedBytes(size_t num_bytes) {
   return (num_bytes + kRingAlignment - 1) / kRingAlignment * kRingAlignment;
 }
@@ -76,6 +86,7 @@ absl::StatusOr<bool> Exchange::Progress(std::vector<Peer>& peers) {
     if (incoming.is_done) continue;
     Peer& peer = peers[incoming.peer];
     if (!incoming.has_header) {
+      if (sum_.output == nullptr) AwaitDirectly(incoming, peer);
       absl::StatusOr<bool> arrived = PullHeader(incoming, peer);
       if (!arrived.ok()) return arrived.status();
       moved |= *arrived;
@@ -90,7 +101,10 @@ bool Exchange::Push(Outgoing& outgoing, const std::vector<Peer>& peers) {
   if (outgoing.is_done) return false;
   const Ring& way = Way(outgoing, peers);
   const size_t start = outgoing.num_done;
-  if (start > 0 || PushHeader(outgoing, peers)) PushPayload(outgoing, way);
+  if (start > 0 || PushHeader(outgoing, peers)) {
+    if (outgoing.is_direct) PushDirectly(outgoing, peers[outgoing.peer]);
+    PushPayload(outgoing, way);
+  }
   const bool has_moved = outgoing.num_done > start;
   if (has_moved && !outgoing.to_all) peers[outgoing.peer].Notify();
   for (size_t i = 0; has_moved && outgoing.to_all && i < peers.size(); ++i) {
@@ -116,13 +130,23 @@ bool Exchange::PushHeader(Outgoing& outgoing, const std::vector<Peer>& peers) {
   std::memcpy(room.data(), &outgoing.header, sizeof(MessageHeader));
   way.CommitWritten(sizeof(MessageHeader));
   outgoing.num_done = sizeof(MessageHeader);
+  Stream* const stream = outgoing.to_all ? nullptr : peers[outgoing.peer].stream;
+  if (!GoesDirectly(outgoing.header.payload_bytes, stream)) return true;
+  stream->SendDirectly(outgoing.data, outgoing.header.payload_bytes);
+  outgoing.is_direct = true;
   return true;
+}
+
+void Exchange::PushDirectly(Outgoing& outgoing, const Peer& peer) {
+  const size_t sent = outgoing.header.payload_bytes - peer.stream->num_unsent();
+  outgoing.num_done = std::max(outgoing.num_done, sizeof(MessageHeader) + sent);
 }
 
 void Exchange::PushPayload(Outgoing& outgoing, const Ring& way) {
   const size_t payload = outgoing.header.payload_bytes;
   const size_t total = outgoing.TotalBytes();
   const size_t start = outgoing.num_done;
+  if (outgoing.is_direct && start < sizeof(MessageHeader) + payload) return;
   while (outgoing.num_done < total && outgoing.num_done - start < kPieceBytes) {
     const absl::Span<std::byte> room = way.WritableSpan();
     const size_t position = outgoing.num_done - sizeof(MessageHeader);
@@ -184,10 +208,31 @@ absl::Status Exchange::CheckOtherWay(const Incoming& incoming, const Peer& peer)
 
 bool Exchange::Pull(Incoming& incoming, Peer& peer) {
   if (!incoming.has_header || incoming.is_done) return false;
-  const bool has_moved =
-      incoming.address != 0 ? PullInPlace(incoming, peer) : PullFromRing(incoming, peer);
+  const bool has_moved = incoming.address != 0 ? PullInPlace(incoming, peer)
+                         : GoesDirectly(incoming.payload_bytes, peer.stream)
+                             ? PullDirectly(incoming, peer)
+                             : PullFromRing(incoming, peer);
   const bool has_finished = Finish(incoming, peer);
   return has_moved || has_finished;
+}
+
+// Lets the payload come into the call's memory even before this side has looked at the header. If
+// that turns out to be of another call, both calls fail.
+void Exchange::AwaitDirectly(Incoming& incoming, const Peer& peer) {
+  if (incoming.is_direct || !GoesDirectly(incoming.payload_bytes, peer.stream)) return;
+  incoming.is_direct = peer.stream->ReceiveDirectlyAfter(sizeof(MessageHeader), incoming.data,
+                                                         incoming.payload_bytes);
+}
+
+bool Exchange::PullDirectly(Incoming& incoming, const Peer& peer) {
+  const size_t start = incoming.num_done;
+  if (!incoming.is_direct) {
+    peer.stream->ReceiveDirectly(incoming.data, incoming.payload_bytes);
+    incoming.is_direct = true;
+    peer.Notify();
+  }
+  incoming.num_done = incoming.payload_bytes - peer.stream->num_awaited();
+  return incoming.num_done > start;
 }
 
 bool Exchange::PullFromRing(Incoming& incoming, const Peer& peer) {
@@ -373,6 +418,10 @@ void Exchange::ShowProgress(const std::vector<Peer>& peers, int self, bool asks_
       const Stream* const stream = peers[outgoing.peer].stream;
       if (stream == nullptr) continue;
       // What has left this process's ring is with the kernel, and the rest has not been sent.
+      if (outgoing.is_direct && !outgoing.is_done) {
+        shown.delivered_bytes =
+            static_cast<int64_t>(outgoing.header.payload_bytes - stream->num_unsent());
+      }
       shown.transmitted_bytes = shown.delivered_bytes;
       if (!asks_kernel) continue;
       shown.delivered_bytes -= std::min(shown.delivered_bytes, stream->UnsentBytes());
@@ -392,6 +441,9 @@ void Exchange::ShowProgress(const std::vector<Peer>& peers, int self, bool asks_
                               ? incoming.payload_bytes
                               : Source(incoming, peers[incoming.peer]).ReadableSpan().size();
       received = std::min(incoming.payload_bytes, received + here);
+      if (incoming.is_direct) {
+        received = incoming.payload_bytes - peers[incoming.peer].stream->num_awaited();
+      }
     }
     shown.receive_bytes += static_cast<int64_t>(incoming.payload_bytes);
     shown.received_bytes += static_cast<int64_t>(received);

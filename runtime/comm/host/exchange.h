@@ -122,8 +122,9 @@ class Exchange {
     int peer = 0;
     MessageHeader header;
     const std::byte* data = nullptr;
-    size_t num_done = 0;  // bytes of header, payload and padding
-    bool to_all = false;  // goes into the window; `peer` is then this member
+    size_t num_done = 0;     // bytes of header, payload and padding
+    bool to_all = false;     // goes into the window; `peer` is then this member
+    bool is_direct = false;  // a stream sends the payload from `data`
     bool is_done = false;
 
     bool InPlace() const { return header.address != 0; }
@@ -134,6 +135,7 @@ class Exchange {
     size_t payload_bytes = 0;
     std::byte* data = nullptr;  // null: the message is a part of the sum
     bool from_window = false;
+    bool is_direct = false;  // a stream puts the payload into `data`
     bool has_header = false;
     uint64_t address = 0;  // payload address in the header
     size_t num_done = 0;   // bytes of payload
@@ -145,8 +147,11 @@ class Exchange {
   bool Push(Outgoing& outgoing, const std::vector<Peer>& peers);
   static bool PushHeader(Outgoing& outgoing, const std::vector<Peer>& peers);
   static void PushPayload(Outgoing& outgoing, const Ring& way);
+  static void PushDirectly(Outgoing& outgoing, const Peer& peer);
   absl::StatusOr<bool> PullHeader(Incoming& incoming, const Peer& peer);
   bool Pull(Incoming& incoming, Peer& peer);
+  static void AwaitDirectly(Incoming& incoming, const Peer& peer);
+  static bool PullDirectly(Incoming& incoming, const Peer& peer);
   static bool PullFromRing(Incoming& incoming, const Peer& peer);
   static bool PullInPlace(Incoming& incoming, Peer& peer);
   bool Fold(std::vector<Peer>& peers);

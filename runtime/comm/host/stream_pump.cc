@@ -12,8 +12,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
+#include "runtime/base/check.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
@@ -61,6 +63,53 @@ absl::Duration Stream::UnconfirmedFor() {
     unconfirmed_since_ = now;
   }
   return now - unconfirmed_since_;
+}
+
+void Stream::SendDirectly(const std::byte* data, size_t num_bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  MEGASCALE_CHECK(num_unsent() == 0);
+  unsent_ = data;
+  num_passing_ = num_bytes;
+  num_unsent_.store(num_bytes, std::memory_order_release);
+}
+
+void Stream::ReceiveDirectly(std::byte* data, size_t num_bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  MEGASCALE_CHECK(num_awaited() == 0);
+  while (num_bytes > 0) {
+    absl::Span<const std::byte> here = inbox().ReadableSpan();
+    here = here.first(std::min(here.size(), num_bytes));
+    if (here.empty()) break;
+    std::memcpy(data, here.data(), here.size());
+    (void)inbox().CommitRead(here.size());  // the caller notifies the pump anyway
+    data += here.size();
+    num_bytes -= here.size();
+  }
+  if (num_bytes > 0) inbox().PassBy(num_bytes);
+  awaited_ = data;
+  num_awaited_.store(num_bytes, std::memory_order_release);
+}
+
+bool Stream::ReceiveDirectlyAfter(size_t num_before, std::byte* data, size_t num_bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  MEGASCALE_CHECK(num_awaited() == 0);
+  if (!inbox().ReadableSpan().empty() || num_bytes % kRingAlignment != 0) return false;
+  num_before_ = num_before;
+  awaited_ = data;
+  num_awaited_.store(num_bytes, std::memory_order_release);
+  return true;
+}
+
+void Stream::Revoke() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  num_before_ = 0;
+  num_awaited_.store(0, std::memory_order_release);
+  if (num_unsent() == 0) return;
+  if (writing_.source == Frame::Source::kCall) {
+    rest_.assign(unsent_, unsent_ + writing_.PayloadLeft());
+    writing_.source = Frame::Source::kRest;
+  }
+  num_unsent_.store(0, std::memory_order_release);
 }
 
 StreamPump::~StreamPump() { Stop(absl::ZeroDuration()); }
@@ -192,25 +241,39 @@ bool StreamPump::Read(Stream& stream) {
   for (int turn = 0; turn < kTurnsMax && stream.readable_ && !stream.read_blocked_; ++turn) {
     if (!ReadSome(stream)) break;
     moved = true;
-    stream.doorbell_->Bump();
   }
   return moved;
 }
 
 bool StreamPump::ReadSome(Stream& stream) {
+  const std::lock_guard<std::mutex> lock(stream.mutex_);
   Stream::Frame& frame = stream.reading_;
   absl::Span<std::byte> room;
+  const size_t num_awaited = stream.num_awaited();
+  const bool is_data = frame.HasHeader() && frame.header.kind == kData;
+  const bool is_before = is_data && stream.num_before_ > 0;
+  const bool is_direct = is_data && !is_before && num_awaited > 0;
   if (!frame.HasHeader()) {
     room = frame.HeaderRest();
   } else {
-    room = frame.header.kind == kData ? stream.inbox().WritableSpan()
-                                      : AsBytes(stream.notice_in_).subspan(frame.payload_done);
+    room = is_direct                    ? absl::MakeSpan(stream.awaited_, num_awaited)
+           : frame.header.kind == kData ? stream.inbox().WritableSpan()
+                                        : AsBytes(stream.notice_in_).subspan(frame.payload_done);
+    if (is_before) room = room.first(std::min(room.size(), stream.num_before_));
     room = room.first(std::min(room.size(), frame.PayloadLeft()));
     if (room.empty()) return false;
   }
+  // With the end of a frame comes the header of the next one.
+  Stream::Frame next;
+  const bool ends_frame = frame.HasHeader() && room.size() == frame.PayloadLeft();
+  iovec pieces[2] = {{room.data(), room.size()},
+                     {next.HeaderRest().data(), ends_frame ? next.HeaderRest().size() : 0}};
+  msghdr message = {};
+  message.msg_iov = pieces;
+  message.msg_iovlen = ends_frame && frame.header.kind == kData ? 2 : 1;
   ssize_t got = 0;
   do {
-    got = ::recv(stream.socket_.get(), room.data(), room.size(), MSG_DONTWAIT);
+    got = ::recvmsg(stream.socket_.get(), &message, MSG_DONTWAIT);
   } while (got < 0 && errno == EINTR);
   if (got < 0 && WouldBlock(errno)) {
     stream.read_blocked_ = true;
@@ -222,27 +285,52 @@ bool StreamPump::ReadSome(Stream& stream) {
   }
   if (!frame.HasHeader()) {
     frame.header_done += got;
-    if (frame.HasHeader() && !IsValid(frame.header.kind, frame.header.num_bytes)) {
-      base::LogError("a peer's stream carries garbage; it is treated as closed");
-      CloseReading(stream);
-    }
+    CheckHeader(stream);
     return true;
   }
-  frame.payload_done += got;
-  if (frame.header.kind == kData) stream.inbox().CommitWritten(got);
-  if (frame.PayloadLeft() == 0) FinishReading(stream);
+  const size_t of_payload = std::min<size_t>(got, room.size());
+  frame.payload_done += of_payload;
+  if (frame.header.kind == kData) NoteRead(stream, of_payload, is_direct);
+  if (frame.PayloadLeft() > 0) return true;
+  FinishReading(stream);
+  next.header_done = got - of_payload;
+  stream.reading_ = next;
+  CheckHeader(stream);
   return true;
+}
+
+// Tells the communicator of bytes for it. Of those in its own memory it wants to know the end.
+void StreamPump::NoteRead(Stream& stream, size_t num_bytes, bool is_direct) {
+  if (is_direct) {
+    stream.awaited_ += num_bytes;
+    const size_t left = stream.num_awaited() - num_bytes;
+    stream.num_awaited_.store(left, std::memory_order_release);
+    if (left > 0) return;
+  } else {
+    stream.num_before_ -= std::min(stream.num_before_, num_bytes);
+    stream.inbox().CommitWritten(num_bytes);
+  }
+  stream.doorbell_->Bump();
+}
+
+void StreamPump::CheckHeader(Stream& stream) {
+  const Stream::Frame& frame = stream.reading_;
+  if (!frame.HasHeader() || IsValid(frame.header.kind, frame.header.num_bytes)) return;
+  base::LogError("a peer's stream carries garbage; it is treated as closed");
+  CloseReading(stream);
 }
 
 void StreamPump::CloseReading(Stream& stream) {
   stream.readable_ = false;
   PeerState open = PeerState::kOpen;
   stream.state_.compare_exchange_strong(open, PeerState::kClosed);
+  stream.doorbell_->Bump();
 }
 
 void StreamPump::FinishReading(Stream& stream) {
   if (stream.reading_.header.kind == kAbort && stream.state() == PeerState::kOpen) {
     stream.state_.store(PeerState::kAborted, std::memory_order_release);
+    stream.doorbell_->Bump();
   }
   stream.reading_ = {};
 }
@@ -250,6 +338,7 @@ void StreamPump::FinishReading(Stream& stream) {
 bool StreamPump::Write(Stream& stream) {
   bool moved = false;
   for (int turn = 0; turn < kTurnsMax && stream.writable_ && !stream.write_blocked_; ++turn) {
+    const std::lock_guard<std::mutex> lock(stream.mutex_);
     if (stream.writing_.header.kind == 0 && !BeginFrame(stream)) break;
     moved |= WriteSome(stream);
   }
@@ -263,21 +352,39 @@ bool StreamPump::BeginFrame(Stream& stream) {
     stream.writing_.header = {kAbort, sizeof(AbortNotice)};
     return true;
   }
-  const size_t available = stream.outbox().ReadableSpan().size();
-  if (available == 0) return false;
+  size_t available = stream.outbox().ReadableSpan().size();
+  if (available == 0) {
+    available = stream.num_unsent();
+    stream.writing_.source = Stream::Frame::Source::kCall;
+  }
+  if (available == 0) {
+    stream.writing_ = {};
+    return false;
+  }
   stream.writing_.header = {kData,
                             static_cast<uint32_t>(std::min<size_t>(available, kFrameBytesMax))};
   return true;
 }
 
+absl::Span<const std::byte> StreamPump::PayloadOf(Stream& stream) {
+  const Stream::Frame& frame = stream.writing_;
+  if (frame.header.kind == kAbort) return AsBytes(stream.notice_out_).subspan(frame.payload_done);
+  switch (frame.source) {
+    case Stream::Frame::Source::kOutbox:
+      // It was contiguous when the frame began; more bytes may follow it in the ring.
+      return stream.outbox().ReadableSpan().first(frame.PayloadLeft());
+    case Stream::Frame::Source::kCall:
+      return {stream.unsent_, frame.PayloadLeft()};
+    case Stream::Frame::Source::kRest:
+      return absl::MakeConstSpan(stream.rest_).last(frame.PayloadLeft());
+  }
+  return {};
+}
+
 bool StreamPump::WriteSome(Stream& stream) {
   Stream::Frame& frame = stream.writing_;
   const absl::Span<std::byte> header = frame.HeaderRest();
-  // A data frame was contiguous when it began; this cuts off the bytes that follow it in the ring.
-  absl::Span<const std::byte> payload = stream.outbox().ReadableSpan();
-  if (frame.header.kind == kAbort)
-    payload = AsBytes(stream.notice_out_).subspan(frame.payload_done);
-  payload = payload.first(frame.PayloadLeft());
+  const absl::Span<const std::byte> payload = PayloadOf(stream);
   iovec pieces[2] = {{header.data(), header.size()},
                      {const_cast<std::byte*>(payload.data()), payload.size()}};
   msghdr message = {};
@@ -299,11 +406,27 @@ bool StreamPump::WriteSome(Stream& stream) {
   const size_t of_payload = sent - of_header;
   frame.header_done += of_header;
   frame.payload_done += of_payload;
-  if (frame.header.kind == kData && stream.outbox().CommitRead(of_payload)) {
-    stream.doorbell_->Bump();
-  }
+  if (frame.header.kind == kData) NoteWritten(stream, of_payload);
   if (frame.HasHeader() && frame.PayloadLeft() == 0) frame = {};
   return true;
+}
+
+void StreamPump::NoteWritten(Stream& stream, size_t num_bytes) {
+  switch (stream.writing_.source) {
+    case Stream::Frame::Source::kOutbox:
+      if (stream.outbox().CommitRead(num_bytes)) stream.doorbell_->Bump();
+      return;
+    case Stream::Frame::Source::kCall: {
+      stream.unsent_ += num_bytes;
+      const size_t left = stream.num_unsent() - num_bytes;
+      if (left == 0) stream.outbox().PassBy(stream.num_passing_);
+      stream.num_unsent_.store(left, std::memory_order_release);
+      if (left == 0) stream.doorbell_->Bump();
+      return;
+    }
+    case Stream::Frame::Source::kRest:
+      return;
+  }
 }
 
 bool StreamPump::HasOutput(const Stream& stream) {
@@ -311,7 +434,7 @@ bool StreamPump::HasOutput(const Stream& stream) {
   if (stream.writing_.header.kind != 0) return true;
   if (stream.abort_sent_) return false;
   return stream.abort_wanted_.load(std::memory_order_acquire) ||
-         !stream.outbox().ReadableSpan().empty();
+         !stream.outbox().ReadableSpan().empty() || stream.num_unsent() > 0;
 }
 
 }  // namespace megascale::comm

@@ -7,6 +7,10 @@
 // streams that were notified or whose sockets are ready (epoll, edge-triggered), however many there
 // are.
 //
+// A large payload does not pass through a ring: a call lends its memory to a stream (SendDirectly,
+// ReceiveDirectly), and the pump moves the bytes between that memory and the socket. What the
+// socket carries stays the same.
+//
 // Threads: Add, before Start, on the thread that calls Start and Stop; the other methods on any.
 #pragma once
 
@@ -14,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -39,6 +44,27 @@ class Stream {
   // inbox.
   PeerState state() const { return state_.load(std::memory_order_acquire); }
   const AbortNotice& notice() const { return notice_in_; }
+
+  // Sends these bytes after all that are in the outbox. Requires: num_unsent() == 0, and until it
+  // is 0 again or Revoke has returned, the caller neither changes the memory nor writes to the
+  // outbox. Then notify the pump; the doorbell tells of the end. Threads: the communicator's owner,
+  // as for the other methods about a call's memory.
+  void SendDirectly(const std::byte* data, size_t num_bytes);
+  size_t num_unsent() const { return num_unsent_.load(std::memory_order_acquire); }
+  // Puts the next bytes of the stream into `data`: those that are in the inbox at once, later ones
+  // as they come. Requires: num_awaited() == 0, and until it is 0 again or Revoke has returned, the
+  // caller neither uses the memory nor reads the inbox. Then notify the pump; the doorbell tells of
+  // the end.
+  void ReceiveDirectly(std::byte* data, size_t num_bytes);
+  // As ReceiveDirectly for the bytes that follow the next `num_before` bytes, which come into the
+  // inbox and may be read there. Returns false, and does nothing, if there is something in the
+  // inbox already, or if `num_bytes` is no multiple of kRingAlignment.
+  bool ReceiveDirectlyAfter(size_t num_before, std::byte* data, size_t num_bytes);
+  size_t num_awaited() const { return num_awaited_.load(std::memory_order_acquire); }
+  // Ends both before they are done, for a call that has failed: the pump no longer touches the
+  // call's memory. The peer gets no more of the call's bytes than a frame that had begun.
+  void Revoke();
+
   // Returns how many bytes the kernel holds that the other end's kernel has not confirmed. A system
   // call.
   int64_t UnsentBytes() const;
@@ -56,7 +82,11 @@ class Stream {
   };
   // A frame that is partly sent or received.
   struct Frame {
+    // Where the payload of an outgoing frame lies.
+    enum class Source { kOutbox, kCall, kRest };
+
     FrameHeader header;
+    Source source = Source::kOutbox;
     size_t header_done = 0;
     size_t payload_done = 0;
 
@@ -79,7 +109,17 @@ class Stream {
   Stream* next_noted_ = nullptr;
   absl::Duration unconfirmed_since_ = absl::InfiniteDuration();  // infinite: it confirms
 
-  // The pump's thread only.
+  // Held while the pump moves bytes of this stream, so that Revoke waits for it.
+  std::mutex mutex_;
+  const std::byte* unsent_ = nullptr;  // of the call's memory
+  size_t num_passing_ = 0;             // all that SendDirectly was given
+  std::byte* awaited_ = nullptr;
+  size_t num_before_ = 0;  // bytes for the inbox, before those for awaited_
+  std::atomic<size_t> num_unsent_{0};
+  std::atomic<size_t> num_awaited_{0};
+  std::vector<std::byte> rest_;  // of a frame from revoked memory
+
+  // The pump's thread only, but for Revoke.
   Frame reading_;
   Frame writing_;
   bool abort_sent_ = false;
@@ -122,10 +162,14 @@ class StreamPump {
   // These return true if anything moved. An error closes that direction.
   static bool Read(Stream& stream);
   static bool ReadSome(Stream& stream);
+  static void NoteRead(Stream& stream, size_t num_bytes, bool is_direct);
+  static void CheckHeader(Stream& stream);
   static void CloseReading(Stream& stream);
   static void FinishReading(Stream& stream);
   static bool Write(Stream& stream);
   static bool WriteSome(Stream& stream);
+  static void NoteWritten(Stream& stream, size_t num_bytes);
+  static absl::Span<const std::byte> PayloadOf(Stream& stream);
   static bool BeginFrame(Stream& stream);
   static bool HasOutput(const Stream& stream);
 

@@ -282,6 +282,17 @@ TEST(FolderSettingsTest, AnUnknownFieldIsIgnoredWithAWarning) {
               ElementsAre("tokenizer_config.json: the field 'colour' is unknown and ignored"));
 }
 
+TEST(FolderSettingsTest, ManyUnknownFieldsAreOneWarning) {
+  nlohmann::json config;
+  for (int i = 100; i < 200; ++i) config[absl::StrCat("x", i)] = i;
+  const auto loaded =
+      LoadTokenizer(MakeFolder("llama2.json", {{"tokenizer_config.json", config.dump()}}));
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_THAT((*loaded)->warnings(),
+              ElementsAre("tokenizer_config.json: the fields 'x100', 'x101', 'x102', 'x103', "
+                          "'x104', 'x105', 'x106', 'x107' and 92 more are unknown and ignored"));
+}
+
 TEST(FolderSettingsTest, EveryFieldThatTheReferenceWritesIsKnownAndDocumented) {
   const std::string page = ReadRunfile("docs/hugging-face.md");
   const auto known = KnownSettingsFields();

@@ -10,7 +10,7 @@
 namespace megascale::tokenizer {
 namespace {
 
-constexpr size_t kShownMax = 10;
+constexpr size_t kShownMax = 1000;
 
 struct Component {
   absl::string_view section;

@@ -14,7 +14,7 @@ namespace megascale::tokenizer {
 // "" for both: of the file itself; "added_tokens" and "": of an added token.
 bool IsKnownField(absl::string_view section, absl::string_view type, absl::string_view field);
 
-// Returns the paths of fields that this program does not know, a few of them if there are many.
+// Returns the paths of fields that this program does not know, at most 1,000 of them.
 // Components of types that are not supported are left out, because they are refused.
 std::vector<std::string> UnknownFieldsOf(const nlohmann::json& file);
 

@@ -9,6 +9,7 @@
 #include "absl/strings/strip.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/base/text/shortlist.h"
 #include "runtime/data/tokenizer/files/json_object.h"
 
 namespace megascale::tokenizer {
@@ -224,13 +225,13 @@ class SettingsReader {
   }
 
   absl::Status CheckFields(const Json& config) {
+    std::vector<std::string> unknown;
     for (const auto& [name, value] : config.items()) {
       const auto fields = KnownSettingsFields();
       const auto* known = std::find_if(fields.begin(), fields.end(),
                                        [&name = name](const auto& f) { return f.name == name; });
       if (known == fields.end()) {
-        settings_.warnings.push_back(absl::StrCat(
-            kConfigFile, ": the field '", base::Printable(name, 60), "' is unknown and ignored"));
+        unknown.push_back(absl::StrCat("'", base::Printable(name, 60), "'"));
         continue;
       }
       const bool is_set = !value.is_null() && value != false && value != Json::object();
@@ -238,6 +239,10 @@ class SettingsReader {
       return absl::InvalidArgumentError(
           absl::StrCat(name, ": is set, which would change tokens and is not supported"));
     }
+    if (unknown.empty()) return absl::OkStatus();
+    settings_.warnings.push_back(absl::StrCat(
+        kConfigFile, unknown.size() == 1 ? ": the field " : ": the fields ",
+        base::Shortlist(unknown), unknown.size() == 1 ? " is" : " are", " unknown and ignored"));
     return absl::OkStatus();
   }
 

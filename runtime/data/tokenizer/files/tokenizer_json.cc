@@ -13,6 +13,7 @@
 #include "runtime/base/checksum.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/base/text/shortlist.h"
 #include "runtime/base/work/counted_work.h"
 #include "runtime/data/tokenizer/files/components.h"
 #include "runtime/data/tokenizer/files/json_object.h"
@@ -325,9 +326,11 @@ absl::StatusOr<TokenizerParts> ParseTokenizerJson(absl::string_view text) {
   TokenizerParts parts;
   WarnIfSet(file, "truncation", &parts);
   WarnIfSet(file, "padding", &parts);
-  for (const std::string& path : UnknownFieldsOf(json)) {
-    parts.warnings.push_back(
-        absl::StrCat("tokenizer.json: the field ", path, " is unknown and ignored"));
+  if (const auto unknown = UnknownFieldsOf(json); !unknown.empty()) {
+    const bool one = unknown.size() == 1;
+    parts.warnings.push_back(absl::StrCat("tokenizer.json: the ", one ? "field " : "fields ",
+                                          base::Shortlist(unknown), one ? " is" : " are",
+                                          " unknown and ignored"));
   }
   ASSIGN_OR_RETURN(parts.normalizer, ReadNormalizer(file));
   ASSIGN_OR_RETURN(parts.pre_tokenizer, ReadPreTokenizer(file));

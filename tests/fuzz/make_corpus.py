@@ -401,6 +401,8 @@ def tokenizers():
         "saved-call": {**small, "truncation": {"max_length": 1}, "padding": {"length": 3}},
         "fields": {**small, "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC", "\u202e": 1}], "x": 2}, "\n": 3},
         "long-step": {**small, "normalizer": {"type": "Replace", "pattern": {"String": "a" * 1025}, "content": ""}},
+        "growth": {**small, "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}] * 4}},
         "long-token": {**small, "added_tokens": [{"id": 3, "content": "ab" * 500}, {"id": 4, "content": "b"}]},
         "unigram": model(type="Unigram"), "control": model(type="\u001b[2J\u202e\n"), "no-model": {}, "list": [],
     }

@@ -1,5 +1,6 @@
 #include "runtime/data/tokenizer/files/components.h"
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -18,6 +19,7 @@ constexpr size_t kSplitsMax = 8;
 // A step looks for text and puts other text in its place. The search may cost the size of the whole
 // text times that of what it looks for, and the result may be as much longer.
 constexpr size_t kStepBytesMax = 1024;
+constexpr double kGrowthMax = 64;  // of a text, by all steps together
 
 absl::Status Unsupported(const JsonObject& component, absl::string_view type,
                          absl::string_view supported) {
@@ -42,11 +44,34 @@ absl::Status ForEach(const JsonObject& component, const char* list,
   return absl::OkStatus();
 }
 
-absl::Status CheckStepBytes(absl::string_view text, absl::string_view path) {
-  if (text.size() <= kStepBytesMax) return absl::OkStatus();
+absl::Status CheckStepBytes(size_t bytes, absl::string_view path) {
+  if (bytes <= kStepBytesMax) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(path, ": has ", text.size(), " bytes; expected at most ", kStepBytesMax));
+      absl::StrCat(path, ": has ", bytes, " bytes; expected at most ", kStepBytesMax));
 }
+
+// Steps after one another multiply what each one does.
+class Growth {
+ public:
+  void Replace(size_t pattern_bytes, size_t content_bytes) {
+    const double ratio = static_cast<double>(content_bytes) / static_cast<double>(pattern_bytes);
+    ratio_ *= std::max(ratio, 1.0);
+  }
+  void Prepend(size_t bytes) { prepended_bytes_ += bytes; }
+
+  absl::Status Check(absl::string_view path) const {
+    if (ratio_ > kGrowthMax) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ": may make text ", ratio_,
+                                                     " times as long; expected at most ",
+                                                     kGrowthMax, " times"));
+    }
+    return CheckStepBytes(prepended_bytes_, absl::StrCat(path, ": all that is prepended"));
+  }
+
+ private:
+  double ratio_ = 1;
+  size_t prepended_bytes_ = 0;
+};
 
 // Reads {"String": …}; nullopt: it is a {"Regex": …}.
 absl::StatusOr<std::optional<std::string>> ReadString(const JsonObject& component) {
@@ -57,7 +82,7 @@ absl::StatusOr<std::optional<std::string>> ReadString(const JsonObject& componen
     return absl::InvalidArgumentError(
         absl::StrCat(pattern.path(), ".String: is empty, expected text to look for"));
   }
-  RETURN_IF_ERROR(CheckStepBytes(text, pattern.PathOf("String")));
+  RETURN_IF_ERROR(CheckStepBytes(text.size(), pattern.PathOf("String")));
   return text;
 }
 
@@ -70,7 +95,7 @@ absl::StatusOr<Replacement> ReadReplace(const JsonObject& component) {
   ASSIGN_OR_RETURN(const auto pattern, ReadString(component));
   if (!pattern) return Unsupported(component, "Replace of a Regex", "Replace of a String");
   ASSIGN_OR_RETURN(std::string content, component.Text("content"));
-  RETURN_IF_ERROR(CheckStepBytes(content, component.PathOf("content")));
+  RETURN_IF_ERROR(CheckStepBytes(content.size(), component.PathOf("content")));
   return Replacement{*pattern, std::move(content)};
 }
 
@@ -89,7 +114,7 @@ absl::Status AddNormalizer(const JsonObject& component, absl::string_view type,
     steps->push_back({NormalizerStep::Kind::kNfc, "", ""});
   } else if (type == "Prepend") {
     ASSIGN_OR_RETURN(std::string prepend, component.Text("prepend"));
-    RETURN_IF_ERROR(CheckStepBytes(prepend, component.PathOf("prepend")));
+    RETURN_IF_ERROR(CheckStepBytes(prepend.size(), component.PathOf("prepend")));
     steps->push_back({NormalizerStep::Kind::kPrepend, "", std::move(prepend)});
   } else if (type == "Replace") {
     ASSIGN_OR_RETURN(Replacement replace, ReadReplace(component));
@@ -269,6 +294,13 @@ absl::StatusOr<std::vector<NormalizerStep>> ReadNormalizer(const JsonObject& fil
       ForEach(component, "normalizers", [&](const JsonObject& step, absl::string_view type) {
         return AddNormalizer(step, type, &steps);
       }));
+  Growth growth;
+  for (const NormalizerStep& step : steps) {
+    if (step.kind == NormalizerStep::Kind::kPrepend) growth.Prepend(step.content.size());
+    if (step.kind != NormalizerStep::Kind::kReplace) continue;
+    growth.Replace(step.pattern.size(), step.content.size());
+  }
+  RETURN_IF_ERROR(growth.Check("normalizer"));
   return steps;
 }
 
@@ -316,6 +348,12 @@ absl::StatusOr<Decoder> ReadDecoder(const JsonObject& file) {
                             decoder.steps.push_back(std::move(step));
                             return absl::OkStatus();
                           }));
+  Growth growth;
+  for (const DecoderStep& step : decoder.steps) {
+    if (step.kind != DecoderStep::Kind::kReplace) continue;
+    growth.Replace(step.pattern.size(), step.content.size());
+  }
+  RETURN_IF_ERROR(growth.Check("decoder"));
   return decoder;
 }
 

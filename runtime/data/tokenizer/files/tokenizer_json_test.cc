@@ -160,6 +160,7 @@ TEST(TokenizerJsonTest, WhatAStepLooksForAndWritesIsShort) {
                         R"("}, "content": ")", std::string(content, 'y'), "\"}");
   };
   EXPECT_EQ(error_of(replace(1024, 1024)), "");
+  EXPECT_EQ(error_of(replace(1, 64)), "");
   EXPECT_EQ(error_of(replace(1025, 1)),
             "normalizer.pattern.String: has 1025 bytes; expected at most 1024");
   EXPECT_EQ(error_of(replace(1, 1025)),
@@ -167,6 +168,30 @@ TEST(TokenizerJsonTest, WhatAStepLooksForAndWritesIsShort) {
   EXPECT_EQ(
       error_of(absl::StrCat(R"({"type": "Prepend", "prepend": ")", std::string(1025, 'x'), "\"}")),
       "normalizer.prepend: has 1025 bytes; expected at most 1024");
+}
+
+// Steps after one another multiply.
+TEST(TokenizerJsonTest, ANormalizerOrDecoderMakesTextOnlySoMuchLonger) {
+  const auto error_of = [](const std::string& section, const std::string& list, size_t content,
+                           const std::string& kind) {
+    const std::string step =
+        kind == "Prepend"
+            ? absl::StrCat(R"({"type": "Prepend", "prepend": ")", std::string(content, 'x'), "\"}")
+            : absl::StrCat(R"({"type": "Replace", "pattern": {"String": "x"}, "content": ")",
+                           std::string(content, 'x'), "\"}");
+    return std::string(ErrorAfter(absl::StrCat("\"", section, "\": null"),
+                                  absl::StrCat("\"", section, R"(": {"type": "Sequence", ")", list,
+                                               "\": [", step, ", ", step, "]}"))
+                           .message());
+  };
+  EXPECT_EQ(error_of("normalizer", "normalizers", 8, "Replace"), "");
+  EXPECT_EQ(error_of("normalizer", "normalizers", 9, "Replace"),
+            "normalizer: may make text 81 times as long; expected at most 64 times");
+  EXPECT_EQ(error_of("decoder", "decoders", 9, "Replace"),
+            "decoder: may make text 81 times as long; expected at most 64 times");
+  EXPECT_EQ(error_of("normalizer", "normalizers", 512, "Prepend"), "");
+  EXPECT_EQ(error_of("normalizer", "normalizers", 513, "Prepend"),
+            "normalizer: all that is prepended: has 1026 bytes; expected at most 1024");
 }
 
 TEST(TokenizerJsonTest, DeepNestingIsRefusedBeforeItTakesMemory) {

@@ -68,6 +68,9 @@ def by_hand():
     yield "gpt2.json", {"tokenizer_config.json": GPT2, "special_tokens_map.json": {
         "bos_token": token("<|endoftext|>", normalized=True), "pad_token": "[PAD]"}}
     yield "gpt2.json", {"tokenizer_config.json": GPT2, "added_tokens.json": {"<|im_start|>": size, "<|im_end|>": size + 1}}
+    # One special token within another one.
+    yield "gpt2.json", {"tokenizer_config.json": {**GPT2, "mask_token": "x", "pad_token": "[PAD]"}}
+    yield "gpt2.json", {"tokenizer_config.json": {**GPT2, "mask_token": "end", "eos_token": "<|im_end|>"}}
     qwen2 = len(json.loads((FOLDER / "qwen2.json").read_text())["model"]["vocab"])
     yield "qwen2.json", {"config.json": {"model_type": "qwen3"}}
     yield "qwen2.json", {"tokenizer_config.json": {

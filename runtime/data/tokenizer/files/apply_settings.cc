@@ -159,12 +159,27 @@ class SettingsApplier {
     return absl::OkStatus();
   }
 
+  // Where the class of GPT-2 makes a tokenizer of vocab.json, it gives these tokens flags of its
+  // own.
+  bool HasFlagsOfGpt2(const NamedToken& named) const {
+    return !is_json_ && tokenizer_class_ == TokenizerClass::kGpt2 &&
+           (named.field == "bos_token" || named.field == "eos_token" ||
+            named.field == "unk_token" || named.field == "pad_token");
+  }
+
   // A token of which only the content is known changes nothing if it is there.
   absl::Status AddSpecial() {
     for (const NamedToken* named : special_) {
       const NamedToken* chosen = named;
       const auto known = known_.find(named->token.content);
       if (!named->is_of_list && known != known_.end()) chosen = &known->second;
+      NamedToken of_class;
+      if (!chosen->has_flags && HasFlagsOfGpt2(*named)) {
+        of_class = *chosen;
+        of_class.has_flags = true;
+        of_class.normalized = true;
+        chosen = &of_class;
+      }
       if (!chosen->has_flags && latest_.contains(named->token.content)) continue;
       AddedToken token = chosen->token;
       token.special = true;

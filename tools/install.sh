@@ -15,7 +15,7 @@ build_packages=(
   prometheus-cpp-dev libjs-dygraphs
   zsh groff-base man-db chromium prometheus
   fortunes xz-utils git ca-certificates python3 python3-grpcio python3-protobuf
-  systemd iproute2 busybox-static
+  systemd iproute2 busybox-static slurmctld slurmd slurm-client munge
 )
 lint_packages=(clang-format clang-tidy)
 

@@ -223,6 +223,14 @@ void Command::Positionals(const std::string& name, std::vector<std::string>* val
   app_->add_option(name, *values, help)->check(IsPath(name))->option_text(" ");
 }
 
+// For the help only: the library gives words after `--` to the outer command once an inner one has
+// all that it must have.
+void Command::Rest(const std::string& name, std::vector<std::string>* values,
+                   const std::string& help) {
+  app_->add_option(name, *values, help)->expected(0, -1)->option_text("…");
+  rest_ = values;
+}
+
 void Command::Examples(const std::string& text) {
   app_->footer(text);
   examples_ = text;
@@ -333,7 +341,17 @@ absl::Status CheckHaveValues(const std::vector<std::string>& words) {
 
 absl::Status CommandLine::ParseOrThrow(const std::vector<std::string>& words) {
   RETURN_IF_ERROR(CheckHaveValues(words));
-  std::vector<std::string> reversed(words.rbegin(), words.rend());  // as the library wants it
+  const Command* command = root_.get();
+  for (const std::string& word : words) {
+    const Command* const inner = command->Find(word);
+    if (inner == nullptr) break;
+    command = inner;
+  }
+  auto end = words.end();
+  if (command->rest_ != nullptr) end = std::find(words.begin(), words.end(), "--");
+  if (end != words.end()) command->rest_->assign(end + 1, words.end());
+  // As the library wants it.
+  std::vector<std::string> reversed(std::make_reverse_iterator(end), words.rend());
   try {
     app_->parse(std::move(reversed));
   } catch (const CLI::Success&) {

@@ -83,6 +83,9 @@ class Command {
   void Positionals(const std::string& name, std::vector<std::string>* values,
                    const std::string& help);
 
+  // Takes the words after `--`, which are for another program and may begin with '-'.
+  void Rest(const std::string& name, std::vector<std::string>* values, const std::string& help);
+
   // Moves options that were added to the help's section CONNECTION, which only names them: the
   // program's own page explains them, once.
   void MoveToConnection(const std::vector<std::string>& names);
@@ -111,7 +114,8 @@ class Command {
   std::vector<std::unique_ptr<Command>> commands_;
   std::function<int()> action_;
   std::string examples_;
-  std::vector<std::string> words_options_;  // options that take all words after them
+  std::vector<std::string>* rest_ = nullptr;  // takes the words after `--`; null: nothing does
+  std::vector<std::string> words_options_;    // options that take all words after them
 };
 
 class CommandLine {

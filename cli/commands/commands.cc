@@ -1,8 +1,21 @@
 #include "cli/commands/commands.h"
 
+#include "cli/commands/submit.h"
+#include "cli/launch/launch_command.h"
 #include "cli/minder/minder_command.h"
 
 namespace megascale::cli {
+namespace {
+
+absl::StatusOr<control::v1::SubmitJobRequest> MakeJobOfLaunch(const LaunchJob& job) {
+  JobFlags flags;
+  flags.file = job.file;
+  flags.overrides = job.overrides;
+  flags.job_id = job.job_id;
+  return MakeSubmitRequest(flags, JobPlace::kElsewhere);
+}
+
+}  // namespace
 
 void AddCommands(CommandLine* line, const actors::MakeDevice& make_device,
                  const machine::MakeDevices& make_tested_devices,
@@ -30,6 +43,7 @@ void AddCommands(CommandLine* line, const actors::MakeDevice& make_device,
   line->Group("A cluster and its machines:");
   AddDriverCommand(line);
   AddAgentCommand(line, read_gpus);
+  AddLaunchCommand(line, MakeJobOfLaunch);
   AddCertsCommand(line);
   AddNodesCommand(line);
   AddSparesCommand(line);

@@ -118,6 +118,9 @@ void AddDriverCommand(CommandLine* line) {
                   "the machines reach");
   command->Flag("--agents-ended", &flags->agents_ended,
                 "no agent that this state directory knows still runs, so that none is waited for");
+  command->Duration("--drain-timeout", &flags->drain_timeout,
+                    "after SIGTERM it still serves machines that have ranks, at most for "
+                    "this time; 0: it ends at once");
   command->Integer("--slots-max", &flags->slots_max,
                    "refuses agents that offer more slots than this");
   command->Integer("--new-nodes-per-hour", &flags->new_nodes_per_hour,

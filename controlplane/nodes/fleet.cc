@@ -15,14 +15,10 @@ constexpr int kAsksPerTurn = 16;
 // A request that the source has not shown for this time has ended; sources may lag.
 constexpr absl::Duration kUnseenMax = absl::Seconds(30);
 constexpr absl::Duration kSoundLife = absl::Minutes(1);
+constexpr absl::Duration kJoinMax = absl::Minutes(1);
 constexpr size_t kReasonBytesMax = 180;  // the driver takes 200
 // Begins the reason of evictions that are the source's, so that their end is known.
 constexpr char kReasonPrefix[] = "its manager: ";
-
-bool IsUsable(const Machine& machine, const control::v1::NodeView* node) {
-  if (machine.state == MachineState::kLeaving || machine.state == MachineState::kGone) return false;
-  return node == nullptr || node->pool() != control::v1::POOL_QUARANTINED;
-}
 
 bool IsIdle(const control::v1::NodeView* node) {
   return node == nullptr || (node->num_slots_used() == 0 && node->num_jobs() == 0);
@@ -42,7 +38,7 @@ struct Fleet::Counted {
   };
   std::vector<Entry> usable;
   std::vector<Entry> unusable;
-  std::set<std::string> unusable_names;
+  std::set<std::string> excluded;
   int num_held = 0;  // that the source has not taken back
 };
 
@@ -51,6 +47,20 @@ int Fleet::Target(const ClusterView& cluster) const {
   const int64_t needed = (cluster.needed_slots + slots - 1) / slots;
   const int64_t max = std::max(options_.nodes, options_.max);
   return static_cast<int>(std::clamp<int64_t>(needed, options_.nodes, max)) + options_.spares;
+}
+
+bool Fleet::IsUsable(absl::Duration now, const Machine& machine,
+                     const control::v1::NodeView* node) {
+  if (machine.state == MachineState::kLeaving || machine.state == MachineState::kGone) return false;
+  if (node == nullptr) return true;
+  if (node->pool() == control::v1::POOL_QUARANTINED) return false;
+  if (node->alive()) {
+    heard_.insert(machine.node_id);
+    silent_since_.erase(machine.node_id);
+    return true;
+  }
+  if (heard_.count(machine.node_id) != 0) return false;
+  return now - silent_since_.try_emplace(machine.node_id, now).first->second < kJoinMax;
 }
 
 FleetActions Fleet::Decide(absl::Duration now, const std::vector<Machine>& machines,
@@ -65,8 +75,11 @@ FleetActions Fleet::Decide(absl::Duration now, const std::vector<Machine>& machi
     const auto found = machine.node_id.empty() ? nodes.end() : nodes.find(machine.node_id);
     const auto* node = found == nodes.end() ? nullptr : found->second;
     if (machine.state != MachineState::kGone) ++counted.num_held;
-    if (!machine.node_id.empty()) present.insert(machine.node_id);
-    if (IsUsable(machine, node)) {
+    if (!machine.node_id.empty()) {
+      present.insert(machine.node_id);
+      counted.excluded.insert(machine.node_id);
+    }
+    if (IsUsable(now, machine, node)) {
       counted.usable.push_back({&machine, node});
       if (node != nullptr && node->evicted() && machine.state == MachineState::kPresent &&
           absl::StartsWith(node->evicted_why(), kReasonPrefix)) {
@@ -75,7 +88,6 @@ FleetActions Fleet::Decide(absl::Duration now, const std::vector<Machine>& machi
       continue;
     }
     counted.unusable.push_back({&machine, node});
-    if (!machine.node_id.empty()) counted.unusable_names.insert(machine.node_id);
     if (machine.state == MachineState::kLeaving && node != nullptr && node->alive() &&
         !node->evicted()) {
       actions.evict.push_back({machine.node_id, ReasonOf(machine)});
@@ -87,11 +99,16 @@ FleetActions Fleet::Decide(absl::Duration now, const std::vector<Machine>& machi
   // A machine in quarantine that has left the launch must not come back as a replacement.
   for (const auto& node : cluster.nodes) {
     if (node.pool() == control::v1::POOL_QUARANTINED) {
-      counted.unusable_names.insert(node.node_id());
+      counted.excluded.insert(node.node_id());
     }
   }
-  for (auto it = idle_since_.begin(); it != idle_since_.end();) {
-    it = present.count(it->first) == 0 ? idle_since_.erase(it) : std::next(it);
+  for (auto* times : {&idle_since_, &silent_since_}) {
+    for (auto it = times->begin(); it != times->end();) {
+      it = present.count(it->first) == 0 ? times->erase(it) : std::next(it);
+    }
+  }
+  for (auto it = heard_.begin(); it != heard_.end();) {
+    it = present.count(*it) == 0 ? heard_.erase(it) : std::next(it);
   }
   const int target = Target(cluster);
   const int usable = static_cast<int>(counted.usable.size()) + num_unseen_;
@@ -112,9 +129,7 @@ void Fleet::AskFor(int missing, absl::Duration now, const Counted& counted, Flee
   const int num_open = open_request_.empty() ? 0 : 1;  // the source may have it
   const int held = counted.num_held - fixed + num_unseen_ + num_open;
   const int room = std::max(options_.nodes, options_.max) + options_.spares - held;
-  const auto ask = [&](const std::string& id) {
-    actions->ask.push_back({id, counted.unusable_names});
-  };
+  const auto ask = [&](const std::string& id) { actions->ask.push_back({id, counted.excluded}); };
   if (num_open == 1) ask(open_request_);
   for (int i = 0; i < std::min({missing - num_open, room, kAsksPerTurn}); ++i) {
     ask(absl::StrCat(options_.request_prefix, "-", ++last_request_));

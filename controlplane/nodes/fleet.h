@@ -3,14 +3,16 @@
 // action that was lost is decided again from the next observation.
 //
 // Rules:
-//   - As many usable machines as the jobs need, within `nodes` and `max`, and `spares` beside them. A
-//     machine is usable unless the source takes it away or the driver has it in quarantine.
-//   - Never more than `max` + `spares` machines, apart from unusable ones that the source cannot take
-//     back one by one.
+//   - As many usable machines as the jobs need, within `nodes` and `max`, and `spares` beside them.
+//     A machine is usable unless the source takes it away, or the driver has it in quarantine or
+//     has lost it.
+//   - A request excludes machines that are unusable, and those that the launch has.
+//   - Never more than `max` + `spares` machines, apart from unusable ones that the source cannot
+//     take back one by one.
 //   - A machine with ranks, or with the snapshot of a job, is never given back.
 //   - A source that does not answer changes nothing.
-//   - After a refusal, or a machine that was gone within a minute, the next request waits: 5 s, twice
-//     as long each time, at most 5 min.
+//   - After a refusal, or a machine that was gone within a minute, the next request waits: 5 s,
+//     twice as long each time, at most 5 min.
 #pragma once
 
 #include <cstdint>
@@ -78,10 +80,15 @@ class Fleet {
   void AskFor(int missing, absl::Duration now, const Counted& counted, FleetActions* actions);
   void ReturnSurplus(int surplus, absl::Duration now, const Counted& counted,
                      FleetActions* actions);
+  bool IsUsable(absl::Duration now, const Machine& machine, const control::v1::NodeView* node);
   void MakeSpares(const Counted& counted, FleetActions* actions) const;
 
   const FleetOptions options_;
   std::map<std::string, absl::Duration> idle_since_;  // by node id
+  // Nodes that the driver does not hear, and since when; those that it has heard in this process.
+  // At the start it still waits for machines that join.
+  std::map<std::string, absl::Duration> silent_since_;
+  std::set<std::string> heard_;
   struct Taken {
     absl::Duration taken;
     absl::Duration seen;  // when the source showed it last, or took it

@@ -66,7 +66,7 @@ TEST(FleetTest, AQuarantinedMachineIsReplacedByAnotherOne) {
   cluster.nodes[1].set_pool(control::v1::POOL_QUARANTINED);
   const FleetActions actions = fleet.Decide(absl::Seconds(2), machines, cluster);
   ASSERT_THAT(actions.ask, SizeIs(1));
-  EXPECT_THAT(actions.ask[0].exclude, ElementsAre("n2"));
+  EXPECT_THAT(actions.ask[0].exclude, ElementsAre("n1", "n2"));
   EXPECT_THAT(actions.give_back, IsEmpty()) << "the source cannot take it back alone";
   fleet.OnAsked(actions.ask[0].id, absl::Seconds(2));
   EXPECT_THAT(fleet.Decide(absl::Seconds(3), machines, cluster).ask, IsEmpty())
@@ -93,6 +93,20 @@ TEST(FleetTest, AMachineThatLeavesIsEvictedOnceAndReplaced) {
   // What a person evicted stays evicted.
   cluster.nodes[0].set_evicted_why("memory errors");
   EXPECT_THAT(fleet.Decide(absl::Seconds(4), machines, cluster).uncordon, IsEmpty());
+}
+
+TEST(FleetTest, AMachineThatTheDriverLosesIsReplacedAtOnceButNotOneThatJoins) {
+  Fleet fleet(Options(2, 0, 2));
+  ClusterView cluster;
+  cluster.nodes = {Node("n1", 2), Node("n2", 0)};
+  // The driver knows it from the launch before, and its agent has not joined yet.
+  cluster.nodes[1].set_alive(false);
+  const std::vector<Machine> machines = {FirstMachine("n1"), FirstMachine("n2")};
+  EXPECT_THAT(fleet.Decide(absl::Seconds(1), machines, cluster).ask, IsEmpty());
+  cluster.nodes[1].set_alive(true);
+  EXPECT_THAT(fleet.Decide(absl::Seconds(5), machines, cluster).ask, IsEmpty());
+  cluster.nodes[1].set_alive(false);
+  EXPECT_THAT(fleet.Decide(absl::Seconds(6), machines, cluster).ask, SizeIs(1));
 }
 
 TEST(FleetTest, ALostAnswerRepeatsTheSameRequest) {

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -340,6 +341,14 @@ absl::Status DriverServer::WaitForFailure(absl::Duration timeout) {
   return impl_->loop->WaitForFailure(timeout);
 }
 
+bool DriverServer::HasBusyNodes() const {
+  const auto cluster = impl_->loop->GetCluster();
+  if (!cluster.ok()) return false;
+  return std::any_of(cluster->nodes().begin(), cluster->nodes().end(), [](const auto& node) {
+    return node.alive() && node.num_slots_used() > 0;
+  });
+}
+
 int DriverServer::port() const { return impl_->tcp_port == nullptr ? 0 : impl_->tcp_port->port(); }
 
 std::string DriverServer::page_url() const {
@@ -358,14 +367,24 @@ absl::Status RunDriver(const DriverOptions& options) {
   ASSIGN_OR_RETURN(const auto server, DriverServer::Start(options));
   const timespec nothing = {};
   absl::Duration give_back_at;
+  absl::Duration end_at = absl::InfiniteDuration();  // finite after SIGTERM
   for (;;) {
     RETURN_IF_ERROR(server->WaitForFailure(kSignalCheckInterval));
     if (const absl::Duration now = base::RealClock().Monotonic(); now >= give_back_at) {
       GiveMemoryBack();
       give_back_at = now + kGiveBackInterval;
     }
+    const absl::Duration now = base::RealClock().Monotonic();
+    const bool ends = end_at != absl::InfiniteDuration();
+    if (ends && (now >= end_at || !server->HasBusyNodes())) return absl::OkStatus();
     const int signal = ::sigtimedwait(&signals, nullptr, &nothing);
     if (signal < 0) continue;
+    if (signal == SIGTERM && !ends && options.drain_timeout > absl::ZeroDuration()) {
+      base::LogInfo(absl::StrCat("SIGTERM: ends once no machine has ranks, in ",
+                                 absl::FormatDuration(options.drain_timeout), " at the latest"));
+      end_at = now + options.drain_timeout;
+      continue;
+    }
     base::LogInfo(
         absl::StrCat(signal == SIGINT ? "SIGINT" : "SIGTERM", ": ends; agents and workers go on"));
     return absl::OkStatus();

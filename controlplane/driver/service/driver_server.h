@@ -52,6 +52,9 @@ struct DriverOptions {
   std::string join = "any";
   security::TlsFiles tls;
   bool insecure = false;
+  // After SIGTERM the driver still serves machines with ranks, which drain, at most for this long.
+  // For a scheduler that sends SIGTERM to the driver and to agents at once.
+  absl::Duration drain_timeout = absl::ZeroDuration();
   // "host:port" of the page; empty: there is no page. If the address is not loopback, the page uses
   // `tls`.
   std::string http_address;
@@ -71,6 +74,9 @@ class DriverServer {
   // returns why. Blocking: at most `timeout`, then OK.
   absl::Status WaitForFailure(absl::Duration timeout);
 
+  // True while a machine that is not lost has ranks.
+  bool HasBusyNodes() const;
+
   // The port that it listens on; 0 for a Unix socket.
   int port() const;
   // The address of the page, with its token; empty: there is none.
@@ -82,9 +88,9 @@ class DriverServer {
   std::unique_ptr<Impl> impl_;
 };
 
-// Serves until SIGTERM or SIGINT, then returns OK; workers go on. Blocks these signals in the
-// calling thread and in threads that it starts, so call it from the main thread before any other
-// thread exists.
+// Serves until SIGTERM (and drain_timeout) or SIGINT, then returns OK; workers go on. Blocks these
+// signals in the calling thread and in threads that it starts, so call it from the main thread
+// before any other thread exists.
 absl::Status RunDriver(const DriverOptions& options);
 
 }  // namespace megascale::driver

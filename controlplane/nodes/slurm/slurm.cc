@@ -135,6 +135,13 @@ absl::StatusOr<std::string> Slurm::Call(const std::vector<std::string>& words) {
   return absl::FailedPreconditionError(absl::StrCat(words[0], ": ", FirstLine(finished->err)));
 }
 
+absl::Status Slurm::Check(const std::vector<std::string>& options, const std::string& script) {
+  std::vector<std::string> words = {"sbatch", "--test-only"};
+  words.insert(words.end(), options.begin(), options.end());
+  words.push_back(script);
+  return Call(words).status();
+}
+
 absl::StatusOr<std::string> Slurm::Submit(const std::vector<std::string>& options,
                                           const std::string& script) {
   std::vector<std::string> words = {"sbatch", "--parsable"};
@@ -222,7 +229,7 @@ absl::Status Slurm::Cancel(const std::string& job_id, bool pending_only) {
 absl::Status Slurm::Terminate(const std::string& job_id, bool batch) {
   if (!IsJobNumber(job_id)) return absl::InvalidArgumentError("not a job's number");
   std::vector<std::string> words = {"scancel", "--quiet", "--signal=TERM"};
-  if (batch) words.push_back("--batch");
+  if (batch) words.push_back("--full");
   words.push_back(job_id);
   const absl::Status called = Call(words).status();
   return absl::IsFailedPrecondition(called) ? absl::OkStatus() : called;

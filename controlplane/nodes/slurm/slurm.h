@@ -40,6 +40,8 @@ class Slurm {
                                                      absl::Duration timeout)>;
   explicit Slurm(Run run = RunCommand) : run_(std::move(run)) {}
 
+  // Asks whether Slurm would take such a job now or later, without submitting it.
+  absl::Status Check(const std::vector<std::string>& options, const std::string& script);
   // Submits the script with these options of sbatch; returns the job's id.
   absl::StatusOr<std::string> Submit(const std::vector<std::string>& options,
                                      const std::string& script);
@@ -51,7 +53,7 @@ class Slurm {
   absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& node_list);
   // Ends a job; with `pending_only`, one that has not started. One that has ended is no error.
   absl::Status Cancel(const std::string& job_id, bool pending_only);
-  // Sends SIGTERM to a job's steps, or to its batch script alone.
+  // Sends SIGTERM to all processes of a job's steps; with `batch`, of its batch script, too.
   absl::Status Terminate(const std::string& job_id, bool batch);
   // The time between SIGTERM and SIGKILL when a job is cancelled or at its end.
   absl::StatusOr<absl::Duration> KillWait();

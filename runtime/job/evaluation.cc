@@ -5,11 +5,16 @@
 namespace megascale::job {
 namespace {
 
+constexpr int64_t kEvaluations = 10;  // in a job that leaves train.eval_interval out
 constexpr int64_t kStepsPerBatch = 100;
 
 }  // namespace
 
-int64_t EvaluationInterval(const v1::JobSpec& spec) { return spec.train().eval_interval(); }
+int64_t EvaluationInterval(const v1::JobSpec& spec) {
+  const v1::TrainSpec& train = spec.train();
+  if (train.has_eval_interval()) return train.eval_interval();
+  return std::max<int64_t>(1, train.steps() / kEvaluations);
+}
 
 int64_t EvaluationBatches(const v1::JobSpec& spec) {
   const v1::TrainSpec& train = spec.train();

@@ -12,7 +12,9 @@ namespace megascale::job {
 // The default of train.eval_batches is at most this.
 inline constexpr int64_t kEvaluationBatchesMax = 100;
 
-// Returns the number of steps between two evaluations; 0, which is the default: there are none.
+// Returns the number of steps between two evaluations; 0: there are none. The default is a tenth of
+// the job's steps. A resolved job leaves a default out, because agents of the release before do not
+// know the field.
 int64_t EvaluationInterval(const v1::JobSpec& spec);
 
 // Returns the largest number of batches of windows in an evaluation. The default is a hundredth of

@@ -11,6 +11,7 @@
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/comm/store/redis/address.h"
+#include "runtime/job/evaluation.h"
 #include "runtime/job/field_checks.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/job/names.h"
@@ -347,7 +348,7 @@ absl::Status CheckSchedules(const JobSpec& spec) {
 
 // Checks what evaluations need.
 absl::Status CheckEvaluations(const JobSpec& spec) {
-  const bool never = spec.train().eval_interval() == 0;
+  const bool never = EvaluationInterval(spec) == 0;
   if (never && spec.checkpoint().keep_best()) {
     return Refuse(
         "checkpoint.keep_best",

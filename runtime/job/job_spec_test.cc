@@ -454,19 +454,21 @@ TEST(JobSpecTest, RefusesBadDataAndTraining) {
   });
 }
 
-TEST(JobSpecTest, EvaluatesWhereItAsksForItAndAfterTheLastStep) {
+TEST(JobSpecTest, EvaluatesTenTimesOrWhereItAsksForItAndAfterTheLastStep) {
   v1::JobSpec spec = SmallSpec();
   spec.mutable_train()->set_steps(2000);
   EXPECT_FALSE(ResolveJobSpec(spec)->train().has_eval_interval())
       << "agents of the release before do not know the field";
-  EXPECT_EQ(EvaluationInterval(spec), 0);
-  EXPECT_FALSE(IsEvaluated(spec, 2000));
+  EXPECT_EQ(EvaluationInterval(spec), 200);
   EXPECT_EQ(EvaluationBatches(spec), 20);
-  spec.mutable_train()->set_eval_interval(200);
   EXPECT_TRUE(IsEvaluated(spec, 400));
   EXPECT_FALSE(IsEvaluated(spec, 401));
   spec.mutable_train()->set_steps(7);
+  EXPECT_EQ(EvaluationInterval(spec), 1);
   EXPECT_EQ(EvaluationBatches(spec), 1);
+  spec.mutable_train()->set_steps(29);
+  EXPECT_EQ(EvaluationInterval(spec), 2);
+  EXPECT_TRUE(IsEvaluated(spec, 29)) << "the last step";
   spec.mutable_train()->set_steps(1'000'000);
   EXPECT_EQ(EvaluationBatches(spec), kEvaluationBatchesMax);
   spec.mutable_train()->set_eval_interval(300);
@@ -479,6 +481,7 @@ TEST(JobSpecTest, EvaluatesWhereItAsksForItAndAfterTheLastStep) {
   EXPECT_EQ(LastEvaluated(spec, 899), 600);
   EXPECT_EQ(LastEvaluated(spec, 1'000'000), 1'000'000);
   spec.mutable_train()->set_eval_interval(0);
+  EXPECT_EQ(EvaluationInterval(spec), 0);
   for (const int64_t step : {300, 1'000'000}) EXPECT_FALSE(IsEvaluated(spec, step));
 }
 

@@ -78,6 +78,7 @@ control::v1::SubmitJobRequest JobForFleet(int num_agents, int slots) {
   spec->mutable_train()->set_seq_length(16);
   spec->mutable_train()->set_global_batch_size(num_agents);
   spec->mutable_train()->set_micro_batch_size(1);
+  spec->mutable_train()->set_eval_interval(0);
   spec->mutable_parallel()->set_data_parallel_size(num_agents);
   spec->mutable_parallel()->set_pipeline_model_parallel_size(slots);
   return request;

@@ -20,7 +20,7 @@ import time
 JOB = """name: many-files
 model: {hidden_size: 128, num_hidden_layers: 4, num_attention_heads: 4, position_embedding: rotary}
 data: {files: [%s]}
-train: {steps: 1000000, seq_length: 256, global_batch_size: 16, micro_batch_size: 2, seed: 1}
+train: {steps: 1000000, seq_length: 256, global_batch_size: 16, micro_batch_size: 2, seed: 1, eval_interval: 0}
 optimizer: {lr: 1e-3}
 parallel: {data_parallel_size: 2}
 checkpoint: {interval: 1000, keep: 1}

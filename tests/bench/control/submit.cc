@@ -82,6 +82,7 @@ control::v1::SubmitJobRequest RequestFor(const std::string& job_id) {
   spec->mutable_train()->set_seq_length(16);
   spec->mutable_train()->set_global_batch_size(2);
   spec->mutable_train()->set_micro_batch_size(1);
+  spec->mutable_train()->set_eval_interval(0);
   return request;
 }
 

@@ -58,6 +58,7 @@ train:
   micro_batch_size: {micro_batch}
   precision: bf16
   seed: {seed}
+  eval_interval: 0
 optimizer:
   type: {optimizer}
   lr: {rate}

@@ -26,7 +26,7 @@ RUNS = {"start": (1, 1000), "steps": (STEPS, 1000), "checkpoints": (STEPS, INTER
 JOB = """name: toy
 model: {hidden_size: 64, num_hidden_layers: 4, num_attention_heads: 4}
 data: {files: [TEXT]}
-train: {steps: 1, seq_length: 32, global_batch_size: 16, micro_batch_size: 2, seed: 3}
+train: {steps: 1, seq_length: 32, global_batch_size: 16, micro_batch_size: 2, seed: 3, eval_interval: 0}
 optimizer: {lr: 3e-3, warmup_steps: 0, clip_grad: 1.0}
 parallel: {data_parallel_size: 2, pipeline_model_parallel_size: 2}
 """

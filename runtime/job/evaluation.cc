@@ -19,7 +19,9 @@ int64_t EvaluationInterval(const v1::JobSpec& spec) {
 int64_t EvaluationBatches(const v1::JobSpec& spec) {
   const v1::TrainSpec& train = spec.train();
   if (train.eval_batches() > 0) return train.eval_batches();
-  return std::clamp<int64_t>(train.steps() / kStepsPerBatch, 1, kEvaluationBatchesMax);
+  const int64_t batch = std::max<int64_t>(1, train.global_batch_size());
+  const int64_t least = (kEvaluationWindowsMin + batch - 1) / batch;
+  return std::clamp<int64_t>(train.steps() / kStepsPerBatch, least, kEvaluationBatchesMax);
 }
 
 bool IsEvaluated(const v1::JobSpec& spec, int64_t step) {

@@ -11,6 +11,10 @@ namespace megascale::job {
 
 // The default of train.eval_batches is at most this.
 inline constexpr int64_t kEvaluationBatchesMax = 100;
+// By default an evaluation measures at least this many windows: the loss on a few is far from the
+// loss on all.
+inline constexpr int64_t kEvaluationWindowsMin = 64;
+static_assert(kEvaluationWindowsMin <= kEvaluationBatchesMax);
 
 // Returns the number of steps between two evaluations; 0: there are none. The default is a tenth of
 // the job's steps. A resolved job leaves a default out, because agents of the release before do not
@@ -18,8 +22,8 @@ inline constexpr int64_t kEvaluationBatchesMax = 100;
 int64_t EvaluationInterval(const v1::JobSpec& spec);
 
 // Returns the largest number of batches of windows in an evaluation. The default is a hundredth of
-// the job's steps. Ten such evaluations take about 3 % of the job's computing, as a forward pass
-// takes a third of a step.
+// the job's steps, and no fewer than have kEvaluationWindowsMin windows. Ten evaluations of a
+// hundredth take about 3 % of the job's computing, as a forward pass takes a third of a step.
 int64_t EvaluationBatches(const v1::JobSpec& spec);
 
 // Whether the weights after `step` are evaluated.

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -465,7 +466,10 @@ TEST(JobSpecTest, EvaluatesTenTimesOrWhereItAsksForItAndAfterTheLastStep) {
   EXPECT_FALSE(IsEvaluated(spec, 401));
   spec.mutable_train()->set_steps(7);
   EXPECT_EQ(EvaluationInterval(spec), 1);
-  EXPECT_EQ(EvaluationBatches(spec), 1);
+  for (const auto& [size, batches] : std::map<int, int>{{1, 64}, {5, 13}, {64, 1}, {1000, 1}}) {
+    spec.mutable_train()->set_global_batch_size(size);
+    EXPECT_EQ(EvaluationBatches(spec), batches) << "at least 64 windows in batches of " << size;
+  }
   spec.mutable_train()->set_steps(29);
   EXPECT_EQ(EvaluationInterval(spec), 2);
   EXPECT_TRUE(IsEvaluated(spec, 29)) << "the last step";

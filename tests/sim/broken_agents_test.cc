@@ -1,4 +1,5 @@
-// As broken_test.cc, for what agents claim: their slots, their names and their ages.
+// As broken_test.cc, for what agents claim: their slots, their names, their ages and
+// their losses.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -68,6 +69,34 @@ TEST_F(BrokenAgentTest, AgentThatRepeatsAnOldReportAsANewOneIsFound) {
     return tampering;
   };
   EXPECT_TRUE(Finds("AgesAreTrue", tamper));
+}
+
+TEST_F(BrokenAgentTest, AgentThatLeavesOutALossOnHeldOutTextIsFound) {
+  const auto tamper = [] {
+    Tampering tampering;
+    tampering.report = [](agent::ActualState* report) {
+      for (auto& job : *report->mutable_jobs()) {
+        for (auto& record : *job.mutable_steps()) record.clear_held_out_loss();
+      }
+    };
+    return tampering;
+  };
+  EXPECT_TRUE(Finds("EvaluationsAreWhole", tamper));
+}
+
+TEST_F(BrokenAgentTest, AgentThatReportsTheLossOfAnotherEvaluationIsFound) {
+  const auto tamper = [] {
+    Tampering tampering;
+    tampering.report = [](agent::ActualState* report) {
+      for (auto& job : *report->mutable_jobs()) {
+        for (auto& record : *job.mutable_steps()) {
+          if (record.has_held_out_loss()) record.set_held_out_loss(record.held_out_loss() + 0.001);
+        }
+      }
+    };
+    return tampering;
+  };
+  EXPECT_TRUE(Finds("EvaluationsAreWhole", tamper));
 }
 
 }  // namespace

@@ -16,6 +16,7 @@ constexpr absl::Duration kPatience = absl::Seconds(2);
 constexpr absl::Duration kComeMax = absl::Seconds(8);
 constexpr double kSuspicionChance = 0.08;  // of a question
 constexpr double kListChance = 0.1;        // of a question
+constexpr uint64_t kEvaluations = 0x6576616c;
 
 google::protobuf::Duration Seconds(int64_t seconds) {
   google::protobuf::Duration duration;
@@ -30,12 +31,15 @@ Operators::Operators(World* world, DriverNode* driver, Options options)
       driver_(*driver),
       options_(std::move(options)),
       suspicions_(Rng(world->rng).Next()) {
+  // Apart, so that the other draws of a seed stay what they were.
+  Rng evaluations(Rng(world->rng).Next() ^ kEvaluations);
   jobs_.resize(static_cast<size_t>(world_.rng.Between(1, options_.jobs_max)));
   for (size_t i = 0; i < jobs_.size(); ++i) {
     Job& job = jobs_[i];
     job.submit.set_job_id(absl::StrCat("j", i));
     job.submit.set_secret_seed("seed");
     *job.submit.mutable_spec() = DrawSpec();
+    DrawEvaluations(&evaluations, job.submit.mutable_spec());
     if (world_.rng.Chance(0.1)) {
       job.submit.set_from_checkpoint(CheckpointStorage::GivenPath());
       auto* train = job.submit.mutable_spec()->mutable_train();
@@ -77,6 +81,15 @@ megascale::job::v1::JobSpec Operators::DrawSpec() {
   if (rng.Chance(0.3)) *fault->mutable_checkpoint_timeout() = Seconds(rng.Between(5, 30));
   fault->set_max_restarts_without_progress(static_cast<int>(rng.Between(1, 12)));
   return spec;
+}
+
+// Some jobs evaluate as they ask for it, and some as is the default.
+void Operators::DrawEvaluations(Rng* rng, megascale::job::v1::JobSpec* spec) {
+  if (!options_.draws_evaluations || rng->Chance(0.5)) {
+    return spec->mutable_train()->set_eval_interval(0);
+  }
+  if (rng->Chance(0.7)) spec->mutable_train()->set_eval_interval(rng->Between(1, 20));
+  spec->mutable_checkpoint()->set_keep_best(rng->Chance(0.5));
 }
 
 void Operators::Start(absl::Duration within) {

@@ -20,6 +20,7 @@ class Operators {
     int num_slots = 1;   // each job fits into these
     int tensor_max = 1;  // of which are on one machine
     int jobs_max = 4;
+    bool draws_evaluations = true;  // false: no job evaluates
     std::string evicted_node = "";  // to evict for a while; empty: no node
     std::string spare_node = "";    // to make a spare; empty: no node
   };
@@ -41,6 +42,7 @@ class Operators {
   };
 
   megascale::job::v1::JobSpec DrawSpec();
+  void DrawEvaluations(Rng* rng, megascale::job::v1::JobSpec* spec);
   void Submit(size_t index);
   void Cancel(size_t index);
   void SetEvicted(const std::string& node_id, bool evicted, std::shared_ptr<bool> answered);

@@ -106,6 +106,7 @@ class Simulation {
         link_fails_after_(options.link_fails_after),
         drain_(options.drain),
         draws_numerics_(options.draws_numerics),
+        draws_evaluations_(options.draws_evaluations),
         world_(options.seed, options.trace, options.tampering),
         storage_(&world_),
         collective_(&world_),
@@ -226,6 +227,7 @@ class Simulation {
   void DrawOperators(bool is_large) {
     Operators::Options options;
     options.jobs_max = is_large ? kLargeJobsMax : kJobsMax;
+    options.draws_evaluations = draws_evaluations_;
     if (!calm_ && world_.rng.Chance(0.3)) num_lost_ = world_.rng.Index(agents_.size());
     size_t end = agents_.size();
     if (end - num_lost_ > 1 && world_.rng.Chance(0.2)) {
@@ -360,6 +362,7 @@ class Simulation {
   const absl::Duration link_fails_after_;
   const bool drain_;
   const bool draws_numerics_;
+  const bool draws_evaluations_;
   World world_;
   CheckpointStorage storage_;
   Collective collective_;

@@ -48,6 +48,8 @@ struct SimulationOptions {
   bool drain = false;
   // In a storm: agents of several numerics versions, if the seed draws them.
   bool draws_numerics = true;
+  // Jobs with evaluations, if the seed draws them.
+  bool draws_evaluations = true;
   Tampering tampering = {};  // breaks the product on purpose
   bool keep_going = false;   // go on after a violation, to see its consequences
   std::string stop_at = {};  // with keep_going: ends at a violation of this invariant

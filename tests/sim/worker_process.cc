@@ -16,12 +16,6 @@ namespace {
 
 using Kind = actors::WorkerAction::Kind;
 
-// Falls, and rises again: the lowest is somewhere in the middle of a job.
-double HeldOutLossAfter(int64_t step) {
-  const double distance = static_cast<double>(step) - 25;
-  return 1 + distance * distance / 1000;
-}
-
 constexpr absl::Duration kStartMax = absl::Milliseconds(800);
 constexpr absl::Duration kLoadMax = absl::Milliseconds(600);
 constexpr absl::Duration kStepMin = absl::Milliseconds(80);
@@ -40,6 +34,11 @@ absl::Status Gone() { return absl::AbortedError("a peer is gone"); }
 std::string AddressOf(int rank) { return absl::StrCat("the address of rank ", rank); }
 
 }  // namespace
+
+double HeldOutLossAfter(int64_t step) {
+  const double distance = static_cast<double>(step) - 25;
+  return 1 + distance * distance / 1000;
+}
 
 // --- collective -------------------------------------------------------------------------------
 

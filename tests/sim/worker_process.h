@@ -26,6 +26,10 @@ namespace megascale::sim {
 
 class WorkerProcess;
 
+// Returns the loss on held-out text after a step. Falls, and rises again: the lowest is somewhere
+// in the middle of a job.
+double HeldOutLossAfter(int64_t step);
+
 // Connects the ranks of each attempt: groups, steps, the death of a peer.
 class Collective {
  public:

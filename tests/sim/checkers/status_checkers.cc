@@ -1,12 +1,15 @@
 #include "tests/sim/checkers/status_checkers.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "controlplane/driver/storage/loss_line.h"
+#include "runtime/job/evaluation.h"
+#include "tests/sim/worker_process.h"
 
 namespace megascale::sim {
 
@@ -143,11 +146,41 @@ void LossLogChecker::OnEnd(const DriverState& durable) {
       return world_.Violate("LossLogIsWhole", absl::StrCat("job ", driver::JobId(job), ": line ",
                                                            expected, " of its loss log is ", line));
     }
+    CheckEvaluations(job, lines);
     if (expected == job.submitted().spec().train().steps()) continue;
     world_.Violate("LossLogIsWhole",
                    absl::StrCat("job ", driver::JobId(job), ": its loss log has step ", expected,
                                 " as its last step, of ", job.submitted().spec().train().steps()));
   }
+}
+
+// Attempts do not evaluate while the driver or one of their agents is of an older version.
+void LossLogChecker::CheckEvaluations(const JobRecord& job, const std::vector<std::string>& lines) {
+  const auto& spec = job.submitted().spec();
+  const bool are_all_new = world_.old_agents.empty() && !world_.old_driver;
+  for (const std::string& line : lines) {
+    const auto record = driver::FromLossLine(line);
+    if (!record.ok()) continue;  // LossLogIsWhole
+    const bool is_due = job::IsEvaluated(spec, record->step());
+    const bool is_there = record->has_held_out_loss();
+    const bool is_right =
+        !is_there || std::abs(record->held_out_loss() - HeldOutLossAfter(record->step())) < 1e-9;
+    if (is_right && (is_there ? is_due : !is_due || !are_all_new)) continue;
+    return world_.Violate(
+        "EvaluationsAreWhole",
+        absl::StrCat("job ", driver::JobId(job), ": line ", line,
+                     is_due ? ", and the step is" : ", and the step is not", " evaluated"));
+  }
+  const bool wants_best = spec.checkpoint().keep_best() && job.has_lowest_held_out();
+  const agent::StoredManifest& best = job.best_checkpoint();
+  const bool is_kept =
+      std::any_of(job.committed().begin(), job.committed().end(), [&best](const auto& manifest) {
+        return manifest.step() == best.step() && manifest.attempt() == best.attempt();
+      });
+  if (!wants_best || (job.has_best_checkpoint() && is_kept)) return;
+  world_.Violate("EvaluationsAreWhole",
+                 absl::StrCat("job ", driver::JobId(job), ": the checkpoint of step ", best.step(),
+                              ", which is the best, is not kept"));
 }
 
 }  // namespace megascale::sim

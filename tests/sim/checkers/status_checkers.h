@@ -45,6 +45,8 @@ class AgeChecker : public Observer {
 };
 
 // LossLogIsWhole: the loss log of a job that succeeded has every step, once and in order.
+// EvaluationsAreWhole: it has the loss on held-out text of every step that is evaluated, and of no
+// other. With keep_best, the checkpoint that is kept for the lowest of them is there.
 class LossLogChecker : public Observer {
  public:
   LossLogChecker(World* world, DriverNode* driver) : world_(*world), driver_(*driver) {}
@@ -52,6 +54,7 @@ class LossLogChecker : public Observer {
 
  private:
   void CheckDamaged(const JobRecord& job);
+  void CheckEvaluations(const JobRecord& job, const std::vector<std::string>& lines);
 
   World& world_;
   DriverNode& driver_;

@@ -240,8 +240,8 @@ void SayNotSure(double seconds, Diagnosis* diagnosis) {
 
 Diagnosis DiagnoseStall(EvidenceSource* source, const control::v1::Job& job, const JobTrace& traced,
                         double seconds) {
-  std::vector<diagnose::RankPosition> positions =
-      diagnose::PositionsOf(traced.spans.plans(), traced.spans.ranks());
+  std::vector<diagnose::RankPosition> positions = diagnose::PositionsOf(
+      traced.spans.plans(), traced.spans.ranks(), traced.spans.stages()->EvaluationPlans());
   for (size_t rank = 0; rank < positions.size(); ++rank) {
     if (static_cast<int>(rank) >= job.ranks_size()) break;
     positions[rank].silent_seconds = job.ranks(static_cast<int>(rank)).status().alive_age_seconds();
@@ -447,8 +447,8 @@ void AddLastPositions(EvidenceSource* source, const control::v1::Job& job, int64
   const absl::StatusOr<JobTrace> traced = TraceJob(source, job, num_steps);
   if (!traced.ok()) return;
   const std::vector<plan::RankPlan>& plans = traced->spans.plans();
-  const std::vector<diagnose::RankPosition> positions =
-      diagnose::PositionsOf(plans, traced->spans.ranks());
+  const std::vector<diagnose::RankPosition> positions = diagnose::PositionsOf(
+      plans, traced->spans.ranks(), traced->spans.stages()->EvaluationPlans());
   const diagnose::StallVerdict verdict = diagnose::ExplainStall(plans, positions);
   const std::optional<plan::InstructionId> own =
       diagnose::StandsAt(plans, positions, diagnosis->rank);

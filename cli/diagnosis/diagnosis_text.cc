@@ -214,14 +214,19 @@ std::string InstructionText(plan::InstructionId id) {
   return absl::StrCat(plan::OperationOf(id.operation()).name, " ", id.ToString());
 }
 
+// "forward pass F.c0.m1 of step 9".
+std::string PlaceText(const StallRoot& root) {
+  return absl::StrCat(InstructionText(root.instruction), " of ",
+                      diagnose::StepText(root.instruction, root.step));
+}
+
 std::string RootText(const StallRoot& root, const Names& names) {
   switch (root.cause) {
     case StallCause::kRuns:
-      return absl::StrCat(names.Of(root.rank), "; it runs ", InstructionText(root.instruction),
-                          " of step ", root.step, " and does not end it");
+      return absl::StrCat(names.Of(root.rank), "; it runs ", PlaceText(root),
+                          " and does not end it");
     case StallCause::kNotBegun:
-      return absl::StrCat(names.Of(root.rank), "; it does not begin ",
-                          InstructionText(root.instruction), " of step ", root.step,
+      return absl::StrCat(names.Of(root.rank), "; it does not begin ", PlaceText(root),
                           ", though nothing that it needs is missing");
     case StallCause::kNoTrace:
       return absl::StrCat(names.Of(root.rank),
@@ -230,12 +235,10 @@ std::string RootText(const StallRoot& root, const Names& names) {
                           root.step);
     case StallCause::kExchange:
       if (root.rank >= 0) {
-        return absl::StrCat(names.Of(root.rank), "; it does not do its part of ",
-                            InstructionText(root.instruction), " of step ", root.step);
+        return absl::StrCat(names.Of(root.rank), "; it does not do its part of ", PlaceText(root));
       }
-      return absl::StrCat("the exchange ", InstructionText(root.instruction), " of step ",
-                          root.step, " between ranks ", absl::StrJoin(root.members, ", "),
-                          ", which all of them have begun");
+      return absl::StrCat("the exchange ", PlaceText(root), " between ranks ",
+                          absl::StrJoin(root.members, ", "), ", which all of them have begun");
     case StallCause::kUnknown:
       break;
   }

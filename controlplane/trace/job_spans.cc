@@ -52,10 +52,25 @@ absl::StatusOr<std::shared_ptr<const StagePlans>> StagePlans::Create(
   StagePlans stages;
   stages.steps_max_ = spec.train().steps();
   ASSIGN_OR_RETURN(stages.plans_, plan::BuildRolePlans(options));
+  stages.options_ = std::move(options);
   return std::make_shared<const StagePlans>(std::move(stages));
 }
 
 plan::RankPlan StagePlans::PlanOf(int rank) const { return plan::PlanOfRank(plans_, rank); }
+
+std::function<const plan::RankPlan*(int rank)> StagePlans::EvaluationPlans() const {
+  return [this](int rank) -> const plan::RankPlan* {
+    std::call_once(evaluation_->once, [this] {
+      plan::PlanOptions options = options_;
+      options.evaluates = true;
+      if (auto plans = plan::BuildRolePlans(options); plans.ok()) {
+        evaluation_->plans = *std::move(plans);
+      }
+    });
+    const auto stage = static_cast<size_t>(mesh().CoordinateOf(rank).pipeline);
+    return stage < evaluation_->plans.size() ? &evaluation_->plans[stage] : nullptr;
+  };
+}
 
 absl::StatusOr<JobSpans> JobSpans::Create(const megascale::job::v1::JobSpec& spec,
                                           absl::Span<const int> ranks, PlannedRanks planned) {

@@ -8,7 +8,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
@@ -19,6 +21,7 @@
 #include "proto/control.pb.h"
 #include "proto/job.pb.h"
 #include "runtime/plan/mesh.h"
+#include "runtime/plan/plan_options.h"
 #include "runtime/plan/rank_plan.h"
 #include "runtime/timeline/measured_step.h"
 #include "runtime/timeline/timed_step.h"
@@ -48,11 +51,24 @@ class StagePlans {
   absl::Span<const plan::RankPlan> plans() const { return plans_; }
   // Requires: the mesh has the rank.
   plan::RankPlan PlanOf(int rank) const;
+  // Returns a function that returns the plan of a batch of an evaluation for the first rank of a
+  // rank's stage, as diagnose::PositionsOf takes it; the first call makes these plans. The plans
+  // live as long as the object, and the function must not outlive it. Requires of the function: the
+  // mesh has the rank.
+  std::function<const plan::RankPlan*(int rank)> EvaluationPlans() const;
 
  private:
-  StagePlans() = default;
+  // Made when they are first needed: few readers look at a job that stands still.
+  struct Evaluation {
+    std::once_flag once;
+    std::vector<plan::RankPlan> plans;  // by stage; empty: they cannot be made
+  };
 
+  StagePlans() : evaluation_(std::make_shared<Evaluation>()) {}
+
+  plan::PlanOptions options_;
   std::vector<plan::RankPlan> plans_;
+  std::shared_ptr<Evaluation> evaluation_;
   int64_t steps_max_ = 0;
 };
 

@@ -196,12 +196,34 @@ class MeasuredJobBuilder {
   std::map<timeline::MeetingName, int> meetings_;
 };
 
-// Reads where one rank stands from its spans.
-RankPosition PositionOf(const RankPlan& plan, const timeline::RankSpans& rank) {
-  std::unordered_map<uint64_t, size_t> indices;
+using Indices = std::unordered_map<uint64_t, size_t>;
+
+Indices IndicesOf(const RankPlan& plan) {
+  Indices indices;
   for (size_t i = 0; i < plan.instructions.size(); ++i) {
     indices.emplace(plan.instructions[i].id.packed(), i);
   }
+  return indices;
+}
+
+bool IsOfEvaluation(const telemetry::Span& span) {
+  const auto id = plan::InstructionId::FromPacked(span.instruction);
+  return plan::OperationOf(id.operation()).for_evaluation;
+}
+
+// An exchange that failed, because a peer went away, has not ended: the rank stands there.
+bool Runs(const telemetry::Span& span) { return span.end_nanos == 0 || span.code != 0; }
+
+// In which exchange of a running pass the rank waits; 0: the span is of something else.
+int PieceOf(const telemetry::Span& span, const Indices& indices) {
+  const auto id = plan::InstructionId::FromPacked(span.instruction);
+  const bool is_of_plan = indices.count(id.WithPiece(0).packed()) > 0;
+  return Runs(span) && plan::IsExchangeOfPass(id) && is_of_plan ? id.piece() : 0;
+}
+
+// Reads where one rank stands in its newest step from its spans.
+RankPosition PositionOf(const RankPlan& plan, const timeline::RankSpans& rank) {
+  const Indices indices = IndicesOf(plan);
   RankPosition position;
   for (const telemetry::Span& span : rank.spans) {
     if (indices.count(span.instruction) == 0) continue;
@@ -212,21 +234,109 @@ RankPosition PositionOf(const RankPlan& plan, const timeline::RankSpans& rank) {
   position.states.assign(plan.instructions.size(), InstructionState::kNotBegun);
   for (const telemetry::Span& span : rank.spans) {
     if (span.step != position.step) continue;
-    // An exchange that failed, because a peer went away, has not ended: the rank stands there.
-    const bool runs = span.end_nanos == 0 || span.code != 0;
-    const auto id = plan::InstructionId::FromPacked(span.instruction);
     const auto found = indices.find(span.instruction);
     if (found != indices.end()) {
       InstructionState& state = position.states[found->second];
-      if (!runs || state == InstructionState::kNotBegun) {
-        state = runs ? InstructionState::kRuns : InstructionState::kEnded;
+      if (!Runs(span) || state == InstructionState::kNotBegun) {
+        state = Runs(span) ? InstructionState::kRuns : InstructionState::kEnded;
       }
-    } else if (runs && plan::IsExchangeOfPass(id) && indices.count(id.WithPiece(0).packed()) > 0) {
-      position.piece = id.piece();
+    } else if (const int piece = PieceOf(span, indices); piece > 0) {
+      position.piece = piece;
     }
   }
   return position;
 }
+
+bool HasEnded(const RankPosition& position) {
+  return std::all_of(position.states.begin(), position.states.end(),
+                     [](InstructionState state) { return state == InstructionState::kEnded; });
+}
+
+// Moves ranks to where they stand in an evaluation. Each batch runs the same plan once, in order.
+class Evaluations {
+ public:
+  Evaluations(absl::Span<const timeline::RankSpans> ranks, const EvaluationPlanOf& plan_of,
+              std::vector<RankPosition>* positions)
+      : ranks_(ranks), plan_of_(plan_of), positions_(*positions) {}
+
+  void Move() {
+    std::vector<size_t> overwritten;
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      const int64_t step = StepOf(rank);
+      RankPosition& position = positions_[rank];
+      if (step == 0 || (position.known && position.step > step)) continue;
+      const RankPlan* plan = plan_of_(static_cast<int>(rank));
+      if (plan == nullptr) continue;
+      const bool is_whole = position.known && position.step == step && HasEnded(position);
+      position = PositionIn(*plan, ranks_[rank], step);
+      if (!is_whole) overwritten.push_back(rank);
+      if (is_whole) newest_[step] = std::max(newest_[step], position.batch);
+    }
+    for (const size_t rank : overwritten) {
+      RankPosition& position = positions_[rank];
+      position.batch = std::max(position.batch, newest_[position.step]);
+    }
+    for (const size_t rank : overwritten) {
+      newest_[positions_[rank].step] =
+          std::max(newest_[positions_[rank].step], positions_[rank].batch);
+    }
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) MoveOn(rank);
+  }
+
+ private:
+  // Returns the newest step that the rank evaluates; 0: it shows no evaluation.
+  int64_t StepOf(size_t rank) const {
+    int64_t step = 0;
+    for (const telemetry::Span& span : ranks_[rank].spans) {
+      if (IsOfEvaluation(span)) step = std::max(step, span.step);
+    }
+    return step;
+  }
+
+  static RankPosition PositionIn(const RankPlan& plan, const timeline::RankSpans& rank,
+                                 int64_t step) {
+    const Indices indices = IndicesOf(plan);
+    std::vector<int64_t> begun(plan.instructions.size());
+    std::vector<bool> runs(plan.instructions.size());
+    RankPosition position = {
+        .known = true, .step = step, .batch = 1, .evaluation_plan = &plan, .states = {}};
+    for (const telemetry::Span& span : rank.spans) {
+      if (span.step != step) continue;
+      const auto found = indices.find(span.instruction);
+      if (found != indices.end()) {
+        position.batch = std::max(position.batch, ++begun[found->second]);
+        runs[found->second] = runs[found->second] || Runs(span);
+      } else if (const int piece = PieceOf(span, indices); piece > 0) {
+        position.piece = piece;
+      }
+    }
+    for (size_t i = 0; i < begun.size(); ++i) {
+      position.states.push_back(begun[i] < position.batch ? InstructionState::kNotBegun
+                                : runs[i]                 ? InstructionState::kRuns
+                                                          : InstructionState::kEnded);
+    }
+    return position;
+  }
+
+  // A rank that has ended what it began stands before the batch that others have begun.
+  void MoveOn(size_t rank) {
+    RankPosition& position = positions_[rank];
+    if (!position.known || !HasEnded(position)) return;
+    const auto newest = newest_.find(position.step);
+    if (newest == newest_.end() || newest->second <= position.batch) return;
+    const RankPlan* plan = plan_of_(static_cast<int>(rank));
+    if (plan == nullptr) return;
+    ++position.batch;
+    position.evaluation_plan = plan;
+    position.piece = 0;
+    position.states.assign(plan->instructions.size(), InstructionState::kNotBegun);
+  }
+
+  const absl::Span<const timeline::RankSpans> ranks_;
+  const EvaluationPlanOf& plan_of_;
+  std::vector<RankPosition>& positions_;
+  std::map<int64_t, int64_t> newest_;  // by step: the newest batch that a rank has begun
+};
 
 }  // namespace
 
@@ -237,12 +347,14 @@ absl::StatusOr<MeasuredJob> JobOfSteps(absl::Span<const RankPlan> plans,
 }
 
 std::vector<RankPosition> PositionsOf(absl::Span<const RankPlan> plans,
-                                      absl::Span<const timeline::RankSpans> ranks) {
+                                      absl::Span<const timeline::RankSpans> ranks,
+                                      const EvaluationPlanOf& evaluation_plan_of) {
   MEGASCALE_CHECK(plans.size() == ranks.size());
   std::vector<RankPosition> positions;
   for (size_t rank = 0; rank < plans.size(); ++rank) {
     positions.push_back(ranks[rank].known ? PositionOf(plans[rank], ranks[rank]) : RankPosition());
   }
+  if (evaluation_plan_of != nullptr) Evaluations(ranks, evaluation_plan_of, &positions).Move();
   return positions;
 }
 

@@ -3,6 +3,7 @@
 // functions.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -35,10 +36,18 @@ absl::StatusOr<MeasuredJob> JobOfSteps(absl::Span<const plan::RankPlan> plans,
                                        const std::vector<bool>& known,
                                        absl::Span<const timeline::TimedStep> steps);
 
-// Returns where each rank stands: in the newest step that it has begun. The position of a rank
-// follows from its own spans alone, so that a machine which reports nonsense moves only its own
-// ranks. A rank that shows no step is not known. Requires: `ranks` are by rank, like `plans`.
+// Returns the plan of a batch of an evaluation, for the first rank of the rank's stage; null: it is
+// not known. The plan outlives the positions.
+using EvaluationPlanOf = std::function<const plan::RankPlan*(int rank)>;
+
+// Returns where each rank stands: in the newest step that it has begun, or in a batch of the
+// evaluation after that step. The position of a rank follows from its own spans, so that a machine
+// which reports nonsense moves only its own ranks. Exceptions: a rank that has ended its step, or
+// its batch, stands before the next batch if another rank has begun it; a rank of which some spans
+// of the evaluation were overwritten counts as in the newest batch of the others. A rank that shows
+// no step is not known. Requires: `ranks` are by rank, like `plans`.
 std::vector<RankPosition> PositionsOf(absl::Span<const plan::RankPlan> plans,
-                                      absl::Span<const timeline::RankSpans> ranks);
+                                      absl::Span<const timeline::RankSpans> ranks,
+                                      const EvaluationPlanOf& evaluation_plan_of = nullptr);
 
 }  // namespace megascale::diagnose

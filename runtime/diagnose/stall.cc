@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/plan/operation.h"
 
@@ -22,6 +23,11 @@ struct Place {
   int index = 0;
   auto operator<=>(const Place&) const = default;
 };
+
+// Returns the plan by which a rank of this position goes on.
+const RankPlan& PlanAt(const RankPlan& of_step, const RankPosition& position) {
+  return position.evaluation_plan == nullptr ? of_step : *position.evaluation_plan;
+}
 
 // Where a member of a meeting stands, seen from one step.
 enum class Presence { kAbsent, kInside, kLeft, kUnknown };
@@ -60,14 +66,16 @@ class Walk {
   };
 
   void Prepare(size_t rank) {
-    const std::vector<Instruction>& instructions = plans_[rank].instructions;
     RankPosition& position = positions_[rank];
-    MEGASCALE_CHECK(position.states.size() == instructions.size());
+    MEGASCALE_CHECK(position.states.size() == PlanOf(rank).instructions.size());
     const auto has_ended = [](InstructionState state) { return state == InstructionState::kEnded; };
     if (std::all_of(position.states.begin(), position.states.end(), has_ended)) {
-      position.states.assign(instructions.size(), InstructionState::kNotBegun);
+      position.batch = 0;
+      position.evaluation_plan = nullptr;
+      position.states.assign(plans_[rank].instructions.size(), InstructionState::kNotBegun);
       ++position.step;
     }
+    const std::vector<Instruction>& instructions = PlanOf(rank).instructions;
     std::array<int, plan::kNumStreamKinds> last;
     last.fill(-1);
     earlier_[rank].resize(instructions.size());
@@ -87,9 +95,10 @@ class Walk {
     }
   }
 
+  const RankPlan& PlanOf(size_t rank) const { return PlanAt(plans_[rank], positions_[rank]); }
   const RankPosition& PositionOf(int rank) const { return positions_[static_cast<size_t>(rank)]; }
   const Instruction& At(Place place) const {
-    return plans_[static_cast<size_t>(place.rank)].instructions[static_cast<size_t>(place.index)];
+    return PlanOf(static_cast<size_t>(place.rank)).instructions[static_cast<size_t>(place.index)];
   }
   InstructionState StateAt(Place place) const {
     return PositionOf(place.rank).states[static_cast<size_t>(place.index)];
@@ -112,15 +121,19 @@ class Walk {
     return members;
   }
 
-  // Returns where a rank stands in an instruction of `step`, and its place in the rank's plan.
-  std::pair<Presence, Place> PresenceOf(int rank, plan::InstructionId id, int64_t step) const {
+  // Returns where a rank stands in an instruction of the step or batch in which `other` stands, and
+  // its place in the rank's plan.
+  std::pair<Presence, Place> PresenceOf(int rank, plan::InstructionId id,
+                                        const RankPosition& other) const {
     const RankPosition& position = PositionOf(rank);
     if (!position.known) return {Presence::kUnknown, {rank, -1}};
+    const std::pair<int64_t, int64_t> its = {position.step, position.batch};
+    const std::pair<int64_t, int64_t> wanted = {other.step, other.batch};
+    if (its > wanted) return {Presence::kLeft, {rank, -1}};
+    if (its < wanted) return {Presence::kAbsent, {rank, -1}};
     const auto found = indices_[static_cast<size_t>(rank)].find(id.packed());
     if (found == indices_[static_cast<size_t>(rank)].end()) return {Presence::kUnknown, {rank, -1}};
     const Place place = {rank, found->second};
-    if (position.step > step) return {Presence::kLeft, place};
-    if (position.step < step) return {Presence::kAbsent, {rank, -1}};
     switch (StateAt(place)) {
       case InstructionState::kNotBegun:
         return {Presence::kAbsent, place};
@@ -161,7 +174,7 @@ class Walk {
     std::vector<int> inside;
     for (const auto& [rank, id] : MembersOf(place)) {
       members.push_back(rank);
-      const auto [presence, there] = PresenceOf(rank, id, step);
+      const auto [presence, there] = PresenceOf(rank, id, PositionOf(place.rank));
       if (presence == Presence::kInside) inside.push_back(rank);
       if (presence != Presence::kAbsent && presence != Presence::kUnknown) continue;
       waiting.waits_for.push_back(rank);
@@ -223,7 +236,7 @@ class Walk {
   std::vector<Place> FrontsBefore(Place place) const {
     const auto rank = static_cast<size_t>(place.rank);
     std::vector<Place> found;
-    if (place.index < 0) {  // of a later step
+    if (place.index < 0) {  // of a later step or batch
       for (const int front : fronts_[rank]) found.push_back({place.rank, front});
       return found;
     }
@@ -360,7 +373,8 @@ std::optional<plan::InstructionId> StandsAt(absl::Span<const plan::RankPlan> pla
                                             absl::Span<const RankPosition> positions, int rank) {
   const auto index = static_cast<size_t>(rank);
   if (rank < 0 || index >= positions.size() || !positions[index].known) return std::nullopt;
-  const std::vector<Instruction>& instructions = plans[index].instructions;
+  const std::vector<Instruction>& instructions =
+      PlanAt(plans[index], positions[index]).instructions;
   const std::vector<InstructionState>& states = positions[index].states;
   for (const InstructionState wanted : {InstructionState::kRuns, InstructionState::kNotBegun}) {
     const auto found = std::find(states.begin(), states.end(), wanted);
@@ -368,7 +382,12 @@ std::optional<plan::InstructionId> StandsAt(absl::Span<const plan::RankPlan> pla
       return instructions[static_cast<size_t>(found - states.begin())].id;
     }
   }
-  return instructions.front().id;  // of the next step
+  return plans[index].instructions.front().id;  // of the next step
+}
+
+std::string StepText(plan::InstructionId instruction, int64_t step) {
+  const bool is_evaluation = plan::OperationOf(instruction.operation()).for_evaluation;
+  return absl::StrCat(is_evaluation ? "the evaluation after step " : "step ", step);
 }
 
 std::optional<std::vector<int>> Witnesses(const StallVerdict& verdict,
@@ -406,8 +425,9 @@ std::optional<StuckMachine> MachineOfAllRoots(const StallVerdict& verdict,
     if (root.rank < 0 || static_cast<size_t>(root.rank) >= machine_of.size()) return std::nullopt;
     ranks.insert(root.rank);
     machines.insert(machine_of[static_cast<size_t>(root.rank)]);
-    waits_for_data = waits_for_data && root.cause == StallCause::kRuns &&
-                     root.instruction.operation() == plan::OpKind::kLoadBatch;
+    waits_for_data =
+        waits_for_data && root.cause == StallCause::kRuns &&
+        plan::OperationOf(root.instruction.operation()).op_class == plan::OpClass::kLoad;
   }
   if (machines.size() != 1 || *machines.begin() < 0) return std::nullopt;
   return StuckMachine{{ranks.begin(), ranks.end()}, waits_for_data};

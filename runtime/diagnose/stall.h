@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -26,6 +27,11 @@ enum class InstructionState : uint8_t { kNotBegun, kRuns, kEnded };
 struct RankPosition {
   bool known = false;  // false: nothing came from this rank, and only `silent_seconds` may be set
   int64_t step = 0;
+  // The batch of the evaluation after the step, counted from 1, in which the rank stands; 0: it
+  // stands in the step itself.
+  int64_t batch = 0;
+  // The plan of a batch of an evaluation, for a rank of the same stage. Null: that of the step.
+  const plan::RankPlan* evaluation_plan = nullptr;
   std::vector<InstructionState> states = {};  // indexed like the plan's instructions
   // In a running pass: in which of the pass's tensor-parallel exchanges the rank waits, counted
   // from 1, as in InstructionId::piece. 0: it computes.
@@ -75,11 +81,15 @@ struct StallVerdict {
 inline constexpr double kSilentSecondsMin = 1.5;
 
 // Requires: `plans` are those of all ranks in order and passed ValidatePlans; `positions` are by
-// rank, with a state for each instruction where the rank is known. Requires, too, that the job
+// rank, with a state for each instruction where the rank is known; where `batch` is positive, there
+// is an `evaluation_plan`, which passed ValidatePlans, too. Requires, too, that the job
 // stands still: every instruction that could begin or end has done so, except at the cause. Cost:
 // O(ranks * (ranks + instructions of a rank)).
 StallVerdict ExplainStall(absl::Span<const plan::RankPlan> plans,
                           absl::Span<const RankPosition> positions);
+
+// Returns what the instruction belongs to, in words: "step 9" or "the evaluation after step 9".
+std::string StepText(plan::InstructionId instruction, int64_t step);
 
 // If the verdict names a member of an exchange as the one that is behind, returns the other
 // machines whose ranks report that they have left the exchange. Empty: there is no such machine.

@@ -178,8 +178,9 @@ void Diagnose(const trace::JobSpans& spans) {
   for (const auto& stage : trace::StageTimes(spans, steps)) {
     MEGASCALE_CHECK(std::isfinite(stage.step_seconds()));
   }
-  const diagnose::StallVerdict stall =
-      diagnose::ExplainStall(spans.plans(), diagnose::PositionsOf(spans.plans(), spans.ranks()));
+  const diagnose::StallVerdict stall = diagnose::ExplainStall(
+      spans.plans(),
+      diagnose::PositionsOf(spans.plans(), spans.ranks(), spans.stages()->EvaluationPlans()));
   MEGASCALE_CHECK(stall.root.rank >= -1 && stall.root.rank < kRanks);
   const auto job = diagnose::JobOfSteps(spans.plans(), known, steps);
   if (!job.ok()) return CheckLine(job.status());

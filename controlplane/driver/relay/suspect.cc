@@ -17,6 +17,7 @@
 #include "runtime/diagnose/measured_job.h"
 #include "runtime/diagnose/stall.h"
 #include "runtime/job/evaluation.h"
+#include "runtime/plan/operation.h"
 #include "runtime/telemetry/doing.h"
 #include "runtime/timeline/measured_step.h"
 
@@ -66,8 +67,9 @@ class StallWalk {
   }
 
   absl::StatusOr<diagnose::StallVerdict> Walk() {
+    const trace::JobSpans& spans = ranks_.spans();
     std::vector<diagnose::RankPosition> positions =
-        diagnose::PositionsOf(ranks_.spans().plans(), ranks_.spans().ranks());
+        diagnose::PositionsOf(spans.plans(), spans.ranks(), spans.stages()->EvaluationPlans());
     const auto is_known = [](const diagnose::RankPosition& position) { return position.known; };
     if (std::none_of(positions.begin(), positions.end(), is_known)) {
       return absl::NotFoundError("no rank has begun a step");
@@ -177,7 +179,7 @@ absl::Status CheckRoot(const diagnose::StallVerdict& verdict, const trace::JobSp
     return absl::NotFoundError("nothing is known of the rank that the others wait for");
   }
   if (root.num_waiting == 0) return absl::NotFoundError("no other rank waits for it");
-  if (root.instruction.operation() == plan::OpKind::kLoadBatch) {
+  if (plan::OperationOf(root.instruction.operation()).op_class == plan::OpClass::kLoad) {
     return absl::NotFoundError("it waits for data");
   }
   const auto witnesses = diagnose::Witnesses(verdict, machine_of);
@@ -212,10 +214,10 @@ absl::StatusOr<control::Suspicion> FindSuspect(const control::Job& job,
   suspicion.set_attempt(job.attempt());
   suspicion.set_rank(root.rank);
   suspicion.set_node_id(view.node_id());
-  suspicion.set_verdict(absl::StrFormat("rank %d on %s %s %s of step %d; %d ranks wait for it",
-                                        root.rank, base::Printable(view.node_id()),
-                                        WordsOf(root.cause), root.instruction.ToString(), root.step,
-                                        root.num_waiting));
+  suspicion.set_verdict(absl::StrFormat(
+      "rank %d on %s %s %s of %s; %d ranks wait for it", root.rank, base::Printable(view.node_id()),
+      WordsOf(root.cause), root.instruction.ToString(),
+      diagnose::StepText(root.instruction, root.step), root.num_waiting));
   if (verdict.is_silent) suspicion.add_evidence("its process shows no life");
   if (!view.status().doing().empty()) {
     suspicion.add_evidence(absl::StrCat("it reports: ", base::Printable(view.status().doing())));

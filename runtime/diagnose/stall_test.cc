@@ -16,8 +16,11 @@
 #include "runtime/diagnose/exchange_state.h"
 #include "runtime/diagnose/measured_job.h"
 #include "runtime/diagnose/number_check.h"
+#include "runtime/plan/build/evaluation_plan.h"
 #include "runtime/plan/build/roles.h"
 #include "runtime/plan/build/step_plan.h"
+#include "runtime/plan/operation.h"
+#include "runtime/timeline/measured_step.h"
 #include "runtime/timeline/timed_step.h"
 
 namespace megascale::diagnose {
@@ -220,6 +223,78 @@ TEST_P(StallTest, NamesTheRankThatStoppedAtAnyInstruction) {
       }
     }
   }
+}
+
+// Returns the spans of a rank that has ended step kFirstStep and two batches of its evaluation, and
+// stands in the third one, or in the next, as `position` says.
+timeline::RankSpans SpansInEvaluation(const RankPlan& of_step, const RankPlan& of_batch,
+                                      const RankPosition& position) {
+  timeline::RankSpans spans = {.known = true, .spans = {}, .seen_nanos = 1000};
+  const auto add = [&](plan::InstructionId id, InstructionState state) {
+    if (state == InstructionState::kNotBegun) return;
+    const int64_t end = state == InstructionState::kEnded ? 2 : 0;
+    spans.spans.push_back(
+        {.begin_nanos = 1, .end_nanos = end, .instruction = id.packed(), .step = kFirstStep});
+  };
+  for (const auto& instruction : of_step.instructions) {
+    add(instruction.id, InstructionState::kEnded);
+  }
+  for (int64_t batch = kFirstStep - 2; batch < position.step; ++batch) {
+    for (const auto& instruction : of_batch.instructions) {
+      add(instruction.id, InstructionState::kEnded);
+    }
+  }
+  for (size_t i = 0; i < of_batch.instructions.size(); ++i) {
+    const plan::InstructionId id = of_batch.instructions[i].id;
+    add(id, position.states[i]);
+    const bool meets = position.piece > 0 && plan::IsPass(id.operation());
+    if (meets && position.states[i] == InstructionState::kRuns) {
+      add(id.WithPiece(position.piece), InstructionState::kRuns);
+    }
+  }
+  return spans;
+}
+
+// Every rank at every instruction of a batch: its step has ended, and batches before this one, too.
+TEST_P(StallTest, NamesTheRankThatStoppedInAnEvaluation) {
+  for (const Layout& layout : Layouts()) {
+    const std::vector<RankPlan> plans = PlansOf(layout.options);
+    std::vector<RankPlan> batch;
+    for (const RankPlan& plan : plans) {
+      batch.push_back(plan::BuildEvaluationPlan(layout.options, plan.rank).value());
+    }
+    for (size_t rank = 0; rank < plans.size(); ++rank) {
+      for (size_t index = 0; index < batch[rank].instructions.size(); ++index) {
+        const auto seed = static_cast<uint32_t>(1000 * rank + index);
+        const std::vector<RankPosition> stopped =
+            StoppedStep(batch, GetParam(), {rank, index}, seed).Go();
+        std::vector<timeline::RankSpans> spans;
+        for (size_t i = 0; i < plans.size(); ++i) {
+          spans.push_back(SpansInEvaluation(plans[i], batch[i], stopped[i]));
+        }
+        const auto plan_of = [&](int i) { return &batch[static_cast<size_t>(i)]; };
+        const std::vector<RankPosition> positions = PositionsOf(plans, spans, plan_of);
+        const StallVerdict verdict = ExplainStall(plans, positions);
+        const plan::InstructionId at = batch[rank].instructions[index].id;
+        const std::string where =
+            absl::StrCat(layout.name, ", rank ", rank, " stopped at ", at.ToString());
+        ASSERT_EQ(verdict.root.rank, static_cast<int>(rank)) << where;
+        ASSERT_EQ(verdict.root.step, kFirstStep) << where;
+        ASSERT_TRUE(verdict.other_roots.empty()) << where;
+        ASSERT_TRUE(plan::OperationOf(verdict.root.instruction.operation()).for_evaluation)
+            << where;
+        if (GetParam() != Stop::kStream) continue;
+        ASSERT_EQ(verdict.root.instruction, at) << where;
+        ASSERT_EQ(StandsAt(plans, positions, static_cast<int>(rank)).has_value(), true);
+      }
+    }
+  }
+}
+
+TEST(StallVerdictTest, SaysWhetherAnInstructionIsOfAStepOrOfTheEvaluationAfterIt) {
+  EXPECT_EQ(StepText(plan::InstructionId(plan::OpKind::kForward, 0, 1), 9), "step 9");
+  EXPECT_EQ(StepText(plan::InstructionId(plan::OpKind::kEvaluate, 0, 1), 9),
+            "the evaluation after step 9");
 }
 
 INSTANTIATE_TEST_SUITE_P(Stops, StallTest,

@@ -348,6 +348,28 @@ TEST_F(FaultsTest, AnEvictedNodesJobGoesOnElsewhereAndTheDriverRemembersTheEvict
   EXPECT_EQ(unknown.err, "megascale: node n11: there is no such node; did you mean n1?\n");
 }
 
+// The losses on held-out text are among the bits that are compared.
+TEST_F(FaultsTest, AWorkerKilledInAnEvaluationChangesNoBit) {
+  StartTwoAgents();
+  const std::vector<std::string> sets = {"train.steps=30", "train.micro_batch_size=4",
+                                         "train.eval_interval=1", "train.eval_batches=4"};
+  cluster_.Submit("calm", sets);
+  const Ended calm = EndOf(cluster_, "calm");
+  for (const std::string& line : calm.losses) EXPECT_TRUE(absl::StrContains(line, "held out"));
+  cluster_.Submit("job", sets);
+  ASSERT_TRUE(cluster_.WaitForStep("job", 12));
+  const auto evaluates = [&] {
+    before_ = cluster_.Status("job");
+    return absl::StrContains(before_.ranks(2).status().doing(), "evaluat");
+  };
+  ASSERT_TRUE(WaitUntil(evaluates, 60)) << "no evaluation was seen";
+  ::kill(before_.ranks(2).status().pid(), SIGKILL);
+  const Ended ended = EndOf(cluster_, "job");
+  EXPECT_EQ(ended.losses, calm.losses);
+  EXPECT_EQ(ended.digest, calm.digest);
+  EXPECT_EQ(cluster_.Status("job").attempt(), 2);
+}
+
 TEST_F(FaultsTest, AKilledHostIsRestartedInTheSameAttempt) {
   StartTwoAgents();
   SubmitAndReachTheMiddle();

@@ -124,9 +124,9 @@ void ExpectBestCheckpointHasItsLoss(const std::string& job) {
   }
   EXPECT_EQ(num_evaluations, 10);
   const std::string checkpoint = absl::StrFormat("%s/checkpoints/step-%08d-attempt-1", job, best);
-  // An evaluation has one batch of windows.
+  // By default an evaluation of a short job has 64 windows.
   const CommandResult evaluated = e2e::Run(
-      {Program(), "evaluate", "--checkpoint", checkpoint, "--windows", "16", "-o", "json"});
+      {Program(), "evaluate", "--checkpoint", checkpoint, "--windows", "64", "-o", "json"});
   ASSERT_EQ(evaluated.exit_code, 0) << evaluated.err;
   EXPECT_NEAR(NumberOf(evaluated.out, "loss"), lowest, 1e-4);
 }

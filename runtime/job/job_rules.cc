@@ -29,6 +29,8 @@ constexpr int64_t kLayersMax = 1 << 10;
 constexpr int64_t kRanksMax = 1 << 16;
 constexpr int64_t kThreadsMax = 1 << 10;
 constexpr int64_t kStepsMax = int64_t{1} << 40;
+// The number of batches of all evaluations of a job must not overflow.
+constexpr int64_t kEvaluationBatchesLimit = int64_t{1} << 20;
 constexpr int64_t kMicrobatchTokensMax = int64_t{1} << 24;
 constexpr int kFilesMax = 10'000;
 // A job is sent whole in messages to agents, processes and everyone who watches it.
@@ -271,15 +273,16 @@ absl::Status CheckData(const v1::DataSpec& data) {
 
 absl::Status CheckTrainFields(const JobSpec& spec) {
   const v1::TrainSpec& train = spec.train();
-  return All({CheckInteger("train.steps", train.steps(), {1, kStepsMax}),
-              CheckInteger("train.seq_length", train.seq_length(), {1, kSizeMax}),
-              CheckInteger("train.global_batch_size", train.global_batch_size(), {1, kSizeMax}),
-              CheckInteger("train.eval_interval", train.eval_interval(), {0, kStepsMax}),
-              CheckInteger("train.eval_batches", train.eval_batches(), {0, kStepsMax}),
-              CheckInteger("train.micro_batch_size", train.micro_batch_size(), {1, kSizeMax}),
-              // Its default is seq_length.
-              CheckInteger("model.max_position_embeddings", spec.model().max_position_embeddings(),
-                           {1, kSizeMax})});
+  return All(
+      {CheckInteger("train.steps", train.steps(), {1, kStepsMax}),
+       CheckInteger("train.seq_length", train.seq_length(), {1, kSizeMax}),
+       CheckInteger("train.global_batch_size", train.global_batch_size(), {1, kSizeMax}),
+       CheckInteger("train.eval_interval", train.eval_interval(), {0, kStepsMax}),
+       CheckInteger("train.eval_batches", train.eval_batches(), {0, kEvaluationBatchesLimit}),
+       CheckInteger("train.micro_batch_size", train.micro_batch_size(), {1, kSizeMax}),
+       // Its default is seq_length.
+       CheckInteger("model.max_position_embeddings", spec.model().max_position_embeddings(),
+                    {1, kSizeMax})});
 }
 
 absl::Status CheckTrain(const JobSpec& spec) {

@@ -440,6 +440,10 @@ TEST(JobSpecTest, RefusesBadDataAndTraining) {
        },
        "train.micro_batch_size: micro_batch_size × seq_length = 32 × 1048576 = 33554432 tokens is "
        "absurd; expected at most 16777216"},
+      {[](auto& spec) { spec.mutable_train()->set_eval_interval(-1); },
+       "train.eval_interval: -1 is out of range; expected 0 to 1099511627776"},
+      {[](auto& spec) { spec.mutable_train()->set_eval_batches((1 << 20) + 1); },
+       "train.eval_batches: 1048577 is out of range; expected 0 to 1048576"},
       {[](auto& spec) {
          spec.mutable_optimizer()->set_lr(std::numeric_limits<double>::quiet_NaN());
        },

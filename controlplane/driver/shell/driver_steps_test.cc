@@ -755,6 +755,11 @@ TEST_F(JobTriggersTest, AnEvaluationIsNoPartOfAStepHoweverLittleTheRanksTellOfIt
   evaluation_seconds_ = 6;
   EXPECT_TRUE(LookAfter(4).empty()) << "an evaluation between two looks";
   ASSERT_EQ(step_, 3 * kEvaluationInterval + 2);
+  EXPECT_TRUE(LookAfter(10).empty());
+  ASSERT_EQ(LookAfter(4).size(), 1u) << "without an evaluation";
+  evaluation_seconds_ = 1e6;
+  ASSERT_EQ(LookAfter(22).size(), 0u);
+  EXPECT_EQ(LookAfter(4).size(), 1u) << "a time that nobody believes hides nothing";
 }
 
 TEST_F(JobTriggersTest, ANewAttemptBeginsAnew) {

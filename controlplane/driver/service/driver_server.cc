@@ -344,9 +344,8 @@ absl::Status DriverServer::WaitForFailure(absl::Duration timeout) {
 bool DriverServer::HasBusyNodes() const {
   const auto cluster = impl_->loop->GetCluster();
   if (!cluster.ok()) return false;
-  return std::any_of(cluster->nodes().begin(), cluster->nodes().end(), [](const auto& node) {
-    return node.alive() && node.num_slots_used() > 0;
-  });
+  return std::any_of(cluster->nodes().begin(), cluster->nodes().end(),
+                     [](const auto& node) { return node.alive() && node.num_slots_used() > 0; });
 }
 
 int DriverServer::port() const { return impl_->tcp_port == nullptr ? 0 : impl_->tcp_port->port(); }

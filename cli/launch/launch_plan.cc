@@ -66,6 +66,9 @@ absl::Status SavePlan(const LaunchPlan& plan) {
                                        {"tls_ca", plan.driver.tls.ca},
                                        {"tls_cert", plan.driver.tls.certificate},
                                        {"tls_key", plan.driver.tls.key},
+                                       {"insecure", plan.driver.insecure},
+                                       {"agent_cert", plan.agent_tls.certificate},
+                                       {"agent_key", plan.agent_tls.key},
                                        {"end_before_seconds", plan.end_before_seconds},
                                        {"idle_seconds", plan.idle_seconds},
                                        {"has_job", plan.has_job}};
@@ -97,6 +100,10 @@ absl::StatusOr<LaunchPlan> LoadPlan(const std::string& folder) {
     json.at("tls_ca").get_to(plan.driver.tls.ca);
     json.at("tls_cert").get_to(plan.driver.tls.certificate);
     json.at("tls_key").get_to(plan.driver.tls.key);
+    json.at("insecure").get_to(plan.driver.insecure);
+    json.at("agent_cert").get_to(plan.agent_tls.certificate);
+    json.at("agent_key").get_to(plan.agent_tls.key);
+    if (!plan.agent_tls.certificate.empty()) plan.agent_tls.ca = plan.driver.tls.ca;
     json.at("end_before_seconds").get_to(plan.end_before_seconds);
     json.at("idle_seconds").get_to(plan.idle_seconds);
     json.at("has_job").get_to(plan.has_job);

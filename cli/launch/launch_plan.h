@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "cli/connection/connection.h"
+#include "controlplane/security/tls_files.h"
 
 namespace megascale::cli {
 
@@ -37,6 +38,7 @@ struct LaunchPlan {
   std::vector<std::string> options;  // of sbatch
   std::string machine_tests;         // of the driver; empty: its default
   ConnectionFlags driver;            // an existing driver; no address: the launch has its own
+  security::TlsFiles agent_tls;      // what agents show to that driver; empty: plaintext
   int64_t end_before_seconds = 120;  // jobs leave their machines this long before Slurm ends them
   int64_t idle_seconds = 600;        // without a job for this long the launch ends; 0: never
   bool has_job = false;              // job.pb

@@ -55,7 +55,7 @@ absl::Status UseLog(const std::string& path) {
 }
 
 absl::StatusOr<security::TlsFiles> CertificateOf(const LaunchPlan& plan, const std::string& name) {
-  if (!plan.driver.address.empty()) return plan.driver.tls;
+  if (!plan.driver.address.empty()) return plan.agent_tls;
   const std::string file = absl::StrCat("machine-", name);
   const auto issued = security::IssueCertificate(
       plan.Path("certs"), {security::Role::kAgent, file, {}, absl::Now() + kLaunchCertificateLife});

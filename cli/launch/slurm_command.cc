@@ -100,6 +100,22 @@ absl::Status CheckIsNoMemory(const std::string& folder) {
                    "machines of the launch see, such as one in your home"));
 }
 
+absl::Status CheckDriver(const LaunchPlan& plan) {
+  const bool has_agent_files = !plan.agent_tls.certificate.empty() || !plan.agent_tls.key.empty();
+  if (plan.driver.address.empty()) {
+    if (!plan.driver.tls.any() && !has_agent_files && !plan.driver.insecure) {
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(
+        "--tls-…, --agent-… and --insecure are for an existing driver: give --driver, too");
+  }
+  const bool both = !plan.agent_tls.certificate.empty() && !plan.agent_tls.key.empty();
+  if (plan.driver.tls.any() == both && has_agent_files == both) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "--driver with TLS: expected --tls-ca, --tls-cert and --tls-key (a user's), and --agent-cert "
+      "and --agent-key (the agents')");
+}
+
 absl::Status PreparePlan(LaunchFlags* flags) {
   LaunchPlan& plan = flags->plan;
   RETURN_IF_ERROR(CheckNumbers(*flags));
@@ -115,10 +131,11 @@ absl::Status PreparePlan(LaunchFlags* flags) {
   if (const absl::Status named = job::CheckJobId(plan.name); !named.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--name: ", named.message()));
   }
-  for (std::string* file :
-       {&plan.driver.tls.ca, &plan.driver.tls.certificate, &plan.driver.tls.key}) {
+  for (std::string* file : {&plan.driver.tls.ca, &plan.driver.tls.certificate, &plan.driver.tls.key,
+                            &plan.agent_tls.certificate, &plan.agent_tls.key}) {
     *file = AbsolutePath(*file);
   }
+  RETURN_IF_ERROR(CheckDriver(plan));
   plan.end_before_seconds = absl::ToInt64Seconds(flags->end_before);
   plan.idle_seconds = absl::ToInt64Seconds(flags->idle);
   return absl::OkStatus();
@@ -179,7 +196,7 @@ void PrintReached(const LaunchPlan& plan, const ConnectionFlags& connection, boo
 absl::Status AwaitStart(nodes::Slurm* slurm, const LaunchPlan& plan, const std::string& id,
                         Interrupt* interrupt) {
   const absl::Duration begin = base::RealClock().Monotonic();
-  bool said = false;
+  bool runs = false;
   for (;;) {
     if (interrupt->Count() > 0) {
       std::printf("the launch goes on without this command\n");
@@ -187,7 +204,7 @@ absl::Status AwaitStart(nodes::Slurm* slurm, const LaunchPlan& plan, const std::
     }
     const absl::Duration waited = base::RealClock().Monotonic() - begin;
     const auto connection = plan.Connection();
-    if (connection.ok() && ::access(plan.Path("address").c_str(), F_OK) == 0) {
+    if (connection.ok() && (runs || plan.driver.address.empty())) {
       ConnectionFlags once = *connection;
       once.retry_for = absl::ZeroDuration();
       const auto client = Connect(once);
@@ -216,7 +233,7 @@ absl::Status AwaitStart(nodes::Slurm* slurm, const LaunchPlan& plan, const std::
             id.c_str(), job->reason.c_str(), id.c_str());
         return absl::OkStatus();
       }
-      if (job->state == "R" && !std::exchange(said, true)) {
+      if (job->state == "R" && !std::exchange(runs, true)) {
         std::printf("job %s runs on %s\n", id.c_str(), job->node_list.c_str());
         std::fflush(stdout);
       }
@@ -312,9 +329,13 @@ void AddSlurm(Command* launch, const MakeLaunchJob& make_job) {
                 "tests of machines before they get ranks: off, quick or full (default: full)");
   command->Address(
       "--driver", &plan->driver.address,
-      "an existing driver, instead of one of the launch's own; then give --tls-ca, and "
-      "an agent's --tls-cert and --tls-key in files that all machines see");
-  AddTlsOptions(command, "that driver", "the agents", &plan->driver.tls, &plan->driver.insecure);
+      "an existing driver, instead of one of the launch's own; its files below must be "
+      "where all machines see them");
+  AddTlsOptions(command, "that driver", "the launch, a user's", &plan->driver.tls,
+                &plan->driver.insecure);
+  command->Path("--agent-cert", &plan->agent_tls.certificate,
+                "PEM file of the certificate that agents show to that driver");
+  command->Path("--agent-key", &plan->agent_tls.key, "PEM file of its private key");
   command->Flag("--dry-run", &flags->dry_run, "prints the script and how it would be submitted");
   command->Details(
       "Asks Slurm for one job of all machines, with an agent on each and the driver on the first. "

@@ -418,13 +418,16 @@ class SlurmLaunchRun {
     return slurm_.KillWait().value_or(kEndMax) - kLeaveBeforeKill;
   }
 
-  // True while a machine of its own job, or any other, still works for a job.
+  // True while one of the launch's machines still works for a job.
   bool MachinesBusy() {
-    if (!Connected().ok()) return false;
+    if (!Connected().ok() || !machines_.has_value()) return false;
     const auto cluster = client_->Cluster();
     if (!cluster.ok()) return false;
-    return std::any_of(cluster->nodes().begin(), cluster->nodes().end(),
-                       [](const auto& node) { return node.alive() && node.num_slots_used() > 0; });
+    return std::any_of(machines_->begin(), machines_->end(), [&](const nodes::Machine& machine) {
+      return std::any_of(cluster->nodes().begin(), cluster->nodes().end(), [&](const auto& node) {
+        return node.node_id() == machine.node_id && node.alive() && node.num_slots_used() > 0;
+      });
+    });
   }
 
   void QueueSuccessor() {

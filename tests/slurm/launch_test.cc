@@ -212,6 +212,19 @@ TEST_F(LaunchTest, ScancelLeavesACheckpointOfTheLastStep) {
   EXPECT_TRUE(WaitForStep(static_cast<int64_t>(steps.size()) + 5)) << LaunchLog();
 }
 
+TEST_F(LaunchTest, MachinesOfADriverThatRunsAlready) {
+  e2e::Cluster driver;
+  driver.StartDriver();
+  ASSERT_EQ(Launch({"--nodes", "2", "--driver", driver.address(), "--job", job_, "--job-id", "toy",
+                    "--set", "train.steps=10"})
+                .exit_code,
+            0)
+      << LaunchLog();
+  ASSERT_TRUE(WaitForSlurmEnd()) << LaunchLog();
+  EXPECT_EQ(driver.Status("toy").state(), control::v1::JOB_STATE_SUCCEEDED);
+  EXPECT_FALSE(std::filesystem::exists(launch("certs"))) << "they are the driver's";
+}
+
 // Under `./dev soak`: Slurm's limits are whole minutes.
 TEST_F(LaunchTest, TheSuccessorGoesOnAtTheTimeLimit) {
   if (!IsSoak()) GTEST_SKIP() << kOnlySoak;
@@ -266,6 +279,7 @@ TEST_F(LaunchTest, WhatSlurmCannotGiveIsOneLineBeforeAnythingIsAskedFor) {
   refused({"--nodes", "2", "--", "--constraint=none-such"}, "Invalid feature specification");
   refused({"--nodes", "2", "--", "--array=1-3"}, "the launch sets it itself");
   refused({"--nodes", "0"}, "--nodes: 0 is out of range");
+  refused({"--tls-ca", "/x/ca.pem"}, "for an existing driver: give --driver, too");
   refused({"--nodes", "2", "--job", "/none/such.yaml"}, "/none/such.yaml");
   EXPECT_EQ(cluster_->Out({"squeue", "--noheader"}), "");
   // A second launch of the same name.

@@ -350,14 +350,15 @@ TEST_F(FaultsTest, AnEvictedNodesJobGoesOnElsewhereAndTheDriverRemembersTheEvict
 
 // The losses on held-out text are among the bits that are compared.
 TEST_F(FaultsTest, AWorkerKilledInAnEvaluationChangesNoBit) {
+  cluster_.PaceJobs();
   StartTwoAgents();
-  const std::vector<std::string> sets = {"train.steps=30", "train.micro_batch_size=4",
+  const std::vector<std::string> sets = {"train.steps=20", "train.micro_batch_size=4",
                                          "train.eval_interval=1", "train.eval_batches=4"};
   cluster_.Submit("calm", sets);
   const Ended calm = EndOf(cluster_, "calm");
   for (const std::string& line : calm.losses) EXPECT_TRUE(absl::StrContains(line, "held out"));
   cluster_.Submit("job", sets);
-  ASSERT_TRUE(cluster_.WaitForStep("job", 12));
+  ASSERT_TRUE(cluster_.WaitForStep("job", 4));
   const auto evaluates = [&] {
     before_ = cluster_.Status("job");
     return absl::StrContains(before_.ranks(2).status().doing(), "evaluat");

@@ -219,7 +219,7 @@ absl::Status ErrorOfLonelySum(const Case& given, absl::Duration timeout, bool ab
 TEST(LonelyCommunicatorTest, ACallWithoutItsPeerEndsByItsDeadlineOrAnAbort) {
   for (const Case& given : Cases()) {
     SCOPED_TRACE(absl::StrCat(given.device.name, given.staged ? ", staged" : ""));
-    EXPECT_EQ(ErrorOfLonelySum(given, absl::Milliseconds(50), /*abort=*/false).code(),
+    EXPECT_EQ(ErrorOfLonelySum(given, absl::Milliseconds(500), /*abort=*/false).code(),
               absl::StatusCode::kDeadlineExceeded);
     EXPECT_EQ(ErrorOfLonelySum(given, absl::Minutes(5), /*abort=*/true).code(),
               absl::StatusCode::kAborted);

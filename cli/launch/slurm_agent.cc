@@ -33,7 +33,9 @@ namespace {
 
 constexpr absl::Duration kAgentPoll = absl::Milliseconds(200);
 constexpr absl::Duration kAddressWait = absl::Minutes(2);
-constexpr absl::Duration kLaunchLook = absl::Seconds(15);
+constexpr absl::Duration kLaunchLook = absl::Seconds(10);
+// An agent whose driver went with the launch cannot drain.
+constexpr absl::Duration kDrainMax = absl::Seconds(15);
 constexpr int kDeathsMax = 5;  // in a row
 
 // Returns the name under which Slurm knows this machine.
@@ -147,8 +149,10 @@ class AgentRun {
       if (launch_ends_ && !ending_ && interrupt->Count() == 0 && LaunchHasEnded()) {
         base::LogWarning("the launch's first job has ended: this machine goes back");
         ending_ = true;
+        end_at_ = base::RealClock().Monotonic() + kDrainMax;
         ::kill(pid_, SIGTERM);
       }
+      if (ending_ && base::RealClock().Monotonic() >= end_at_) ::kill(pid_, SIGINT);
     }
     return status;
   }
@@ -173,6 +177,7 @@ class AgentRun {
   launch::RestartBackoff backoff_;
   pid_t pid_ = -1;
   bool ending_ = false;
+  absl::Duration end_at_ = absl::ZeroDuration();
   absl::Duration look_at_ = absl::ZeroDuration();
   int num_absent_ = 0;
 };

@@ -236,7 +236,7 @@ class LocalRun {
   // Cancels the job, which otherwise would run in the next cluster on this state directory, and
   // returns why it cannot run in this one.
   absl::Status CancelRefused() {
-    const absl::Status why = Refusal();
+    absl::Status why = Refusal();
     const auto request = MakeCancelRequest(request_.job_id(), absl::ZeroDuration(), false);
     // An error means that the driver is gone, too.
     if (!client_->Cancel(request).ok()) return why;

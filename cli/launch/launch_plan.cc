@@ -1,6 +1,9 @@
 #include "cli/launch/launch_plan.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/ascii.h"
@@ -41,13 +44,30 @@ std::vector<std::string> LaunchPlan::FirstJobOptions() const {
   return all;
 }
 
+security::TlsFiles LaunchPlan::Certificate(const std::string& name) const {
+  return {Path("certs/ca.pem"), Path(absl::StrCat("certs/", name, ".pem")),
+          Path(absl::StrCat("certs/", name, ".key"))};
+}
+
+absl::StatusOr<base::UniqueFd> LaunchPlan::OpenLog(const std::string& name) const {
+  const std::string path = Path(absl::StrCat("logs/", name));
+  base::UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  if (!fd.valid()) return base::ErrnoStatus(errno, absl::StrCat("open ", path));
+  return fd;
+}
+
 absl::StatusOr<ConnectionFlags> LaunchPlan::Connection() const {
   if (!driver.address.empty()) return driver;
   ASSIGN_OR_RETURN(const std::string address, base::ReadFile(Path("address"), 4096));
   ConnectionFlags own;
   own.address = std::string(absl::StripAsciiWhitespace(address));
-  own.tls = {Path("certs/ca.pem"), Path("certs/user.pem"), Path("certs/user.key")};
+  own.tls = Certificate("user");
   return own;
+}
+
+std::vector<std::string> TlsWords(const security::TlsFiles& tls) {
+  if (!tls.complete()) return {};
+  return {"--tls-ca", tls.ca, "--tls-cert", tls.certificate, "--tls-key", tls.key};
 }
 
 absl::Status SavePlan(const LaunchPlan& plan) {

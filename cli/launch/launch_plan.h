@@ -19,6 +19,7 @@
 #include "absl/time/time.h"
 #include "cli/connection/connection.h"
 #include "controlplane/security/tls_files.h"
+#include "runtime/base/fd.h"
 
 namespace megascale::cli {
 
@@ -48,9 +49,16 @@ struct LaunchPlan {
   std::vector<std::string> CommonOptions() const;
   // Returns those of the first job and its successors.
   std::vector<std::string> FirstJobOptions() const;
+  // Returns the files of a certificate in certs/.
+  security::TlsFiles Certificate(const std::string& name) const;
+  // Opens a file in logs/ to append to it.
+  absl::StatusOr<base::UniqueFd> OpenLog(const std::string& name) const;
   // Returns how a client reaches the driver; NotFound: it does not run.
   absl::StatusOr<ConnectionFlags> Connection() const;
 };
+
+// Returns --tls-ca, --tls-cert and --tls-key; nothing for plaintext.
+std::vector<std::string> TlsWords(const security::TlsFiles& tls);
 
 absl::Status SavePlan(const LaunchPlan& plan);
 // Errors: NotFound; DataLoss - the file is damaged.

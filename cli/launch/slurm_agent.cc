@@ -48,9 +48,8 @@ absl::StatusOr<std::string> NameOfMachine() {
 }
 
 // Puts this process's output into the machine's own log.
-absl::Status UseLog(const std::string& path) {
-  const base::UniqueFd log(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
-  if (!log.valid()) return base::ErrnoStatus(errno, absl::StrCat("open ", path));
+absl::Status UseLog(const LaunchPlan& plan, const std::string& name) {
+  ASSIGN_OR_RETURN(const base::UniqueFd log, plan.OpenLog(absl::StrCat("agent-", name, ".log")));
   ::dup2(log.get(), STDOUT_FILENO);
   ::dup2(log.get(), STDERR_FILENO);
   return absl::OkStatus();
@@ -62,9 +61,7 @@ absl::StatusOr<security::TlsFiles> CertificateOf(const LaunchPlan& plan, const s
   const auto issued = security::IssueCertificate(
       plan.Path("certs"), {security::Role::kAgent, file, {}, absl::Now() + kLaunchCertificateLife});
   if (!issued.ok() && !absl::IsAlreadyExists(issued.status())) return issued.status();
-  return security::TlsFiles{plan.Path("certs/ca.pem"),
-                            plan.Path(absl::StrCat("certs/", file, ".pem")),
-                            plan.Path(absl::StrCat("certs/", file, ".key"))};
+  return plan.Certificate(file);
 }
 
 // Waits for the driver's address, which the first job writes.
@@ -96,10 +93,7 @@ std::vector<std::string> AgentWords(const LaunchPlan& plan, const std::string& n
   words.insert(words.end(),
                {"--run-dir", absl::StrCat("/tmp/megascale-", ::geteuid(), "/", launch, "/", name)});
   if (plan.driver.insecure) words.push_back("--insecure");
-  if (tls.complete()) {
-    words.insert(words.end(),
-                 {"--tls-ca", tls.ca, "--tls-cert", tls.certificate, "--tls-key", tls.key});
-  }
+  for (const std::string& word : TlsWords(tls)) words.push_back(word);
   return words;
 }
 
@@ -184,7 +178,7 @@ class AgentRun {
 
 absl::StatusOr<std::vector<std::string>> Prepare(const LaunchPlan& plan, Interrupt* interrupt) {
   ASSIGN_OR_RETURN(const std::string name, NameOfMachine());
-  RETURN_IF_ERROR(UseLog(plan.Path(absl::StrCat("logs/agent-", name, ".log"))));
+  RETURN_IF_ERROR(UseLog(plan, name));
   base::InitLog(absl::StrCat("machine ", name), base::LogLevel::kInfo);
   ASSIGN_OR_RETURN(const std::string address, AwaitAddress(plan, interrupt));
   ASSIGN_OR_RETURN(const security::TlsFiles tls, CertificateOf(plan, name));

@@ -70,12 +70,6 @@ absl::StatusOr<int> FreePort() {
   return ntohs(address.sin_port);
 }
 
-absl::StatusOr<base::UniqueFd> OpenLog(const std::string& path) {
-  base::UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
-  if (!fd.valid()) return base::ErrnoStatus(errno, absl::StrCat("open ", path));
-  return fd;
-}
-
 enum class EndReason { kNone, kSignal, kTimeLimit, kNoJobs, kJobEnded, kFailed };
 
 class SlurmLaunchRun {
@@ -192,18 +186,17 @@ class SlurmLaunchRun {
   }
 
   absl::Status StartDriver(bool first) {
-    ASSIGN_OR_RETURN(const base::UniqueFd log, OpenLog(plan_.Path("logs/driver.log")));
+    ASSIGN_OR_RETURN(const base::UniqueFd log, plan_.OpenLog("driver.log"));
     launch::SpawnRequest request;
     request.token = ++last_token_;
     request.program = plan_.program;
-    request.arguments = {
-        plan_.program,     "driver",
-        "--listen",        address_,
-        "--state-dir",     plan_.Path("driver"),
-        "--drain-timeout", absl::FormatDuration(kDriverLinger),
-        "--tls-ca",        plan_.Path("certs/ca.pem"),
-        "--tls-cert",      plan_.Path(absl::StrCat("certs/", certificate_, ".pem")),
-        "--tls-key",       plan_.Path(absl::StrCat("certs/", certificate_, ".key"))};
+    request.arguments = {plan_.program,     "driver",
+                         "--listen",        address_,
+                         "--state-dir",     plan_.Path("driver"),
+                         "--drain-timeout", absl::FormatDuration(kDriverLinger)};
+    for (const std::string& word : TlsWords(plan_.Certificate(certificate_))) {
+      request.arguments.push_back(word);
+    }
     if (first) request.arguments.push_back("--agents-ended");
     if (!plan_.machine_tests.empty()) {
       request.arguments.insert(request.arguments.end(), {"--machine-tests", plan_.machine_tests});
@@ -218,7 +211,7 @@ class SlurmLaunchRun {
   // Starts an agent on each machine of this job, or on one of them. Tasks that end do not end the
   // others.
   absl::StatusOr<int64_t> StartAgents(const std::string& node) {
-    ASSIGN_OR_RETURN(const base::UniqueFd log, OpenLog(plan_.Path("logs/srun.log")));
+    ASSIGN_OR_RETURN(const base::UniqueFd log, plan_.OpenLog("srun.log"));
     const std::string count = absl::StrCat(node.empty() ? plan_.nodes + plan_.spares : 1);
     launch::SpawnRequest request;
     request.token = ++last_token_;
@@ -294,12 +287,7 @@ class SlurmLaunchRun {
 
   absl::Status Connected() {
     if (client_ != nullptr) return absl::OkStatus();
-    ConnectionFlags flags = plan_.driver;
-    if (flags.address.empty()) {
-      flags.address = address_;
-      flags.tls = {plan_.Path("certs/ca.pem"), plan_.Path("certs/user.pem"),
-                   plan_.Path("certs/user.key")};
-    }
+    ASSIGN_OR_RETURN(ConnectionFlags flags, plan_.Connection());
     flags.retry_for = absl::ZeroDuration();
     ASSIGN_OR_RETURN(client_, Connect(flags));
     return absl::OkStatus();

@@ -217,21 +217,23 @@ absl::StatusOr<std::vector<std::string>> Slurm::NamesIn(const std::string& node_
 }
 
 absl::Status Slurm::Cancel(const std::string& job_id, bool pending_only) {
-  if (!IsJobNumber(job_id)) return absl::InvalidArgumentError("not a job's number");
-  std::vector<std::string> words = {"scancel", "--quiet"};
-  if (pending_only) words.push_back("--state=PENDING");
-  words.push_back(job_id);
-  const absl::Status called = Call(words).status();
-  // What it may say is that the job has ended.
-  return absl::IsFailedPrecondition(called) ? absl::OkStatus() : called;
+  return Signal(job_id, pending_only ? std::vector<std::string>{"--state=PENDING"}
+                                     : std::vector<std::string>());
 }
 
 absl::Status Slurm::Terminate(const std::string& job_id, bool batch) {
+  std::vector<std::string> options = {"--signal=TERM"};
+  if (batch) options.push_back("--full");
+  return Signal(job_id, options);
+}
+
+absl::Status Slurm::Signal(const std::string& job_id, const std::vector<std::string>& options) {
   if (!IsJobNumber(job_id)) return absl::InvalidArgumentError("not a job's number");
-  std::vector<std::string> words = {"scancel", "--quiet", "--signal=TERM"};
-  if (batch) words.push_back("--full");
+  std::vector<std::string> words = {"scancel", "--quiet"};
+  words.insert(words.end(), options.begin(), options.end());
   words.push_back(job_id);
   const absl::Status called = Call(words).status();
+  // What it may say is that the job has ended.
   return absl::IsFailedPrecondition(called) ? absl::OkStatus() : called;
 }
 

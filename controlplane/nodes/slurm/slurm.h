@@ -60,6 +60,7 @@ class Slurm {
 
  private:
   absl::StatusOr<std::string> Call(const std::vector<std::string>& words);
+  absl::Status Signal(const std::string& job_id, const std::vector<std::string>& options);
 
   Run run_;
   std::map<std::string, std::vector<std::string>> names_;  // what NamesIn answered
